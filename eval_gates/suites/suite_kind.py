@@ -18,11 +18,11 @@ from eval_gates.suites.group_scores import GROUP, report_groups
 from eval_gates.suites.json_lines import data_lines, find_files, read_rows
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.plugins import SUITES, find_plugin, load_class
 from recipes.generation import Generation
-from recipes.policy import EvalTask, Suite, SuiteModels
+from recipes.policy import EvalTask, Policy, Suite, SuiteModels
 
 Task = TypeVar("Task", bound=EvalTask)
 Row = dict[str, Any]
@@ -334,6 +334,28 @@ def kind_named(name: str) -> SuiteKind[Any]:
 def kind_of(task: EvalTask) -> SuiteKind[Any]:
     """Return the kind of a policy's suite or of a task."""
     return kind_named(task.kind)
+
+
+def without_uncontained(policy: Policy) -> tuple[Policy, list[str]]:
+    """Return the policy without suites that cannot be scored here and may be left out, and why.
+
+    Raises:
+        SandboxError: no other suite is left.
+    """
+    reasons: dict[str, PrepareError] = {}
+    for name, suite in policy.suites.items():
+        if getattr(suite, "if_no_sandbox", "") == "skip":
+            try:
+                kind_of(suite).check_machine(suite)
+            except PrepareError as error:
+                reasons[name] = error
+    left = {name: suite for name, suite in policy.suites.items() if name not in reasons}
+    if not left:
+        raise next(iter(reasons.values()))
+    notes = [
+        f"{name} is not run, as the policy allows: {why.message}" for name, why in reasons.items()
+    ]
+    return policy.model_copy(update={"suites": left}), notes
 
 
 def for_worker(task: EvalTask) -> dict[str, str]:

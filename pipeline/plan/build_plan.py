@@ -38,6 +38,8 @@ def find_data(choices: ResolvedOptions, settings: Settings, progress: Progress) 
         EvaluationDataError: a suite's questions are unavailable.
         UsageError: a suite could not decide its margin, however good a variant is.
     """
+    for note in choices.left_out:
+        progress.note(note)
     evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     counts = sources.counts(choices.policy)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval_gates.suites.suite_kind import without_uncontained
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.checkpoint.source_info import find_source
 from pipeline.core.credentials import strip_credentials
@@ -99,6 +100,7 @@ class ResolvedOptions:
     start_spread: StartSpread | None = None  # of servers here, as the store has measured it
     tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
     adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
+    left_out: tuple[str, ...] = ()  # suites that are not run, with the reason
 
     @property
     def measuring_profile(self) -> ServingProfile:
@@ -156,12 +158,13 @@ def choose(
     Raises:
         UsageError: a name does not exist, or a recipe has no margin in the policy.
         CheckpointError: the checkpoint's folder does not exist.
+        SandboxError: the policy has only programs, and they cannot be contained here.
     """
     reference = parse_reference(request.checkpoint)
     if reference.kind == "folder":  # before anything else is found wrong, such as the policy
         check_folder(Path(reference.name).expanduser().absolute())
     policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
-    policy = catalog.load_policy(policy_name)
+    policy, left_out = without_uncontained(catalog.load_policy(policy_name))
     others = (*request.variants, *request.served_variants)
     default = () if others else DEFAULT_RECIPES
     wanted = () if request.recipes is None else request.recipes or default
@@ -221,6 +224,7 @@ def choose(
         ),
         tuned_check=check_told_gain(profile, request.profile, settings, node),
         adopted=adopted,
+        left_out=tuple(left_out),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
 from eval_gates.suites.chat_form import ChatForm
+from eval_gates.suites.suite_kind import without_uncontained
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, PrepareError, UsageError
@@ -125,7 +126,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
         PrepareError: the request is invalid, or an endpoint cannot answer what the policy asks;
             nothing is stored then.
     """
-    wanted = check_policy(request)
+    wanted, left_out = without_uncontained(check_policy(request))
     models = possible_models(request, wanted)
     request = resolve_models(request)
     for model in models.values():
@@ -139,7 +140,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     session = RunSession("gate", request.to_dict(), Accelerator.CPU, settings, progress)
     if probed.chat is not None:
         session.progress.note(f"both endpoints are asked {probed.chat.words}")
-    for note in form_notes(wanted, models["chat" if probed.chat else "completions"]):
+    for note in (*left_out, *form_notes(wanted, models["chat" if probed.chat else "completions"])):
         session.progress.note(note)
     policy = with_lengths(policy, length_of(request), session.progress.note)
     return session.run(lambda: judge_endpoints(request, policy, probed, session))

@@ -30,6 +30,8 @@ from eval_gates.sandbox import (
     check_sandbox,
     run_many,
 )
+from eval_gates.suites.suite_kind import kind_of, without_uncontained
+from recipes.policy import Policy
 
 MEMORY = 2**28
 ROOT = Path(__file__).parents[3]
@@ -302,7 +304,7 @@ def test_programs_are_contained_for_other_users_and_views(how: str, elsewhere: P
     assert escaped == {}
 
 
-@pytest.mark.parametrize("how", [None, "user"])
+@pytest.mark.parametrize("how", [None, pytest.param("user", marks=pytest.mark.of_everything)])
 def test_programs_end_within_their_limits(how: str | None, elsewhere: Path) -> None:
     programs = [Program(solution, TEST) for solution, _ in ENDS.values()]
     before = running()
@@ -422,3 +424,44 @@ def test_without_bubblewrap_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
             run([Program(RIGHT, TEST)])
     finally:
         check_sandbox.cache_clear()
+
+
+class TestPolicyOfAMachineWithoutASandbox:
+    @pytest.fixture(autouse=True)
+    def no_bubblewrap(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        check_sandbox.cache_clear()
+        monkeypatch.setattr("eval_gates.sandbox.bubblewraps", lambda: iter(()))
+        yield
+        check_sandbox.cache_clear()
+
+    @staticmethod
+    def policy(suites: dict[str, Any]) -> Policy:
+        given = {name: {"margins": {"fp8": 0.02}, **suite} for name, suite in suites.items()}
+        return Policy.model_validate({"name": "p", "summary": "s", "suites": given})
+
+    def test_a_code_suite_may_be_left_out_and_this_is_told(self) -> None:
+        skipped = {"kind": "humaneval", "if_no_sandbox": "skip"}
+        found, notes = without_uncontained(self.policy({"mmlu": {}, "code": skipped}))
+        assert list(found.suites) == ["mmlu"]
+        assert notes == [
+            "code is not run, as the policy allows: model-written code cannot be contained here: "
+            "no bubblewrap"
+        ]
+
+    def test_it_is_refused_unless_the_policy_says_so(self) -> None:
+        found, notes = without_uncontained(self.policy({"mmlu": {}, "code": {"kind": "humaneval"}}))
+        assert (list(found.suites), notes) == (["mmlu", "code"], [])
+        with pytest.raises(SandboxError):
+            kind_of(found.suites["code"]).check_machine(found.suites["code"])
+
+    def test_a_policy_of_nothing_else_is_refused(self) -> None:
+        with pytest.raises(SandboxError):
+            without_uncontained(
+                self.policy({"code": {"kind": "humaneval", "if_no_sandbox": "skip"}})
+            )
+
+
+def test_where_there_is_a_sandbox_nothing_is_left_out() -> None:
+    skipped = {"kind": "humaneval", "if_no_sandbox": "skip"}
+    policy = TestPolicyOfAMachineWithoutASandbox.policy({"code": skipped})
+    assert without_uncontained(policy) == (policy, [])

@@ -152,7 +152,13 @@ class TestSuites:
             *Suite.model_fields,
             *Generation.model_fields,
             *("cluster_by", "kind", "k"),
-            *("seconds_per_problem", "memory_mb_per_problem", "problems", "sources"),
+            *(
+                "seconds_per_problem",
+                "memory_mb_per_problem",
+                "problems",
+                "sources",
+                "if_no_sandbox",
+            ),
         }
 
     def test_a_fixed_test_has_no_time_budget(self) -> None:
@@ -174,6 +180,7 @@ class TestSuites:
             asked = QuestionsParameters(suite=suite, source=QuestionSource(kind="builtin"), seed=1)
             kept = asked.model_dump(mode="json")
             decides = set(Suite.model_fields) - set(EvalTask.model_fields)
+            decides |= {"if_no_sandbox"} & set(model.model_fields)
             assert not set(kept["suite"]) & decides
             assert set(kept["suite"]) | decides == set(model.model_fields)
             assert QuestionsParameters.model_validate(kept).model_dump(mode="json") == kept
