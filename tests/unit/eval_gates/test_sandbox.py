@@ -441,7 +441,7 @@ class TestPolicyOfAMachineWithoutASandbox:
 
     def test_a_code_suite_may_be_left_out_and_this_is_told(self) -> None:
         skipped = {"kind": "humaneval", "if_no_sandbox": "skip"}
-        found, notes = without_uncontained(self.policy({"mmlu": {}, "code": skipped}))
+        found, notes = without_uncontained(self.policy({"mmlu": {"kind": "mmlu"}, "code": skipped}))
         assert list(found.suites) == ["mmlu"]
         assert notes == [
             "code is not run, as the policy allows: model-written code cannot be contained here: "
@@ -449,7 +449,9 @@ class TestPolicyOfAMachineWithoutASandbox:
         ]
 
     def test_it_is_refused_unless_the_policy_says_so(self) -> None:
-        found, notes = without_uncontained(self.policy({"mmlu": {}, "code": {"kind": "humaneval"}}))
+        found, notes = without_uncontained(
+            self.policy({"mmlu": {"kind": "mmlu"}, "code": {"kind": "humaneval"}})
+        )
         assert (list(found.suites), notes) == (["mmlu", "code"], [])
         with pytest.raises(SandboxError):
             kind_of(found.suites["code"]).check_machine(found.suites["code"])
