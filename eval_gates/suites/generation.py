@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import model_validator
 
 from eval_gates.answer_validity import REFUSED, THOUGHTS_ONLY, UNREAD
 from eval_gates.chance_baselines import EMPTY, UNRELATED
+from eval_gates.limited_call import grade_all
 from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
 from eval_gates.suites.generated_text import GeneratedText
 from eval_gates.suites.suite_kind import Row, Rows
@@ -146,7 +148,13 @@ def generated_rows(
     for question, sample in zip(questions, samples, strict=True):
         unsolved = [is_unsolved(task, text) for text in texts_of(sample)]
         filtered = sample["filtered_resps"]
-        scores = [score(text, question["id"]) for text in filtered]
+        scores = [
+            GeneratedScores(*each)
+            for each in grade_all(
+                [partial(score, text, question["id"]) for text in filtered],
+                GeneratedScores(0.0, 0.0, 0.0),
+            )
+        ]
         solved = [0.0 if no else each.score for no, each in zip(unsolved, scores, strict=True)]
         rows.append(
             {

@@ -27,7 +27,9 @@ def load_checkers() -> Any:
     """Return lm-eval's module `ifeval.utils`."""
     provide_sentence_model()
     # Without a seed the detected language of a short text differs from call to call.
-    import_module("langdetect").DetectorFactory.seed = 0
+    detector = import_module("langdetect")
+    detector.DetectorFactory.seed = 0
+    detector.detect("Its profiles are read once, for all answers.")
     return import_module("lm_eval.tasks.ifeval.utils")
 
 

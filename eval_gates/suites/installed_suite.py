@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from eval_gates.limited_call import CallError, LimitError, call_limited
 from eval_gates.suites.answer_rows import partners_of
 from eval_gates.suites.fixed_task import InMemoryDataset, fixed_task
 from eval_gates.suites.generation import (
@@ -98,8 +99,18 @@ class InstalledSuite(SuiteKind[Generating]):
     def _documents(self, task: Generating, order: QuestionOrder) -> Iterator[Row]:
         for place, row in self._rows(order, self.folder_stem, order.source.split):
             document = self.document(row, place)
-            self.check(document, place)
+            self._check_limited(document, place)
             yield {**document, FIELDS: row} if task.cluster_by else document
+
+    def _check_limited(self, document: Row, place: str) -> None:
+        try:
+            call_limited(lambda: self.check(document, place))
+        except (LimitError, CallError) as error:
+            raise EvaluationDataError(
+                f"the question cannot be checked: {error}",
+                where=place,
+                hint="fix or remove the line",
+            ) from error
 
     def _rows(
         self, order: QuestionOrder, stem: str, split: str | None
@@ -134,8 +145,7 @@ class InstalledSuite(SuiteKind[Generating]):
         places = {name: place for place, name in enumerate(others)}
 
         def score_at(place: int, answer: str) -> float:
-            results = asked.score_answer(asked.eval_docs[place], answer)
-            return 0.0 if results is None else self.score(task, results)
+            return self.score(task, asked.score_answer(asked.eval_docs[place], answer))
 
         def score(answer: str, question: str) -> GeneratedScores:
             return GeneratedScores(

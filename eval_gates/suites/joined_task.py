@@ -55,8 +55,8 @@ def join_tasks(members: Mapping[str, Any], order: Sequence[tuple[str, int]]) -> 
         def process_results(self, doc: MemberDocument, results: Any) -> Any:
             return members[doc.member].process_results(doc, results)
 
-        def score_answer(self, doc: MemberDocument, answer: Any) -> dict[str, Any] | None:
-            found: dict[str, Any] | None = members[doc.member].score_answer(doc, answer)
+        def score_answer(self, doc: MemberDocument, answer: Any) -> dict[str, Any]:
+            found: dict[str, Any] = members[doc.member].score_answer(doc, answer)
             return found
 
         def doc_to_text(self, doc: MemberDocument) -> Any:

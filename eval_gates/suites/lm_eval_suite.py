@@ -112,8 +112,6 @@ class LmEval(SuiteKind[LmEvalTask]):
 
         def score_at(place: int, answer: Any, question: str) -> float:
             found = opened.task.score_answer(opened.task.eval_docs[place], answer)
-            if found is None:
-                return 0.0
             return score_of(found.get(opened.metric.name), opened.metric, question)
 
         def score_generated(answer: Any, question: str) -> GeneratedScores:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from eval_gates.chance_baselines import UNRELATED
+from eval_gates.limited_call import CallError, LimitError, call_limited, grade_all
 from eval_gates.suites.answer_rows import common_fields, partners_of, texts_of, unwrap
 from eval_gates.suites.fixed_task import task_of
 from eval_gates.suites.generation import (
@@ -33,7 +33,8 @@ from recipes.policy import Source, Suite
 STEM = "structured"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "structured.jsonl"
 MAX_VALUES = 2_000  # of an answer; unique items are compared pair by pair
-SECONDS = 1.0  # for one answer; a schema of few lines may take years
+UNGRADED = "it takes too much time or memory to be graded"
+MAX_REPEATS = 10_000  # of a pattern: RE2 and engines for guided decoding have lower limits
 
 PROMPT = (
     "{prompt}\n\nAnswer with one JSON value and nothing else. It must fit this JSON schema:\n"
@@ -42,9 +43,9 @@ PROMPT = (
 ENDS = {"chat": "", "completion": "\n\nJSON: "}
 STOPS: dict[str, list[str]] = {"completion": ["\n\n"], "chat": []}
 
+_REPEATS = re.compile(r"[{,](\d+)(?=[,}])")
 _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)\n?```", re.DOTALL)
 _REFUSED = {
-    "patternProperties": "uses patternProperties, whose patterns have no time limit",
     "$dynamicRef": "uses $dynamicRef, which is not resolved here",
 }
 _FIELDS = "each line needs prompt (a text) and schema (a JSON schema, draft 2020-12)"
@@ -120,14 +121,15 @@ def answer_rows(
     rows = []
     for question, sample in zip(questions, samples, strict=True):
         texts = ["" if is_unsolved(task, text) else str(text) for text in texts_of(sample)]
-        faults = [find_fault(text, question["schema"]) for text in texts]
-        other = elsewhere[question["id"]]
+        own, other = question["schema"], elsewhere[question["id"]]
+        faults = grade_all([partial(find_fault, text, own) for text in texts], UNGRADED)
+        others = grade_all([partial(find_fault, text, other) for text in texts], UNGRADED)
         rows.append(
             {
                 **common_fields(question, sample),
                 **generated_fields(task, sample),
                 "score": mean([float(not fault) for fault in faults]),
-                UNRELATED: mean([float(not find_fault(text, other)) for text in texts]),
+                UNRELATED: mean([float(not fault) for fault in others]),
                 "detail": unwrap(faults),
             }
         )
@@ -147,43 +149,19 @@ def find_fault(answer: str, schema: dict[str, Any]) -> str:
         value = parse_json(fenced[1] if fenced else text, whole_text=False, values=MAX_VALUES)
     except UntrustedJsonError as error:
         return f"not JSON: {error}"[:200]
-    end = time.monotonic() + SECONDS
     try:
-        fault = best_match(_validator(json.dumps(schema), end).iter_errors(value))
+        fault = best_match(_validator(schema).iter_errors(value))
     except Exception as error:  # the library's, such as OverflowError for 10**400
         return f"the schema cannot be applied: {type(error).__name__}"
     return f"{fault.json_path}: {fault.message}"[:200] if fault else ""
 
 
-def _validator(schema: str, end: float) -> Any:
-    """Return a validator that fetches no other schema and raises TimeoutError after `end`."""
+def _validator(schema: dict[str, Any]) -> Any:
+    """Return a validator that fetches no other schema."""
     from jsonschema import Draft202012Validator
-    from jsonschema.validators import extend
     from referencing import Registry
 
-    checks = {**Draft202012Validator.VALIDATORS, "pattern": partial(_match, end)}
-    bounded = extend(
-        Draft202012Validator, {name: _until(end, check) for name, check in checks.items()}
-    )
-    return bounded(json.loads(schema), registry=Registry())
-
-
-def _until(end: float, check: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(*arguments: Any) -> Any:
-        if time.monotonic() > end:
-            raise TimeoutError
-        return check(*arguments)
-
-    return bounded
-
-
-def _match(end: float, validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
-    import regex
-    from jsonschema import ValidationError
-
-    left = max(0.001, end - time.monotonic())
-    if isinstance(value, str) and not regex.search(pattern, value, timeout=left):
-        yield ValidationError(f"{value!r} does not match {pattern!r}")
+    return Draft202012Validator(schema, registry=Registry())
 
 
 def _question(row: dict[str, Any], place: str, form: str) -> dict[str, Any]:
@@ -196,32 +174,51 @@ def _question(row: dict[str, Any], place: str, form: str) -> dict[str, Any]:
 
 
 def _check_schema(schema: dict[str, Any], place: str) -> None:
+    try:
+        problem = call_limited(lambda: _find_problem(schema))
+    except (LimitError, CallError) as error:
+        problem = f"cannot be checked: {error}"
+    if problem:
+        raise EvaluationDataError(
+            f"'schema' {problem}"[:300], where=place, hint="fix or remove the line"
+        )
+
+
+def _find_problem(schema: dict[str, Any]) -> str:
+    """Return why answers cannot be held against the schema; "" if they can."""
     from jsonschema import Draft202012Validator, SchemaError
     from referencing import Registry
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
-    problem = next((why for key, why in _REFUSED.items() if any(_values_of(schema, key))), "")
+    for key, why in _REFUSED.items():
+        if any(_values_of(schema, key)):
+            return why
     if any(isinstance(name, str) for part in schema.values() for name in _values_of(part, "$id")):
-        problem = "has '$id' inside, which changes what references mean"
+        return "has '$id' inside, which changes what references mean"
+    named = (each for each in _values_of(schema, "patternProperties") if isinstance(each, dict))
+    for pattern in (*_values_of(schema, "pattern"), *(word for each in named for word in each)):
+        repeats = _REPEATS.findall(pattern) if isinstance(pattern, str) else []
+        if any(int(number) > MAX_REPEATS for number in repeats if number):
+            return f"has a pattern with more than {MAX_REPEATS:,} repetitions"
     try:
         Draft202012Validator.check_schema(schema)
         resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
         for reference in _values_of(schema, "$ref"):
             if isinstance(reference, str):  # else a property of this name
                 Draft202012Validator.check_schema(resolver.lookup(reference).contents)
+        instances: tuple[Any, ...] = ("", 0, None, [], {})
+        for value in instances:
+            any(_validator(schema).iter_errors(value))
     except SchemaError as error:
-        problem = f"is not a JSON schema: {error.message}"
+        return f"is not a JSON schema: {error.message}"
     except Unresolvable as error:
-        problem = f"refers to what it does not hold: {error.ref}"
+        return f"refers to what it does not hold: {error.ref}"
     except RecursionError:
-        problem = "is nested too deeply"
+        return "refers to itself without an end, or is nested too deeply"
     except Exception as error:  # the library's, such as ValueError for a reference into a list
-        problem = f"cannot be checked: {type(error).__name__} {error}"
-    if problem:
-        raise EvaluationDataError(
-            f"'schema' {problem}"[:300], where=place, hint="fix or remove the line"
-        )
+        return f"cannot be checked: {type(error).__name__} {error}"
+    return ""
 
 
 def _values_of(schema: Any, key: str) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from eval_gates.chance_baselines import EMPTY
+from eval_gates.limited_call import CallError, LimitError, call_limited, grade_all
 from eval_gates.suites.answer_rows import common_fields, texts_of
 from eval_gates.suites.bfcl import (
     CATEGORIES,
@@ -33,8 +34,8 @@ from eval_gates.suites.generated_text import GeneratedText, ToolCall
 from eval_gates.suites.generation import (
     GeneratingTask,
     generated_fields,
+    is_unsolved,
     mean,
-    score_answers,
     task_config,
 )
 from eval_gates.suites.group_scores import GROUP
@@ -185,11 +186,13 @@ def answer_rows(task: ToolsTask, questions: Rows, samples: Rows, progress: Progr
         def score(text: GeneratedText, case: BfclCase = case) -> float:
             return float(is_right(case, calls_in(text, case.category, task.form), task.form))
 
+        unsolved = [is_unsolved(task, text) for text in texts]
+        *scores, empty = grade_all([partial(score, t) for t in (*texts, GeneratedText(""))], 0.0)
         row = {
             **common_fields(question, sample),
             **generated_fields(task, sample),
-            "score": mean(score_answers(task, texts, score)),
-            EMPTY: score(GeneratedText("")),
+            "score": mean([0.0 if no else each for no, each in zip(unsolved, scores, strict=True)]),
+            EMPTY: empty,
             GROUP: case.category,
         }
         if task.form == "server":
@@ -237,11 +240,10 @@ def _own_case(row: Row, number: int, place: str) -> BfclCase:
     name = str(row.get("id") or f"request/{number}")
     case = BfclCase(name, category, _messages(row.get("question"), place), functions, truth)
     try:
-        prompt_messages(case), openai_tools(case)
-        fits = not truth or is_right(case, right_calls(truth), "prompt")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        fits = call_limited(lambda: _is_usable(case))
+    except (LimitError, CallError) as error:
         raise EvaluationDataError(
-            f"'function' cannot be described: {type(error).__name__} {error}"[:300],
+            f"'function' cannot be described: {error}"[:300],
             where=place,
             hint=_FIELDS,
         ) from error
@@ -252,6 +254,12 @@ def _own_case(row: Row, number: int, place: str) -> BfclCase:
             hint=f"correct types, names and required parameters; {_FIELDS}",
         )
     return case
+
+
+def _is_usable(case: BfclCase) -> bool:
+    prompt_messages(case), openai_tools(case)
+    truth = case.ground_truth
+    return not truth or is_right(case, right_calls(truth), "prompt")
 
 
 def _objects(row: Row, key: str, place: str) -> list[dict[str, Any]]:

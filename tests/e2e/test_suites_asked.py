@@ -21,7 +21,8 @@ sys.path.insert(0, sys.argv[1])
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
 
-from eval_gates.suites import fixed_task, rouge
+from eval_gates import limited_call
+from eval_gates.suites import rouge
 from eval_gates.suites.generated_text import GeneratedText
 from eval_gates.suites.humaneval import read_problems
 from eval_gates.suites.json_lines import read_rows, write_rows
@@ -116,7 +117,7 @@ questions = laid_out("needles", suite, {"kind": "builtin"})
 found["needles"] = ask(suite, questions, [range(2, 6), range(2)])
 found["needles"]["values"] = {row["id"]: row["values"] for _, row in read_rows(questions)}
 
-fixed_task.CHECK_SECONDS = 0.5
+limited_call.CPU_SECONDS = 1.0
 instructions = here / "instructions"
 instructions.mkdir()
 write_rows(instructions / "ifeval_test.jsonl", [

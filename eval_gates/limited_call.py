@@ -1,0 +1,118 @@
+"""Calls graders of others on what a model or a dataset wrote, in a process with limits.
+
+A pattern, a schema or an answer can take years or all memory, in Python or in a library's C code.
+So a call runs in a forked process, whose CPU time and memory the kernel limits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pipeline.core.errors import PrepareError, from_dict
+
+CPU_SECONDS, MEMORY_BYTES = 10.0, 1 << 30
+_WALL_SECONDS = 120.0  # of a process that waits
+_MAX_RESULT_BYTES = 1 << 26
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+Value = TypeVar("Value")
+
+
+class LimitError(Exception):
+    """A call took too much time or memory, or ended its process."""
+
+
+class CallError(Exception):
+    """A call raised; the message has the exception's class and text."""
+
+
+def call_limited(
+    call: Callable[[], Any], *, seconds: float | None = None, memory_bytes: int = MEMORY_BYTES
+) -> Any:
+    """Return the call's result as JSON has it.
+
+    Args:
+        seconds: of CPU time, rounded up; None for :data:`CPU_SECONDS`.
+        memory_bytes: beyond what this process has.
+
+    Raises:
+        LimitError: the call exceeded a limit.
+        PrepareError: as the call raised it.
+        CallError: the call raised something else.
+    """
+    seconds = CPU_SECONDS if seconds is None else seconds
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(call, writer, ceil(seconds), memory_bytes)
+    os.close(writer)
+    try:
+        content = _read(reader)
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)  # which has answered, or will not
+        os.waitpid(child, 0)
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise LimitError(f"it takes more than {seconds:g} s or too much memory") from error
+    if "error" in found:
+        raise from_dict(found["error"])
+    if "raised" in found:
+        raise CallError(found["raised"])
+    return found["value"]
+
+
+def grade_all(calls: Sequence[Callable[[], Value]], failed: Value) -> list[Value]:
+    """Return the calls' results; `failed` for those that exceed the limits or raise."""
+    try:
+        found: list[Value] = call_limited(lambda: [call() for call in calls])
+    except (LimitError, CallError):
+        if len(calls) == 1:
+            return [failed]
+        return [grade_all([call], failed)[0] for call in calls]
+    return found
+
+
+def _answer(call: Callable[[], Any], writer: int, seconds: int, memory_bytes: int) -> NoReturn:
+    try:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU, signal.SIGPROF):
+            signal.signal(number, signal.SIG_DFL)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        room = pages * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            found = {"value": call()}
+        except PrepareError as error:
+            found = {"error": error.to_dict()}
+        except Exception as error:
+            found = {"raised": f"{type(error).__name__}: {error}"[:1000]}
+        content = json.dumps(found).encode()
+        while content:
+            content = content[os.write(writer, content) :]
+    finally:
+        os._exit(0)
+
+
+def _read(reader: int) -> bytes:
+    content, end = b"", time.monotonic() + _WALL_SECONDS
+    while len(content) < _MAX_RESULT_BYTES:
+        ready, _, _ = select.select([reader], [], [], max(0.0, end - time.monotonic()))
+        chunk = os.read(reader, 1 << 16) if ready else b""
+        if not chunk:
+            return content
+        content += chunk
+    return b""
