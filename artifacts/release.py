@@ -517,14 +517,14 @@ def _make_version(candidate: _Candidate, run: RunReport, store: Store) -> Path:
 @contextmanager
 def _private_folder(store: Store, parent: Path) -> Iterator[Path]:
     """Yield a new folder below `parent`, which is removed unless it was renamed."""
-    store.wait_for_collection(lambda text: None)
     partial = parent / f".{uuid4().hex}.partial"
-    try:
-        with private_umask(store.root):
-            partial.mkdir(parents=True)
-            yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with store.in_use():
+        try:
+            with private_umask(store.root):
+                partial.mkdir(parents=True)
+                yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _link_files(source: Path, output: Path) -> None:

@@ -7,18 +7,11 @@ from pathlib import Path
 
 from artifacts.run_record import RunReport
 from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
 from pipeline.core.store import Store
 from pipeline.core.untrusted.file import read_regular
 from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.record import MAX_BYTES, MAX_VALUES
-
-ALIVE = "alive"
-
-
-def is_alive(folder: Path) -> bool:
-    """Return whether the run's process is alive, or sent a recent heartbeat from elsewhere."""
-    return RunFolders(Store(folder.parents[1])).leases(folder).is_held(ALIVE)
 
 
 def read_run(folder: Path) -> RunReport:
@@ -35,14 +28,10 @@ def read_run(folder: Path) -> RunReport:
 
 def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
     """Return an unfinished run with its present state and duration."""
-    claims = RunFolders(Store(folder.parents[1])).leases(folder)
-    alive, silent = claims.is_held(ALIVE), claims.silent_seconds(ALIVE)
-    changes: dict[str, str | float] = {} if alive else {"status": "killed"}
-    if silent is not None or alive:
-        begun = datetime.fromisoformat(report.started)
-        passed = (datetime.now(UTC) - begun).total_seconds() - (0.0 if alive else silent or 0.0)
-        changes["seconds"] = max(report.seconds, passed)
-    return report.model_copy(update=changes)
+    if not is_alive(folder):
+        return report.model_copy(update={"status": "killed"})
+    passed = datetime.now(UTC) - datetime.fromisoformat(report.started)
+    return report.model_copy(update={"seconds": max(report.seconds, passed.total_seconds())})
 
 
 def find_run(store: Store, name: str) -> RunReport:

@@ -1,9 +1,9 @@
 """Answer logs: stored answers, so that no question is asked twice of one served model.
 
 A log has a row per question, in the order of asking; an undecided gate continues it. Each writer
-has its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. A lease admits one writer at a
-time. A suspended writer may append after it lost the lease. Its rows count only up to the first row
-of the next writer.
+has its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. A lock admits one writer at a
+time. A writer that was cut off may append after it lost the lock. Its rows count only up to the
+first row of the next writer.
 """
 
 from __future__ import annotations
@@ -112,10 +112,15 @@ class AnswerLog:
         if self._own is None:
             # Answers that we have not seen, of who came back, are none that ours follow.
             start = len(self.rows()) if self._read is None else self._read
-            # Without their files, leases are numbered from the start again.
             last = max((part.writer for part in parts_of(self._path)), default=0)
-            name = f"{max(last + 1, self._writer):06d}-{start:08d}"
-            self._own = self._path.with_suffix(f".{name}{self._path.suffix}")
+            number = max(last + 1, self._writer)
+            while self._own is None:  # where locks do not hold, another writer may have the number
+                path = self._path.with_suffix(f".{number:06d}-{start:08d}{self._path.suffix}")
+                try:
+                    path.open("xb").close()
+                    self._own = path
+                except FileExistsError:
+                    number += 1
         return self._own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
 from artifacts.number_format import format_megabytes
@@ -49,17 +50,15 @@ def gc(
 
     found = Store(load_settings(store).store)
     registries = [registry] if registry else []
-    with open_display(as_json=as_json) as progress:
+    with open_display(as_json=as_json) as progress, ExitStack() as held:
         if dry_run:  # also of a store that may only be read
-            garbage = find_garbage(found, registries, older_than, progress)
+            found.refuse_in_use()
         else:
-            with found.collect(progress.note) as claim:
-                garbage = find_garbage(found, registries, older_than, progress)
-                for number, each in enumerate(garbage, start=1):
-                    if not claim.is_current():
-                        raise claim.lost_error()
-                    remove(each, found)
-                    progress.advance("remove", number, len(garbage))
+            held.enter_context(found.collect())
+        garbage = find_garbage(found, registries, older_than, progress)
+        for number, each in enumerate(() if dry_run else garbage, start=1):
+            remove(each, found)
+            progress.advance("remove", number, len(garbage))
     size = sum(each.size for each in garbage)
     if as_json:
         removed = [each.to_dict() for each in garbage]

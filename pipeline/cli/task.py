@@ -105,12 +105,10 @@ def run_serving_task(file: Path, events: EventWriter) -> None:
 
 def working(file: Path, store: Store, events: Progress) -> AbstractContextManager[None]:
     """Have `prepare gc` see that something is done for the run whose file it is, if it is one's."""
-    from pipeline.core.run_folders import RunFolders
-
     run = file.absolute().parents[1]
     if run.parent != store.root.absolute() / "runs":
         return nullcontext()
-    return RunFolders(store).hold_in_use(run, events.note)
+    return store.in_use(events.note)
 
 
 def describe_node(file: Path) -> None:

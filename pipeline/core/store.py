@@ -2,19 +2,20 @@
 
 Layout::
 
-    STORE/stages/<stage>/<key>/           a finished stage: stage.json and its outputs
-    STORE/stages/<stage>/<key>.*.partial/ in progress, or left by a killed run
-    STORE/leases/<key>/                   lease of the stage's writer: leases.py
-    STORE/runs/<run id>/                  run.json and the logs of one run
+    STORE/stages/<stage>/<key>/               a finished stage: stage.json and its outputs
+    STORE/stages/<stage>/<key>.<token>.partial/   in progress, or left by a killed run
+    STORE/locks/<key>                         lock of the stage's or the log's writer
+    STORE/lock                                shared by all users, exclusive for `prepare gc`
+    STORE/runs/<run id>/                      run.json and the logs of one run
 
 The store is private to its owner (0700) unless the owner shared it with a group (private_files.py).
 A directory with its final name is complete, because `rename` is the last step. Two runs can share a
-store: the second waits for a stage of the first, then reuses it. The directory may be on NFS;
-nothing depends on `flock`.
+store: the second waits for a stage of the first, then reuses it.
 
-A process that was suspended and lost its lease must do no harm when it resumes. Each process writes
-to `<key>.<lease>.partial`; its successor renames that directory first. The suspended process then
-finds no directory to rename. If two processes finish, the first result is used.
+Locks save work; names keep results right. A writer that was cut off and lost its lock may return:
+its successor has renamed its directory and copied what it continues, so the old writer finds
+nothing to rename, and writes into files that are not read. If two processes finish, the first
+result is used.
 
 An unreadable record, a full disk or a read-only store raises StoreError.
 """
@@ -25,27 +26,26 @@ import contextlib
 import errno
 import os
 import shutil
-import time
+import threading
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from pathlib import Path
 
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
+from pipeline.core.file_locks import is_locked, locked
 from pipeline.core.fsync import flush_folder
 from pipeline.core.key_value_store import FileKeyValueStore
-from pipeline.core.leases import Lease, Leases
 from pipeline.core.private_files import is_shared, make_private, private_umask, share_with_group
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted.file import UntrustedFileError, read_regular
 from pipeline.core.untrusted.record import MAX_BYTES, parse_record
 
 RECORD = "stage.json"
-PARTIAL = ".partial"
-COLLECTION = "collection"
-"""Lease key of garbage collection."""
-POLL_INTERVAL_S = 1.0
+PARTIAL, DEAD, DISCARDED = ".partial", ".dead", ".discarded"
+LOCK, LOCKS = "lock", "locks"
+TOKEN_LETTERS = 12
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
 
 
@@ -55,25 +55,22 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a process works on the store, or collects garbage."""
+        with self.explain_errors():
+            return is_locked(self.root / LOCK)
+
     def stage_folder(self, stage: str, key: str) -> Path:
         """Return the directory of the stage's outputs."""
         return self.root / "stages" / stage / key
 
     def key_value_store(self, name: str) -> FileKeyValueStore:
-        return FileKeyValueStore(self.root / name, flush=True)
+        return FileKeyValueStore(self.root / name)
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
         final = self.stage_folder(stage, key)
         return next(iter(_unfinished(final)), final.with_name(f"{key}{PARTIAL}"))
-
-    @cached_property
-    def leases(self) -> Leases:
-        """Leases on stages and answer logs, by key.
-
-        Raises:
-            UsageError: the variable for the lease duration is invalid.
-        """
-        return Leases(FileKeyValueStore(self.root / "leases"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         path = self.stage_folder(stage, key) / RECORD
@@ -135,37 +132,18 @@ class Store:
                 return None
         return record
 
-    def discard(self, stage: str, key: str, *, forget: bool = False) -> None:
-        """Remove a finished stage, so that it runs again; ignore a missing one.
-
-        Args:
-            forget: the stage will not run again, so remove its lease as well.
-        """
-        folder = self.stage_folder(stage, key)
-        with self.hold(key, forget=forget) as lease, self.explain_errors():
-            if not folder.exists():
-                return
-            # Rename first: a directory with its final name is always complete.
-            doomed = folder.with_name(f"{folder.name}.{_lease_name(lease)}.discarded")
-            folder.rename(doomed)
-            if not lease.is_current():
-                # Our lease expired: another process may have created it.
-                with contextlib.suppress(OSError):
-                    doomed.rename(folder)
-                raise lease.lost_error()
-            shutil.rmtree(doomed)
+    def discard(self, stage: str, key: str) -> None:
+        """Remove a finished stage, so that it runs again; ignore a missing one."""
+        with self.hold(key), self.explain_errors():
+            _discard(self.stage_folder(stage, key))
 
     def reopen(self, stage: str, key: str) -> None:
         """Make a finished stage unfinished, so that it continues files of its directory."""
         folder = self.stage_folder(stage, key)
-        with self.hold(key) as lease, self.explain_errors(), _explain_loss(lease):
-            if not folder.exists():  # another process has reopened it
-                return
-            if not lease.is_current():
-                raise lease.lost_error()
-            partial = folder.with_name(f"{key}.{_lease_name(lease)}{PARTIAL}")
-            folder.rename(partial)
-            flush_folder(folder.parent)
+        with self.hold(key), self.explain_errors():
+            if folder.exists():  # else another process has reopened it
+                folder.rename(_partial_name(folder))
+                flush_folder(folder.parent)
 
     @contextmanager
     def open_for_writing(
@@ -175,7 +153,7 @@ class Store:
         resumed: Collection[str] = (),
         waits: Callable[[str], None] = lambda text: None,
     ) -> Iterator[Path | None]:
-        """Acquire the stage's lease and yield a directory to write to.
+        """Acquire the stage's lock and yield a directory to write to.
 
         Yields None if another process finished the stage during the wait. If the block ends without
         an exception and wrote a record, the directory is flushed and renamed to its final name.
@@ -184,89 +162,102 @@ class Store:
         run again later.
 
         Raises:
-            StoreError: the disk is full, the store is not writable, or the lease was lost.
+            StoreError: the disk is full, the store is not writable, or another process took over.
         """
         final = self.stage_folder(stage, key)
-        with self.hold(key, waits) as lease, _explain_loss(lease):
-            with self.explain_errors():
-                self.wait_for_collection(waits)
-                partial = _take_unfinished(final, lease)
+        with self.hold(key, waits):
+            with self.explain_errors(), private_umask(self.root):
+                final.parent.mkdir(parents=True, exist_ok=True)
+                partial = _take_unfinished(final, resumed)
             # Check after renaming: the previous holder can no longer finish it.
             if self._is_done(stage, key):
                 shutil.rmtree(partial, ignore_errors=True)
                 yield None
                 return
             with self.explain_errors():
-                if final.exists():  # discarded, or its record removed
-                    if not lease.is_current():  # published in the meantime
-                        raise lease.lost_error()
-                    shutil.rmtree(final)
-                with private_umask(self.root):
-                    final.parent.mkdir(parents=True, exist_ok=True)
-                    _empty(partial, resumed)
-                handed_out = partial.stat()
+                _discard(final)  # its record was removed
             try:
                 yield partial
             except OSError as error:  # other errors may be the stage's own
+                if not partial.exists():
+                    raise self._lost(partial) from error
                 if _means_full_disk(error):
                     raise self._disk_full() from error
                 raise
+            if not partial.exists():
+                raise self._lost(partial)
             with self.explain_errors():
                 if not (partial / RECORD).is_file():
                     if resumed:
                         return
                     raise StoreError("a stage ended without a record", where=str(partial))
-                if is_shared(self.root):
-                    share_with_group(partial)
-                flush_to_disk(partial)
-                self._publish(partial, handed_out, final, lease)
-                flush_folder(final.parent)
+                self._publish(partial, final)
 
     def _is_done(self, stage: str, key: str) -> bool:
         return (self.stage_folder(stage, key) / RECORD).is_file()
 
-    def _publish(
-        self, partial: Path, handed_out: os.stat_result, final: Path, lease: Lease
-    ) -> None:
-        """Rename the directory to its final name, if it is still the one that was handed out.
+    def _publish(self, partial: Path, final: Path) -> None:
+        """Flush the directory and rename it to its final name.
 
         Raises:
             StoreError: another process took over and has not finished.
         """
-        stage, key = final.parent.name, final.name
         try:
-            if os.path.samestat(partial.stat(), handed_out) and lease.is_current():
-                partial.rename(final)
-                return
+            if is_shared(self.root):
+                share_with_group(partial)
+            flush_to_disk(partial)
+            partial.rename(final)
         except OSError as error:
             # NFS also reports FileNotFoundError for a repeated request that succeeded.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        if not self._is_done(stage, key):
-            raise lease.lost_error()
+            if not self._is_done(final.parent.name, final.name):
+                raise self._lost(partial) from error
+        flush_folder(final.parent)
+
+    def _lost(self, partial: Path) -> StoreError:
+        return StoreError(
+            "another process took over a stage that this one was writing",
+            where=str(partial),
+            hint="this process was cut off from the store for a while; run the same command again",
+        )
 
     @contextmanager
-    def collect(self, on_wait: Callable[[str], None] = lambda text: None) -> Iterator[Lease]:
-        """Block new users of the store during garbage collection; wait for another collection.
+    def in_use(self, on_wait: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+        """Hold the store as one of its users; wait while garbage is collected.
 
-        If the lease is lost, objects that were unused may be in use again.
+        Several holds of one process share one lock; within a collection it is the collection's.
         """
-        with self.hold(COLLECTION, on_wait, forget=True) as lease:
-            yield lease
+        self.make_root()
+        with self.explain_errors():
+            _enter(self.root.resolve(), lambda _: on_wait("waiting for `prepare gc` on this store"))
+        try:
+            yield
+        finally:
+            _leave(self.root.resolve())
 
-    def wait_for_collection(self, on_wait: Callable[[str], None] = lambda text: None) -> None:
-        """Wait until no garbage collection is in progress.
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Hold the store alone, without waiting, and remove what locks leave.
 
-        Announce the run first: a collection that starts later will see it. The lease of a silent
-        collection is revoked, so that it deletes nothing when it resumes.
+        Raises:
+            StoreError: a process works on the store.
         """
-        told = False
-        while self.leases.is_held(COLLECTION):
-            if not told:
-                on_wait("waiting for `prepare gc` on this store")
-            told = True
-            time.sleep(POLL_INTERVAL_S)
-        self.leases.revoke_silent(COLLECTION)
+        self.make_root()
+        root = self.root.resolve()
+        with ExitStack() as held:
+            with self.explain_errors():
+                is_alone = held.enter_context(locked(root / LOCK, wait=False))
+            if not is_alone:
+                raise self._in_use_error()
+            with _stores_guard:
+                _stores[root] = (ExitStack(), 1)
+            try:
+                yield
+                shutil.rmtree(root / LOCKS, ignore_errors=True)  # nobody holds one
+            finally:
+                with _stores_guard:
+                    del _stores[root]
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
@@ -293,17 +284,28 @@ class Store:
 
     @contextmanager
     def hold(
-        self,
-        key: str,
-        on_wait: Callable[[str], None] = lambda text: None,
-        *,
-        forget: bool = False,
-    ) -> Iterator[Lease]:
-        self.make_root()
-        with ExitStack() as held:
+        self, key: str, on_wait: Callable[[str], None] = lambda text: None, *, wait: bool = True
+    ) -> Iterator[bool]:
+        """Hold a stage's or a log's lock; yield whether it is held, which it is with `wait`."""
+        with self.in_use(on_wait), ExitStack() as held:
             with self.explain_errors():
-                lease = held.enter_context(self.leases.hold(key, on_wait, forget=forget))
-            yield lease
+                is_held = held.enter_context(locked(self.root / LOCKS / key, on_wait, wait=wait))
+            yield is_held
+
+    def refuse_in_use(self) -> None:
+        """Raise StoreError while a process works on the store."""
+        if self.is_in_use:
+            raise self._in_use_error()
+
+    def _in_use_error(self) -> StoreError:
+        runs = self.root / "runs"
+        alive = [path.parent.name for path in sorted(runs.glob("*/alive")) if is_locked(path)]
+        return StoreError(
+            f"{f'run {alive[0]}' if alive else 'a process'} works on this store, and what it will "
+            "use is not known yet",
+            where=str(runs / alive[0] if alive else self.root),
+            hint="wait until it is done: `prepare runs list` shows the runs in progress",
+        )
 
     def make_root(self) -> None:
         """Create the store's directory, readable by its owner only."""
@@ -330,16 +332,6 @@ class Store:
         )
 
 
-@contextmanager
-def _explain_loss(lease: Lease) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if not lease.is_current():
-            raise lease.lost_error() from error
-        raise
-
-
 def _means_full_disk(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -356,46 +348,86 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _lease_name(lease: Lease) -> str:
-    return f"{lease.number:06d}-{lease.token[:8]}"
+def _partial_name(final: Path) -> Path:
+    """Return a new name of an unfinished stage, which no other process has."""
+    return final.with_name(f"{final.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{PARTIAL}")
 
 
 def _unfinished(final: Path) -> list[Path]:
-    names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}")
-    found = [path for name in names for path in final.parent.glob(name)]
-    # A name without a lease belongs to a process that only inspects the stage.
-    return sorted(found, key=lambda path: (path.name.count("."), path.name), reverse=True)
+    """Return what earlier attempts left, the last one first."""
+    names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}", f"{final.name}.*{PARTIAL}{DEAD}")
+    found = {path for name in names for path in final.parent.glob(name)}
+    return sorted(found, key=lambda path: (_changed_at(path), path.name), reverse=True)
 
 
-def _take_unfinished(final: Path, lease: Lease) -> Path:
-    """Rename the last attempt's directory, if any, so that only this process knows its name.
+def _changed_at(folder: Path) -> float:
+    """Return when the folder or a file in it was written; 0 if it is gone."""
+    try:
+        return max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
+    except OSError:
+        return 0.0
 
-    Raises:
-        StoreError: the lease was lost, so the directory may belong to the new holder.
+
+def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
+    """Return a new directory with these entries of earlier attempts, which it removes.
+
+    Files are copied, so that a writer that was cut off has another one open; directories are moved.
+    A kill at any moment leaves each whole in one directory or another.
     """
-    taken = final.with_name(f"{final.name}.{_lease_name(lease)}{PARTIAL}")
-    found = _unfinished(final)
-    # Check after listing: everything listed existed before any takeover.
-    if not lease.is_current():
-        raise lease.lost_error()
-    for number, left in enumerate(found):
-        if number == 0:
-            with contextlib.suppress(FileNotFoundError):  # finished in the meantime
-                left.rename(taken)
-        else:
-            shutil.rmtree(left, ignore_errors=True)
-    return taken
+    partial = _partial_name(final)
+    earlier = _unfinished(final)
+    partial.mkdir()
+    for place, left in enumerate(earlier):
+        if left.name.endswith(PARTIAL):  # a writer that was cut off loses its directory
+            earlier[place] = left.with_name(f"{left.name}{DEAD}")
+            with contextlib.suppress(OSError):
+                left.rename(earlier[place])
+        for name in resumed:
+            found = earlier[place] / name
+            if (partial / name).exists():
+                continue
+            if found.is_dir():
+                found.rename(partial / name)
+            elif found.is_file():
+                copied = partial / f".{name}"
+                shutil.copyfile(found, copied)
+                copied.rename(partial / name)
+    for left in (*earlier, *final.parent.glob(f"{final.name}.*{DISCARDED}")):
+        shutil.rmtree(left, ignore_errors=True)
+    return partial
 
 
-def _empty(folder: Path, but: Collection[str]) -> None:
-    folder.mkdir(exist_ok=True)
-    for entry in folder.iterdir():
-        if entry.name in but:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+def _discard(folder: Path) -> None:
+    """Rename first: a directory with its final name is always complete."""
+    doomed = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{DISCARDED}")
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(doomed)
+
+
+# The stores that this process uses: the lock, and how often it is held.
+_stores: dict[Path, tuple[ExitStack, int]] = {}
+_stores_guard = threading.Lock()
+
+
+def _enter(root: Path, on_wait: Callable[[str], None]) -> None:
+    with _stores_guard:
+        stack, number = _stores.get(root, (ExitStack(), 0))
+        if not number:
+            stack.enter_context(locked(root / LOCK, on_wait, shared=True))
+        _stores[root] = stack, number + 1
+
+
+def _leave(root: Path) -> None:
+    with _stores_guard:
+        stack, number = _stores[root]
+        if number > 1:
+            _stores[root] = stack, number - 1
+            return
+        del _stores[root]
+        stack.close()
 
 
 def flush_to_disk(folder: Path) -> None:

@@ -5,6 +5,7 @@ The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the defau
 
     home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME takes precedence
     store: /shared/prepare-store      # $PREPARE_STORE takes precedence
+    store_locks: trusted              # also where the file system may keep no locks
     executor: local                   # where stages run; or {kind: ray, address: ...}
     environments:
       serve: {python: /opt/vllm/bin/python}
@@ -16,7 +17,7 @@ The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the defau
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -53,6 +54,7 @@ def _as_mapping(executor: Any) -> Any:
 
 # The executor validates its own keys, see pipeline/run/executors/__init__.py.
 ExecutorChoice = Annotated[dict[str, Any], BeforeValidator(_as_mapping)]
+StoreLocks = Literal["checked", "trusted"]
 
 
 class Settings(Record):
@@ -60,6 +62,9 @@ class Settings(Record):
 
     home: Path = Field(description="folder of the managed environments")
     store: Path = Field(description="folder of the stages' outputs")
+    store_locks: StoreLocks = Field(
+        default="checked", description="trusted: use a file system that may keep no locks"
+    )
     executor: ExecutorChoice = Field(
         default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
     )
@@ -83,6 +88,11 @@ class SettingsFile(Record):
 
     home: Path | None = Field(default=None, description="folder of the managed environments")
     store: Path | None = Field(default=None, description="folder of the stages' outputs")
+    store_locks: StoreLocks = Field(
+        default="checked",
+        description="trusted: use a file system that may keep no locks, such as FUSE or Lustre "
+        "mounted with localflock",
+    )
     executor: ExecutorChoice = Field(
         default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
     )
@@ -121,6 +131,7 @@ def load_settings(
     return Settings(
         home=home,
         store=store,
+        store_locks=configured.store_locks,
         executor=chosen,
         environments=overrides,
         signing=_find_keys(configured.signing, folder, file, public_key),

@@ -19,7 +19,7 @@ from typing import Any
 from artifacts.mlflow_store import EMBEDDED
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import JUDGE_TAG, QUANTIZE_TAG, REGISTRIES, RUN_TAG, VERSIONS, registrations
-from artifacts.run_loader import is_alive, read_run
+from artifacts.run_loader import read_run
 from eval_gates.answer_log import book_of_part
 from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
@@ -65,9 +65,7 @@ def find_garbage(
 
     Raises:
         RegistryError: a registry cannot be asked, so its references are unknown.
-        StoreError: a run is in progress.
     """
-    refuse_while_running(store)
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = RetainedItems()
     for uri in registries_of(store, registries):
@@ -91,7 +89,7 @@ def remove(garbage: GarbageItem, store: Store) -> None:
     """Remove it, unless another process holds it now; raise StoreError if that fails."""
     path = garbage.path
     if garbage.kind == "stage":
-        store.discard(path.parent.name, path.name, forget=True)
+        store.discard(path.parent.name, path.name)
         return
     with store.explain_errors():
         if garbage.kind in ("run", "version"):
@@ -101,26 +99,13 @@ def remove(garbage: GarbageItem, store: Store) -> None:
             return
         # An unfinished stage, or a part of an answer log, unless it is being written again.
         key = path.name.partition(".")[0]
-        with store.leases.hold_if_free(key, forget=True) as claim:
-            if claim is None:
+        with store.hold(key, wait=False) as is_held:
+            if not is_held:
                 return
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-
-
-def refuse_while_running(store: Store) -> None:
-    """Raise StoreError while a run is in progress: its record does not list all its stages yet."""
-    folders = RunFolders(store)
-    for folder in folders.maybe_running():
-        # A job goes on where its driver was killed.
-        if is_alive(folder) or folders.is_in_use(folder):
-            raise StoreError(
-                f"run {folder.name} is in progress, and what it will use is not known yet",
-                where=str(folder),
-                hint="wait until it is done",
-            )
 
 
 def registries_of(store: Store, others: Iterable[str]) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from artifacts.recorded_command import RunKind
-from artifacts.run_loader import ALIVE
 from artifacts.run_record import RunReport, StageReport, VariantReport
 from artifacts.tuning_report import TuningReport
 from pipeline.checkpoint.source_info import CheckpointReport
@@ -19,9 +19,6 @@ from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
 
 Ended = Literal["finished", "failed", "interrupted"]
-
-
-SENT_EVERY_SECONDS = 5.0
 
 
 class RunRecorder:
@@ -39,11 +36,10 @@ class RunRecorder:
         self.run_id = now.strftime("%Y%m%d-%H%M%S-%f")
         self._store = store
         self.folder: Path = RunFolders(store).make(self.run_id)
+        self._held = ExitStack()
+        self._held.enter_context(store.in_use(waits))
         # Held as long as we live, however we end: a run that says 'running' without it was killed.
-        with store.explain_errors():
-            self._alive = RunFolders(store).leases(self.folder).create(ALIVE)
-            # Now that we are heard of: of who removes things and us one sees the other.
-            store.wait_for_collection(waits)
+        self._held.enter_context(RunFolders(store).hold_alive(self.folder))
         self._started = time.monotonic()
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
@@ -94,7 +90,7 @@ class RunRecorder:
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         told = error.to_dict() if error else None
         self._update(status=status, exit_code=exit_code, error=told, running=[])
-        self._alive.release()
+        self._held.close()
 
     def report(self) -> RunReport:
         return self._report

@@ -11,6 +11,7 @@ from artifacts.run_outcome import how_to_continue
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.events import Progress
+from pipeline.core.file_locks import refuse_local_locks
 from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, interpreters
@@ -33,7 +34,7 @@ class RunSession:
 
     Raises:
         UsageError: the settings name an unknown executor.
-        StoreError: the store cannot be written.
+        StoreError: the store cannot be written, or its file system keeps no locks.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class RunSession:
         progress: Progress,
         executor: Executor | None = None,
     ) -> None:
+        if settings.store_locks != "trusted":
+            refuse_local_locks(settings.store)
         store, executor = Store(settings.store), executor or executor_of(settings)
         self.settings = settings
         self.log = RunRecorder(store, kind, command, progress.note)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.core.errors import ServingError
 from pipeline.core.events import Progress
+from pipeline.core.file_locks import held_descriptors
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
 from pipeline.core.supervised_process import SupervisedProcess
@@ -106,7 +107,10 @@ class Server:
         with open_log(self._log) as log_file:
             self._log_begins = log_file.seek(0, os.SEEK_END)  # after those of earlier starts
             process = self._process = SupervisedProcess(
-                self.command, environment=self._environment, output=log_file
+                self.command,
+                environment=self._environment,
+                output=log_file,
+                held_descriptors=held_descriptors(),
             )
         started = time.monotonic()
         while True:

@@ -27,7 +27,7 @@ from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempt
 from eval_gates.suite_criteria import claim_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import AttemptChangedError, StoreError, raise_as
-from pipeline.core.key_value_store import KeyValueStore
+from pipeline.core.key_value_store import FileKeyValueStore
 from pipeline.core.record import Record
 from pipeline.core.store import Store
 from recipes.policy import Attempts, Policy
@@ -312,7 +312,7 @@ class AttemptLedger:
             )
 
     def _read(
-        self, records: KeyValueStore, folder: str, record: type[_Kind], key: str, number: int
+        self, records: FileKeyValueStore, folder: str, record: type[_Kind], key: str, number: int
     ) -> _Kind | None:
         name = f"{key}/{_name(number)}"
         with raise_as(
@@ -326,7 +326,7 @@ class AttemptLedger:
             return record.model_validate_json(content) if content is not None else None
 
 
-def _create(records: KeyValueStore, key: str, record: Attempt | Measurement) -> bool:
+def _create(records: FileKeyValueStore, key: str, record: Attempt | Measurement) -> bool:
     content = record.model_dump_json(indent=1).encode()
     return records.put_if_absent(f"{key}/{_name(record.number)}", content)
 

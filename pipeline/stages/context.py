@@ -15,6 +15,7 @@ from typing import Any, Generic
 from pipeline.core import errors
 from pipeline.core.digest import digest_json
 from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
+from pipeline.core.file_locks import held_descriptors
 from pipeline.core.plugins import PLUGINS
 from pipeline.core.process_environment import NetworkAccess, server_environment
 from pipeline.core.stage import Parameters, Runtime
@@ -134,6 +135,7 @@ class StageContext(Generic[Parameters, Runtime]):
                     environment=variables,
                     output=log_file,
                     pass_descriptors=[events_write],
+                    held_descriptors=held_descriptors(),
                 )
         finally:
             os.close(events_write)

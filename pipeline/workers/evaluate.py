@@ -32,11 +32,11 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Ask until the gate is decided, the questions are exhausted or the time is over.
 
     Args:
-        spec: name and suite, questions (file), book (file of the answer log), part (of the log, for
-            this worker), stopping, minutes, concurrency, url, model, tokenizer (folder), max_length
-            (tokens), trust_remote_code, asks_once (try one request a question), socket (of a server
-            that has one), counters (the engine's names, if it drafts); for an endpoint that is
-            asked by its chat API: chat (its form) and side.
+        spec: name and suite, questions (file), book (file of the answer log), stopping, minutes,
+            concurrency, url, model, tokenizer (folder), max_length (tokens), trust_remote_code,
+            asks_once (try one request a question), socket (of a server that has one), counters (the
+            engine's names, if it drafts); for an endpoint that is asked by its chat API: chat (its
+            form) and side.
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
@@ -44,7 +44,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     connect_through(spec.get("socket"))  # before lm-eval is imported
     questions = [row for _, row in read_rows(Path(spec["questions"]))]
     ids = [row["id"] for row in questions]
-    book = AnswerLog(Path(spec["book"]), ids, writer=spec["part"])
+    book = AnswerLog(Path(spec["book"]), ids, writer=1)
     stopping = read_stopping(spec["stopping"])
     count = SpecDecodeCounter(restore_credentials(spec["url"]), spec["counters"])
     asker = EvalClient(spec, questions, progress, stopping.max_questions)

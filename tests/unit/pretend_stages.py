@@ -239,7 +239,7 @@ class PretendContext(StageContext[Any, Any]):
             ]
 
         ids = [row["id"] for row in questions]
-        book = AnswerLog(Path(worker_spec["book"]), ids, writer=worker_spec["part"])
+        book = AnswerLog(Path(worker_spec["book"]), ids, writer=1)
         stopping = read_stopping(worker_spec["stopping"])
         ended = ask_until_over(
             book, stopping, ask, worker_spec["time_budget_minutes"], self.progress

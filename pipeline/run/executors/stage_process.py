@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline import __version__
 from pipeline.core.errors import PrepareError, StageError
+from pipeline.core.file_locks import held_descriptors as locks_held
 from pipeline.core.installation import this_prepare
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import NetworkAccess
@@ -40,7 +41,7 @@ def start(
             environment=variables,
             output=subprocess.PIPE,
             errors=log_file,
-            held_descriptors=held_descriptors,
+            held_descriptors=[*held_descriptors, *locks_held()],
         )
 
 

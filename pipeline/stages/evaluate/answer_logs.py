@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.core.leases import Lease
-from pipeline.core.private_files import make_folder
+from pipeline.core.private_files import make_folder, private_umask
 from pipeline.core.store import Store
 
 FOLDER = "answers"
@@ -21,19 +20,22 @@ def book_file(store: Store, key: str) -> Path:
 
 
 @contextmanager
-def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterator[Lease]:
+def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterator[None]:
     """Hold a log exclusively to append to it."""
-    with store.hold(book.stem, waits) as claim:
+    with store.hold(book.stem, waits):
         make_folder(book.parent)
-        yield claim
+        yield
 
 
 def has_log(store: Store, key: str) -> bool:
     """Return whether the store has the log; gc or a user may have removed it."""
-    return any(name.startswith(f"{key}.") for name in store.key_value_store(FOLDER).names(""))
+    return any((store.root / FOLDER).glob(f"{key}.*"))
 
 
 def begin_log(store: Store, key: str) -> None:
     """Create an empty log, unless there is one."""
     if not has_log(store, key):
-        store.key_value_store(FOLDER).put_if_absent(f"{key}.{FIRST}", b"")
+        folder = store.root / FOLDER
+        make_folder(folder)
+        with private_umask(folder):
+            (folder / f"{key}.{FIRST}").touch()

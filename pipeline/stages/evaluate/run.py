@@ -87,13 +87,13 @@ def run(context: Context) -> EvaluateResult:
     """
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {"stop_reason": "exhausted"}
-    with open_book(context.store, todo.book_file, context.progress.note) as claim:
+    with open_book(context.store, todo.book_file, context.progress.note):
         count_answers(context, todo.book_file.stem)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             facts |= context.run_worker(
                 "pipeline.workers.evaluate",
-                {**worker_spec(context, todo), "part": claim.number},
+                worker_spec(context, todo),
                 plugins=[for_worker(context.parameters.suite)],
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )

@@ -1,44 +1,37 @@
-"""Who works for a run, as far as those can tell who would remove things."""
+"""Who works on a store, as far as `prepare gc` can tell."""
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from listener import Listener
 
 from pipeline.core.errors import StoreError
-from pipeline.core.key_value_store import FileKeyValueStore
-from pipeline.core.leases import Leases
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.run_folders import RunFolders, is_alive
 from pipeline.core.store import Store
-from pipeline.release.garbage_collection import find_garbage
 
-WORKER = """
-import sys, time
+# A driver with a child in a supervisor, as a worker or a server is; the child needs a while to end.
+DRIVER = """
+import subprocess, sys
 from pathlib import Path
+from pipeline.core.file_locks import held_descriptors
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
-run = Path(sys.argv[1])
-with RunFolders(Store(run.parents[1])).hold_in_use(run, print):
-    print("works", flush=True)
-    time.sleep(60)
-"""
-COLLECTOR = """
-import sys
-from pathlib import Path
-from pipeline.core.leases import Leases
-from pipeline.core.store import Store
+from pipeline.core.supervised_process import SupervisedProcess
 store = Store(Path(sys.argv[1]))
-store.leases = Leases(store.leases.store, node="elsewhere")
-with store.collect() as claim:
-    print("has", flush=True)
+run = RunFolders(store).make("r")
+stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); "
+stubborn += "print('up', flush=True); time.sleep(60)"
+with store.in_use(), RunFolders(store).hold_alive(run), store.hold("key"):
+    child = SupervisedProcess(
+        [sys.executable, "-c", stubborn], environment={}, output=subprocess.PIPE,
+        held_descriptors=held_descriptors(), grace_seconds=3.0,
+    )
+    child.output.readline()
+    print("works", flush=True)
     sys.stdin.readline()
-    print("removes" if claim.is_current() else "removes nothing", flush=True)
 """
 
 
@@ -47,74 +40,69 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def killed_run(store: Store) -> Path:
-    """The folder of a run whose driver is no more."""
-    folder = RunFolders(store).make("killed")
-    (folder / RUN_RECORD).write_text("{}")
-    return folder
-
-
-def test_nothing_is_removed_while_a_job_works_whose_driver_was_killed(store: Store) -> None:
-    run = killed_run(store)
-    find_garbage(store, [], 0, Listener())
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(run)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "works\n"
-        with pytest.raises(StoreError) as caught:
-            find_garbage(store, [], 0, Listener())
-        assert caught.value.where == str(run)
-    finally:
-        worker.kill()
-        worker.communicate()
-    find_garbage(store, [], 0, Listener())
-
-
-def test_who_has_worked_leaves_nothing(store: Store) -> None:
-    run, folders = killed_run(store), RunFolders(store)
-    with folders.hold_in_use(run, print), folders.hold_in_use(run, print):
-        assert folders.is_in_use(run)
-    assert not folders.is_in_use(run)
-    assert [path for path in run.rglob("*") if path.is_file()] == [run / RUN_RECORD]
-
-
-def test_who_was_stopped_while_removing_removes_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On another node: a run that begins meanwhile counts on what it finds."""
-    monkeypatch.setenv("PREPARE_LEASE_SECONDS", "2")
-    root, heard = tmp_path / "store", Listener()
-    collector = subprocess.Popen(
-        [sys.executable, "-c", COLLECTOR, str(root)],
+def test_a_killed_drivers_locks_last_until_its_last_child_is_gone(store: Store) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(store.root)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
     )
-    try:
-        assert collector.stdout is not None
-        assert collector.stdout.readline() == "has\n"
-        collector.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        Store(root).wait_for_collection(heard.note)
-        assert time.monotonic() - began > 1
-        assert heard.notes == ["waiting for `prepare gc` on this store"]
-        collector.send_signal(signal.SIGCONT)
-        said, _ = collector.communicate("\n", timeout=30)
-        assert said == "removes nothing\n" or collector.returncode != 0  # its heart may be first
-    finally:
-        collector.kill()
-        collector.communicate()
+    assert driver.stdout is not None
+    assert driver.stdin is not None
+    assert driver.stdout.readline() == "works\n"
+    run = store.root / "runs" / "r"
+    assert is_alive(run)
+    with pytest.raises(StoreError, match="run r") as caught, store.collect():
+        pass
+    assert caught.value.where == str(run)
+    driver.kill()
+    driver.wait()
+    driver.stdin.close()
+    driver.stdout.close()
+    with pytest.raises(StoreError), store.collect():
+        pass
+    with store.hold("key", wait=False) as is_held:
+        assert not is_held
+    with store.hold("key") as is_held:  # once the child is gone
+        assert is_held
+    assert not is_alive(run)
+    with store.collect():
+        pass
 
 
-def test_one_that_is_heard_of_is_not_followed(tmp_path: Path) -> None:
-    store = FileKeyValueStore(tmp_path)
-    here, elsewhere = Leases(store, seconds=60), Leases(store, seconds=60, node="elsewhere")
-    for owner in (here, elsewhere):
-        with owner.hold("key") as claim:
-            here.revoke_silent("key")
-            assert claim.is_current()
-    here.revoke_silent("key")
-    here.revoke_silent("none")
+def test_a_run_without_a_process_is_not_alive(store: Store) -> None:
+    run = RunFolders(store).make("r")
+    assert not is_alive(run)
+    with RunFolders(store).hold_alive(run):
+        assert is_alive(run)
+    assert not is_alive(run)
+
+
+def test_a_store_is_collected_alone_and_keeps_no_lock_files(store: Store) -> None:
+    with store.hold("one"), store.hold("two"), store.in_use():
+        with pytest.raises(StoreError), store.collect():
+            pass
+        assert store.is_in_use
+    assert not store.is_in_use
+    assert (store.root / "locks" / "one").exists()
+    with store.collect():
+        with store.hold("one"):  # what it removes
+            pass
+        with pytest.raises(StoreError):
+            store.refuse_in_use()
+    assert not (store.root / "locks").exists()
+
+
+def test_a_run_waits_for_a_collection(store: Store) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pipeline.core.store import Store\n"
+        "with Store(Path(sys.argv[1])).in_use(lambda text: print(text, flush=True)): print('in')"
+    )
+    with store.collect():
+        user = subprocess.Popen(
+            [sys.executable, "-c", code, str(store.root)], stdout=subprocess.PIPE, text=True
+        )
+        assert user.stdout is not None
+        assert "prepare gc" in user.stdout.readline()
+        assert user.poll() is None
+    assert user.communicate(timeout=60)[0] == "in\n"

@@ -88,26 +88,6 @@ def test_a_run_s_record(make: Make, store: Store) -> None:
         read_run(folder)
 
 
-@pytest.mark.parametrize("make", HOSTILE)
-def test_a_claim(make: Make, tmp_path: Path) -> None:
-    store = Store(tmp_path / "folder")
-    lay(store.root / "leases" / "abc" / "000001", make)
-    if make in (sparse, pipe, endless):
-        with pytest.raises(StoreError), store.explain_errors():
-            store.leases.read_latest("abc")
-    else:
-        seen = store.leases.read_latest("abc")
-        assert seen is not None
-        assert seen.read_owner() is None
-
-
-def test_a_claim_of_no_number(tmp_path: Path) -> None:
-    store = Store(tmp_path / "folder")
-    lay(store.root / "leases" / "abc" / ("9" * 200), binary)
-    with store.hold("abc") as claim:
-        assert claim.number == 1
-
-
 @pytest.mark.parametrize("make", [pipe, endless, deep, binary])
 def test_kept_answers(make: Make, store: Store) -> None:
     answers = store.root / "answers"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import pytest
 from listener import Listener
 from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
 
-from artifacts.run_loader import ALIVE, find_run, is_alive, read_run
+from artifacts.run_loader import find_run, read_run
 from artifacts.run_record import RunReport
 from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.errors import ServingError, StoreError, UsageError
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.run_folders import ALIVE, RUN_RECORD, RunFolders, is_alive
 from pipeline.core.store import Store, write_atomically
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 
@@ -170,26 +169,6 @@ def test_the_time_of_a_run_goes_on(log: RunRecorder) -> None:
     """Its record is written when something happens, and may be an hour old."""
     begun_an_hour_ago(log.folder)
     assert 3600 <= read_run(log.folder).seconds < 3660
-
-
-def test_the_time_of_a_killed_run_ends_with_its_last_sign_of_life(store: Store) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", RUN, str(store.root), "none"],
-        input="\n",
-        stdout=subprocess.DEVNULL,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert child.returncode == -signal.SIGKILL
-    [folder] = RunFolders(store).all()
-    begun_an_hour_ago(folder)
-    half_an_hour_ago = time.time() - 1800
-    for path in (folder / ALIVE).iterdir():
-        os.utime(path, (half_an_hour_ago, half_an_hour_ago))
-    found = read_run(folder)
-    assert found.status == "killed"
-    assert 1790 <= found.seconds < 1860
 
 
 def test_a_full_disk_is_explained(log: RunRecorder) -> None:

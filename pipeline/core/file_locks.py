@@ -1,0 +1,171 @@
+"""Locks on files of a store, held by the kernel with `flock`: they end with their last holder.
+
+The kernel, or the NFS server, releases a dead holder's lock. Child processes that get the
+descriptor (`SupervisedProcess(held_descriptors=...)`) hold it until the last of them has ended.
+Lock files get the store's mode explicitly. They are removed by garbage collection alone, while it
+holds the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.core.errors import StoreError
+from pipeline.core.private_files import is_shared, make_folder
+
+PRIVATE, SHARED = 0o600, 0o660
+_HOLDER_BYTES = 200
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+LOCAL_ONLY = ("localflock", "nolock", "local_lock=all", "local_lock=flock")
+
+_held: set[int] = set()
+_guard = threading.Lock()
+Waits = Callable[[str], None]
+
+
+def held_descriptors() -> list[int]:
+    """Return the locks that this process holds, for the children that work under them."""
+    with _guard:
+        return sorted(_held)
+
+
+@contextmanager
+def locked(
+    path: Path, on_wait: Waits = lambda text: None, *, shared: bool = False, wait: bool = True
+) -> Iterator[bool]:
+    """Hold the lock; yield whether it is held, which it always is with `wait`.
+
+    Raises:
+        StoreError: the file system has no locks.
+        OSError: the file cannot be created.
+    """
+    descriptor = _open(path)
+    try:
+        is_held = _lock(descriptor, path, on_wait, shared=shared, wait=wait)
+        if not is_held:
+            yield False
+            return
+        with _guard:
+            _held.add(descriptor)
+        try:
+            yield True
+        finally:
+            with _guard:
+                _held.discard(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock, shared or alone; False without the file."""
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        try:
+            descriptor = os.open(path, os.O_RDWR | flags)
+        except PermissionError:
+            descriptor = os.open(path, os.O_RDONLY | flags)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # NFS locks nothing alone that is open to read: who may not write sees no lock
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def refuse_local_locks(folder: Path, mounts: str | None = None) -> None:
+    """Refuse a file system whose locks other machines, or processes, do not see.
+
+    Args:
+        folder: of the store; its nearest existing parent decides.
+        mounts: text of /proc/self/mountinfo.
+
+    Raises:
+        StoreError: names the mount and the cure.
+    """
+    mount = find_mount(folder, mounts)
+    if mount is None:
+        return
+    place, kind, options = mount
+    local = next((each for each in options if each in LOCAL_ONLY), "")
+    if kind == "fuse" or kind.startswith("fuse."):
+        fault, cure = f"the file system {kind} may keep no locks", "use ext4, xfs, NFSv4 or Lustre"
+    elif local:
+        fault, cure = f"it is mounted with {local}", f"mount it without {local} (Lustre: flock)"
+    else:
+        return
+    raise StoreError(
+        f"the store's folder has no locks between machines: {fault}",
+        where=f"{folder}, mounted at {place}",
+        hint=f"{cure}; or, if locks work there, write 'store_locks: trusted' into the settings",
+    )
+
+
+def find_mount(folder: Path, mounts: str | None = None) -> tuple[str, str, list[str]] | None:
+    """Return mount point, type and options of the folder's file system; None if unknown."""
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
+        except OSError:
+            return None
+    wanted, best = folder.absolute().resolve(), None
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kinds = before.split(), after.split()
+        if len(fields) < 6 or len(kinds) < 3:
+            continue
+        place = fields[4].encode().decode("unicode_escape")
+        if wanted.is_relative_to(place) and (best is None or len(place) >= len(best[0])):
+            best = place, kinds[0], [*fields[5].split(","), *kinds[2].split(",")]
+    return best
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    make_folder(path.parent)
+    mode = SHARED if is_shared(path.parent) else PRIVATE
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        return os.open(path, flags)
+    os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def _lock(descriptor: int, path: Path, on_wait: Waits, *, shared: bool, wait: bool) -> bool:
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                return False
+            told = os.pread(descriptor, _HOLDER_BYTES, 0).decode(errors="replace")
+            on_wait(f"waiting for {told if told.isprintable() and told else 'another process'}")
+            fcntl.flock(descriptor, how)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise StoreError(
+            f"this file system has no locks (flock): {error.strerror}",
+            where=str(path),
+            hint="mount it with locks (Lustre: the option flock), or use another folder with "
+            "--store DIR",
+        ) from error
+    if not shared:
+        with contextlib.suppress(OSError):  # a full disk; the name is for messages alone
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+    return True
