@@ -59,11 +59,10 @@ class GateRow:
 
 def gate_row(gate: GateReport, places: int = 2) -> GateRow:
     """Return one suite's row, with `places` decimal places."""
-    decided = gate.decided_at not in (None, gate.n)
     return GateRow(
         what=f"{gate.suite} {gate.metric}",
         tier=gate.tier,
-        counted=f"{gate.n:,} (decided at {gate.decided_at:,})" if decided else f"{gate.n:,}",
+        counted=f"{gate.n:,} of {gate.planned:,}" if gate.n < gate.planned else f"{gate.n:,}",
         baseline=f"{100 * gate.baseline:.{places}f}",
         candidate=f"{100 * gate.candidate:.{places}f}",
         unit=" %",
@@ -154,8 +153,8 @@ def cost_row(cost: CostReport, places: int = 2) -> GateRow:
         baseline=tokens(cost.baseline),
         candidate=tokens(cost.candidate),
         unit=" tokens/task",
-        difference=shown(cost.ratio),
-        bound=shown(cost.upper) if cost.upper is not None else "",
+        difference=shown(cost.cost.ratio),
+        bound=shown(cost.cost.upper) if cost.cost.upper is not None else "",
         compared="",
         threshold="",
         margin=f"at most {cost.max_ratio:g}",

@@ -18,6 +18,7 @@ from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.report import SpeedGateReport
 from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.record import Record
+from pipeline.stages.attempts import History
 from pipeline.stages.judge import JudgeResult
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -38,10 +39,8 @@ class VariantReport(Record):
     p_value: float | None = Field(
         None, description="of 'worse than allowed', the largest of its gates'; None if not judged"
     )
-    attempt: int | None = Field(
-        None,
-        description="number of the attempt against this baseline under this policy; None if not "
-        "judged",
+    history: History | None = Field(
+        None, description="what was judged against this baseline before; None if not judged"
     )
     promoted: bool
     registry_version: str | None = Field(None, description="when it was registered")

@@ -9,7 +9,7 @@ from pydantic import Field
 from eval_gates.gate_report import Verdict
 from eval_gates.speed.report import SpeedGateReport
 from pipeline.core.record import Record
-from pipeline.stages.attempts import Attempt
+from pipeline.stages.attempts import Trial
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 
@@ -53,7 +53,7 @@ class TuningReport(Record):
         None, description="of the screening; None: nothing was faster than the defaults"
     )
     alpha: float = Field(description="error rate of the policy")
-    attempt: Attempt | None = Field(None, description="None while no winner is confirmed")
+    trial: Trial | None = Field(None, description="None while no winner is confirmed")
     confirmation: SpeedGateReport | None = Field(
         None, description="winner against the defaults, on fresh servers"
     )

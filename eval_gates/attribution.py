@@ -9,14 +9,11 @@ from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.gate_report import GateReport
-from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.sequential import sequential_test
+from eval_gates.statistics.bound import mean_bounds
 from eval_gates.verdicts import check_paired
 from pipeline.core.record import Record
 
 CLOSE = 0.5  # of the allowed drop: a gate that lost as much is close to its margin
-# Bounds are of the mean difference and do not depend on the margin.
-ANY_MARGIN = Comparison.points(0.5)
 Answers = Sequence[Mapping[str, Any]]
 
 
@@ -24,7 +21,7 @@ class Effect(Record):
     """Effect of one change on the mean score, as a fraction: 0.01 is a point."""
 
     difference: float = Field(description="of the mean score; below 0 it costs")
-    lower: float = Field(description="one-sided bound of it at level alpha, valid at any time")
+    lower: float = Field(description="one-sided bound of it at level alpha")
     upper: float
 
     @property
@@ -76,14 +73,12 @@ def attribute(
     kv_cache: Answers,
     both: Answers,
     alpha: float,
-    population: int | None,
     kv_dtypes: tuple[str, str],
     note: str = "",
 ) -> AttributionReport:
     """Compare the four cells, question by question; ValueError if prompts differ.
 
-    The bounds hold at any number of questions (see statistics/sequential.py). The interaction is a
-    difference of differences, in -2 to 2; it is rescaled to 0 to 1.
+    The interaction is a difference of differences, in -2 to 2.
 
     Args:
         baseline: rows with id, prompt_sha256 and score, in the order of asking.
@@ -91,7 +86,6 @@ def attribute(
         kv_cache: the baseline's weights with the variant's KV cache.
         both: the variant as judged.
         alpha: error rate of each bound.
-        population: questions of the benchmark, if that is the estimand.
         note: other changes by the KV cache's type.
     """
     for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
@@ -100,26 +94,22 @@ def attribute(
         means(group_by_cluster(cell), "score") for cell in (baseline, weights, kv_cache, both)
     )
 
-    def effect(before: Sequence[float], after: Sequence[float], scale: float = 1.0) -> Effect:
-        found = sequential_test(before, after, ANY_MARGIN, alpha, population)
-        if found.lower is None or found.upper is None:
-            raise ValueError("the test was run without its bounds")
-        return Effect(
-            difference=scale * found.mean, lower=scale * found.lower, upper=scale * found.upper
-        )
+    def effect(values: list[float], size: float = 1.0) -> Effect:
+        found = mean_bounds(values, alpha, lowest=-size, highest=size)
+        mean = sum(values) / len(values)
+        return Effect(difference=mean, lower=found.lower, upper=found.upper)
 
-    of_cache = [(1 + after - before) / 2 for before, after in zip(none, cache, strict=True)]
-    of_both = [(1 + after - before) / 2 for before, after in zip(some, all_of, strict=True)]
+    cells = list(zip(none, some, cache, all_of, strict=True))
     return AttributionReport(
         suite=suite,
         n=len(none),
         alpha=alpha,
         baseline_kv=kv_dtypes[0],
         variant_kv=kv_dtypes[1],
-        weights=effect(none, some),
-        kv_cache=effect(none, cache),
-        both=effect(none, all_of),
-        interaction=effect(of_cache, of_both, 2.0),
+        weights=effect([w - a for a, w, _, _ in cells]),
+        kv_cache=effect([k - a for a, _, k, _ in cells]),
+        both=effect([b - a for a, _, _, b in cells]),
+        interaction=effect([b - w - k + a for a, w, k, b in cells], 2.0),
         note=note,
     )
 

@@ -1,23 +1,24 @@
-"""The gate `cost`: tokens per solved task, variant over baseline, from recorded answers."""
+"""Cost and verbosity: tokens per solved task and tokens of an answer, variant over baseline."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster
-from eval_gates.gate_report import Tier, Verdict
-from eval_gates.speed.report import SpeedGateReport
-from eval_gates.statistics.cost import CostTest, Work, min_problems, run_cost_test
+from eval_gates.gate_report import Verdict
+from eval_gates.statistics.cost import MIN_PROBLEMS, RatioInterval, cost_ratio, tokens_ratio
 from pipeline.core.record import Record
 from recipes.cost import CostGate
 from recipes.generation import Generation
 from recipes.policy import EvalTask
 
-METHOD = "Gaffke's bound at each price of a solved task (Berger and Boos)"
+if TYPE_CHECKING:
+    from eval_gates.statistics.comparison import FloatArray
+
+METHOD = "delta method on the logarithm, problems as units"
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -25,7 +26,7 @@ Rows = Sequence[Mapping[str, Any]]
 class CostRule(Record):
     """Settings that decide a gate on tokens per solved task: planning writes them."""
 
-    tier: Tier
+    tier: Literal["supporting", "advisory"]
     max_ratio: float
     alpha: float = Field(description="level, that of the suite's gate")
     cap: int = Field(description="largest number of tokens of an answer")
@@ -40,36 +41,28 @@ class CostSide(Record):
     tokens_per_solved_task: float | None = Field(description="None if nothing was solved")
 
 
-class SolvedTaskTime(Record):
-    """Time of a solved task, variant over baseline: this ratio over a measured throughput ratio."""
+class Ratio(Record):
+    """A ratio, variant over baseline, with one-sided bounds."""
 
-    gate: str = Field(description="that measured the throughput ratio")
-    throughput_ratio: float
-    seconds_ratio: float = Field(
-        description="seconds per solved task; GPU-seconds likewise, as both sides have the same "
-        "number of GPUs"
-    )
-    upper: float | None = Field(description="upper bound of it, from both bounds (Bonferroni)")
-    alpha: float = Field(description="error rate of that bound: the sum of both")
+    ratio: float | None = Field(description="None if a side solved nothing")
+    lower: float | None = Field(description="None with fewer than 500 problems")
+    upper: float | None = Field(description="likewise")
 
 
 class CostReport(Record):
     """Tokens per solved task of one variant against the baseline's, on one suite."""
 
     suite: str = Field(description="name of the suite in the policy")
-    tier: Tier
+    tier: Literal["supporting", "advisory"]
     n: int = Field(description="problems, or clusters of them, answered by both")
     cap: int = Field(description="largest number of tokens of an answer")
     baseline: CostSide
     candidate: CostSide
-    ratio: float | None = Field(description="None if a side solved nothing")
-    lower: float = Field(description="one-sided bound of the ratio; 0 if there is none")
-    upper: float | None = Field(description="one-sided bound of the ratio; None if there is none")
-    max_ratio: float = Field(description="what the upper bound must lie below to pass")
-    alpha: float = Field(description="error rate of each bound, and of the verdict")
-    p_value: float = Field(description="of 'the ratio is max_ratio or more'")
+    cost: Ratio = Field(description="of tokens per solved task")
+    tokens: Ratio = Field(description="of mean tokens of an answer")
+    max_ratio: float = Field(description="what the cost's upper bound must lie below to pass")
+    alpha: float = Field(description="error rate of each bound")
     method: str = METHOD
-    time: SolvedTaskTime | None = Field(None, description="None without a throughput ratio")
     verdict: Verdict
     reason: str = Field(description="the verdict in words")
 
@@ -96,47 +89,44 @@ def cost_rule_of(
     return CostRule(tier=gate.tier, max_ratio=ratio, alpha=alpha, cap=min(cap, max_length))
 
 
-def judge_cost(
-    suite: str,
-    rule: CostRule,
-    baseline: Rows,
-    candidate: Rows,
-    speed: Sequence[SpeedGateReport] = (),
-) -> CostReport:
-    """Compare the work of both sides; ValueError if their questions differ or a row lacks tokens.
+def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> CostReport:
+    """Compare the work of both sides on the questions that both answered.
 
     Args:
         baseline: rows with id, score and tokens, in the order of asking.
-        candidate: rows to the same questions.
-        speed: reports on the same variant; the first ratio gives the time.
+        candidate: rows to the same questions, or to the first of them.
+
+    Raises:
+        ValueError: their questions differ, or a row lacks tokens.
     """
+    baseline = baseline[: len(candidate)]
     if [row["id"] for row in baseline] != [row["id"] for row in candidate]:
-        raise ValueError(f"{suite}: both sides must have answered the same questions completely")
-    before, after = (work_of(suite, rows, rule.cap) for rows in (baseline, candidate))
-    found = run_cost_test(before, after, rule.max_ratio, rule.alpha)
-    verdict: Verdict = found.verdict if found.verdict != "open" else "undecided"
-    time = _time_of(found, rule, speed)
+        raise ValueError(f"{suite}: both sides must have answered the same questions")
+    before, after = (work_of(suite, rows) for rows in (baseline, candidate))
+    cost = cost_ratio(before, after, rule.alpha)
+    verdict: Verdict = "undecided"
+    if cost.upper is not None and cost.upper < rule.max_ratio:
+        verdict = "pass"
+    elif cost.lower is not None and cost.lower > rule.max_ratio:
+        verdict = "fail"
     return CostReport(
         suite=suite,
         tier=rule.tier,
-        n=before.tokens.size,
+        n=before[0].size,
         cap=rule.cap,
         baseline=_describe_side(before, baseline),
         candidate=_describe_side(after, candidate),
-        ratio=found.ratio,
-        lower=found.lower,
-        upper=found.upper if found.upper < math.inf else None,
+        cost=_ratio(cost),
+        tokens=_ratio(tokens_ratio(before[0], after[0], rule.alpha)),
         max_ratio=rule.max_ratio,
         alpha=rule.alpha,
-        p_value=found.p_value,
-        time=time,
         verdict=verdict,
-        reason="; ".join(filter(None, (_describe(found, rule, before), describe_time(time)))),
+        reason=_describe(verdict, cost, rule, before[0].size),
     )
 
 
-def work_of(suite: str, rows: Rows, cap: int) -> Work:
-    """Return the mean tokens and solved share of each problem, or cluster of problems."""
+def work_of(suite: str, rows: Rows) -> tuple[FloatArray, FloatArray]:
+    """Return mean tokens and solved share of each problem, or cluster; shape [n] each."""
     import numpy as np
 
     tokens, solved = [], []
@@ -150,7 +140,7 @@ def work_of(suite: str, rows: Rows, cap: int) -> Work:
             for row, each in zip(cluster, answers, strict=True)
         ]
         solved.append(sum(shares) / len(shares))
-    return Work(np.array(tokens), np.array(solved), cap)
+    return np.array(tokens, dtype=float), np.array(solved, dtype=float)
 
 
 def _tokens(suite: str, row: Mapping[str, Any]) -> list[int]:
@@ -160,66 +150,37 @@ def _tokens(suite: str, row: Mapping[str, Any]) -> list[int]:
     return tokens
 
 
-def _describe_side(work: Work, rows: Rows) -> CostSide:
+def _ratio(found: RatioInterval) -> Ratio:
+    return Ratio(ratio=found.ratio, lower=found.lower, upper=found.upper)
+
+
+def _describe_side(work: tuple[FloatArray, FloatArray], rows: Rows) -> CostSide:
+    tokens, solved = (float(values.mean()) for values in work)
     return CostSide(
-        tokens=float(work.tokens.mean()),
-        solved=float(work.solved.mean()),
+        tokens=tokens,
+        solved=solved,
         truncated=sum(row["truncated"] for row in rows) / sum(len(row["tokens"]) for row in rows),
-        tokens_per_solved_task=work.cost if work.cost < math.inf else None,
+        tokens_per_solved_task=tokens / solved if solved > 0 else None,
     )
 
 
-def _describe(found: CostTest, rule: CostRule, before: Work) -> str:
-    confidence = f"{100 * (1 - rule.alpha):.4g} % confidence, {before.tokens.size} problems"
-    asked = f"at most x {rule.max_ratio:g} is allowed"
-    if found.verdict == "pass":
-        shown = f"less than x {min(found.upper, rule.max_ratio):.3f}"
-        return f"{shown} the tokens per solved task ({confidence}); {asked}"
-    if found.verdict == "fail":
-        shown = f"more than x {max(found.lower, rule.max_ratio):.3f}"
-        return f"{shown} the tokens per solved task ({confidence}); {asked}"
-    if before.cost == math.inf:
+def _describe(verdict: Verdict, found: RatioInterval, rule: CostRule, n: int) -> str:
+    asked = (
+        f"at most x {rule.max_ratio:g} is allowed; it holds for answers of up to {rule.cap:,} "
+        "tokens at this reasoning effort, and runs at another cap or effort are not comparable"
+    )
+    if found.ratio is None:
+        return f"a side solves nothing, so it has no tokens per solved task; {asked}"
+    if found.lower is None or found.upper is None:
         return (
-            "the gate is insensitive: the baseline solves nothing, so it has no tokens per solved "
-            "task; use other questions or another suite"
+            f"x {found.ratio:.3f} the tokens per solved task; {n} problems are too few for an "
+            f"interval, which takes {MIN_PROBLEMS}; {asked}"
         )
-    least = min_problems(before, rule.cap, rule.max_ratio, rule.alpha)
-    bound = f"x {found.upper:.3f}" if found.upper < math.inf else "any number of"
-    start = f"may need {bound} the tokens per solved task ({confidence}); {asked}"
-    if least is not None and least > before.tokens.size:
-        return (
-            f"{start}; with answers of up to {rule.cap} tokens at least {least} problems are "
-            "needed even if no answer changes: take more, a lower max_tokens or a larger max_ratio"
-        )
-    return f"{start}; needs more problems or a larger max_ratio"
-
-
-def _time_of(
-    found: CostTest, rule: CostRule, speed: Sequence[SpeedGateReport]
-) -> SolvedTaskTime | None:
-    measured = next((each for each in speed if each.is_ratio), None)
-    if found.ratio is None or measured is None or not measured.estimate:
-        return None
-    is_bounded = found.upper < math.inf and measured.lower
-    return SolvedTaskTime(
-        gate=measured.gate,
-        throughput_ratio=measured.estimate,
-        seconds_ratio=found.ratio / measured.estimate,
-        upper=found.upper / measured.lower if is_bounded and measured.lower else None,
-        alpha=rule.alpha + measured.alpha,
-    )
-
-
-def describe_time(time: SolvedTaskTime | None) -> str:
-    """Describe the time of a solved task; '' without one."""
-    if time is None:
-        return ""
-    bound = (
-        f", at most x {time.upper:.3f} ({100 * (1 - time.alpha):.4g} % confidence, by Bonferroni)"
-        if time.upper is not None
-        else ", a point estimate without a bound"
-    )
-    return (
-        f"with the throughput ratio of {time.gate}, x {time.throughput_ratio:.3f}, seconds and "
-        f"GPU-seconds per solved task are x {time.seconds_ratio:.3f}{bound}"
-    )
+    confidence = f"{100 * (1 - rule.alpha):.4g} % confidence, {n} problems"
+    if verdict == "pass":
+        shown = f"less than x {found.upper:.3f}"
+    elif verdict == "fail":
+        shown = f"more than x {found.lower:.3f}"
+    else:
+        shown = f"between x {found.lower:.3f} and x {found.upper:.3f}"
+    return f"{shown} the tokens per solved task ({confidence}); {asked}"

@@ -12,15 +12,6 @@ Verdict = Literal["pass", "fail", "undecided"]
 Tier = Literal["critical", "supporting", "advisory"]
 
 
-class EProcessPoint(Record):
-    """The evidence after n questions."""
-
-    n: int = Field(description="questions answered by both")
-    mean: float = Field(description="mean of the compared value so far")
-    log10_e_pass: float = Field(description="evidence against 'inferior', as a power of ten")
-    log10_e_fail: float = Field(description="evidence against 'not inferior', as a power of ten")
-
-
 class NoiseFloor(Record):
     """Changes by serving alone, from a repeated baseline: greedy is not bit-stable."""
 
@@ -36,8 +27,8 @@ class ChanceBaseline(Record):
     )
     score: float = Field(description="mean score, 0 to 1, over the baseline's questions")
     p_value: float = Field(
-        description="of 'the margin reaches down to it', valid at any time; the gate is "
-        "insensitive unless it is at most alpha"
+        description="of 'the margin reaches down to it'; the gate is insensitive unless it is "
+        "at most alpha"
     )
 
 
@@ -74,13 +65,10 @@ class GateReport(Record):
         description="critical must pass, supporting must not fail, advisory never blocks"
     )
     prompt_format: str = Field(description="how it was asked: chat, base, letter or cloze")
-    test: Literal["sequential", "fixed"] = Field(description="how it was decided")
-    about: Literal["population", "benchmark"] = Field(
-        description="what the verdict is a claim about: all such questions, or this finite list"
-    )
-    n: int = Field(description="questions answered by both")
-    available: int = Field(description="questions that the source has")
-    decided_at: int | None = Field(description="questions after which it was decided; None if not")
+    n: int = Field(description="questions (or clusters) that the deciding look used")
+    planned: int = Field(description="questions (or clusters) of the last planned look")
+    look: int = Field(description="number of the look that decided, or of the last; from 1 on")
+    looks: int = Field(description="number of planned looks")
     baseline: float = Field(description="mean score of the baseline, 0 to 1")
     candidate: float = Field(description="mean score of the variant, 0 to 1")
     difference: float = Field(description="candidate minus baseline, paired by question")
@@ -89,11 +77,13 @@ class GateReport(Record):
         description="what the bounds are of: 'candidate - baseline', or with a recovery margin "
         "'candidate - 0.99 baseline'"
     )
-    bound: float = Field(description="lower one-sided confidence bound of that value")
-    upper_bound: float = Field(description="upper one-sided confidence bound of that value")
+    bound: float = Field(
+        description="lower one-sided bound of that value, at the look's share of alpha"
+    )
+    upper_bound: float = Field(description="upper one-sided bound of that value, likewise")
     threshold: float = Field(description="what the lower bound must lie above to pass")
     margin: str = Field(description="the policy's, in words")
-    alpha: float = Field(description="error rate of each bound, and of the verdict")
+    alpha: float = Field(description="error rate of the verdict, over all looks")
     p_value: float = Field(
         description="of 'inferior, or the gate is insensitive'; the smaller, the surer the pass"
     )
@@ -105,10 +95,8 @@ class GateReport(Record):
     )
     method: str = Field(description="where the bounds come from")
     interval: tuple[float, float] = Field(
-        description="fixed-n companion: one-sided bounds of the difference by interval_method; "
-        "they hold for one look, so they do not decide a sequential gate"
+        description="the same bounds of candidate - baseline; with a margin in points, equal"
     )
-    interval_method: str
     flips: int = Field(description="questions whose score changed")
     gains: int = Field(description="of these, how many the candidate did better")
     baseline_lengths: AnswerLengths | None = Field(
@@ -118,9 +106,6 @@ class GateReport(Record):
     noise_floor: NoiseFloor | None = Field(description="None where the policy does not ask for it")
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"
-    )
-    e_process: list[EProcessPoint] = Field(
-        fail_fast=True, description="the evidence as it grew; empty for a fixed test"
     )
     undecidable: tuple[int, int] = Field(
         (0, 0),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
+from eval_gates.chance_baselines import own_gains
 from eval_gates.clusters import group_by_cluster, means, whole_end
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.sequential import sequential_test
+from eval_gates.statistics.looks import Finding, find, planned_looks
 
 if TYPE_CHECKING:
     from recipes.policy import Margin
 
-State = Literal["pass", "fail", "open"]
+Rows = Sequence[Mapping[str, Any]]
+BATCH = 64
+"""Questions that a kill can lose: answers are stored after each batch."""
 
 
 @dataclass(frozen=True)
@@ -22,59 +27,90 @@ class StoppingRule:
 
     comparison: Comparison
     alpha: float
-    # Questions of the finite benchmark that the claim is about; None for a claim about the
-    # population that they were drawn from.
-    population: int | None = None
-    planned_bet: float | None = None  # that has half of the stake; None: the stake is even
+    can_pass: bool = True  # false for an insensitive gate, which may only fail
 
 
 @dataclass(frozen=True)
 class StoppingPlan:
-    """Questions of one round."""
+    """Questions of one stage."""
 
     max_questions: int
-    batch: int  # questions between two looks
+    batch: int = BATCH
     rule: StoppingRule | None = None  # None to ask all
     # The baseline's scores to the same questions; needed where there is a rule.
     baseline: Sequence[float] = ()
-    # Where questions belong together, each question's cluster; batches, and the round, end where
-    # one does, and a value is a cluster's mean.
+    # Where questions belong together, each question's cluster; batches, looks and the end are where
+    # one ends, and a value is a cluster's mean.
     clusters: Sequence[str] | None = None
 
     @property
     def end(self) -> int:
         return whole_end(self.clusters, self.max_questions) if self.clusters else self.max_questions
 
-    def state(self, scores: Sequence[float]) -> State:
-        if self.rule is None or not scores:
-            return "open"
-        result = sequential_test(
-            self._values(self.baseline[: len(scores)]),
-            self._values(scores),
+    def look_ends(self) -> list[int]:
+        """Return the number of questions of each planned look; the last is the end."""
+        if self.rule is None:
+            return [self.end]
+        sizes = [1] * self.end
+        if self.clusters:
+            rows = [{"cluster": label} for label in self.clusters[: self.end]]
+            sizes = [len(group) for group in group_by_cluster(rows)]
+        ends = list(accumulate(sizes))
+        return [ends[look.n - 1] for look in planned_looks(len(sizes))]
+
+    def decided(self, rows: Rows) -> Finding | None:
+        """Return the finding of the last look that these answers allow; None before the first."""
+        ends = self.look_ends()
+        if self.rule is None or len(rows) < ends[0]:
+            return None
+        reached = max(end for end in ends if end <= len(rows))
+        if reached not in self._findings:
+            self._findings[reached] = self._find(rows, reached)
+        return self._findings[reached]
+
+    @cached_property
+    def _findings(self) -> dict[int, Finding]:
+        """Findings so far, by the number of answers: a bound of graded scores takes a second."""
+        return {}
+
+    def _find(self, rows: Rows, reached: int) -> Finding:
+        assert self.rule is not None
+        shown = self._labeled(rows[:reached])
+        before = self._labeled([{"score": score} for score in self.baseline[: self.end]])
+        return find(
+            means(group_by_cluster(before[:reached]), "score"),
+            means(group_by_cluster(shown), "score"),
             self.rule.comparison,
             self.rule.alpha,
-            self.rule.population,
-            planned=self.rule.planned_bet,
-            bounds=False,
+            len(group_by_cluster(before)),
+            own_gains(shown),
+            can_pass=self.rule.can_pass,
         )
-        return result.verdict
 
-    def next_batch(self, scores: Sequence[float]) -> range:
-        """Return the next questions' positions; empty at the end of the round."""
-        done = len(scores)
-        if done >= self.end or self.state(scores) != "open":
+    def counted(self, rows: Rows) -> int:
+        """Return the number of answers up to the look that decides, or up to the end."""
+        found = self.decided(rows)
+        if found is None or found.state == "open":
+            return min(len(rows), self.end)
+        return self.look_ends()[found.number - 1]
+
+    def next_batch(self, rows: Rows) -> range:
+        """Return the next questions' positions; empty if the gate is decided, or at the end."""
+        done = len(rows)
+        found = self.decided(rows)
+        if done >= self.end or (found is not None and found.state != "open"):
             return range(0)
-        end = min(done + self.batch, self.end)
+        look = next(end for end in self.look_ends() if end > done)
+        end = min(done + self.batch, look)
         return range(done, whole_end(self.clusters, end) if self.clusters else end)
 
-    def _values(self, scores: Sequence[float]) -> Sequence[float]:
+    def _labeled(self, rows: Rows) -> Rows:
         if not self.clusters:
-            return scores
-        labels = self.clusters[: len(scores)]
-        pairs = zip(scores, labels, strict=False)
-        return means(
-            group_by_cluster([{"score": s, "cluster": label} for s, label in pairs]), "score"
-        )
+            return [{key: row[key] for key in row if key != "cluster"} for row in rows]
+        return [
+            {**row, "cluster": label}
+            for row, label in zip(rows, self.clusters[: len(rows)], strict=True)
+        ]
 
 
 def read_stopping(data: dict[str, Any]) -> StoppingPlan:

@@ -11,14 +11,13 @@ from eval_gates.chance_baselines import (
     UNDECIDABLE,
     UNRELATED,
     check_sensitivities,
-    unrelated_p_value,
+    own_gains,
 )
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.cost import CostReport
 from eval_gates.gate_report import (
     AnswerLengths,
     ChanceBaseline,
-    EProcessPoint,
     GateReport,
     NoiseFloor,
     Tier,
@@ -26,14 +25,10 @@ from eval_gates.gate_report import (
 )
 from eval_gates.gate_rule import GateRule
 from eval_gates.speed.report import SpeedGateReport
+from eval_gates.statistics.bound import METHOD, mean_bounds
 from eval_gates.statistics.decision import Decision, Scores, decide
+from eval_gates.statistics.looks import find
 from eval_gates.statistics.multiplicity import largest_p_value
-from eval_gates.statistics.result import (
-    GateTestResult,
-    paired_interval,
-    run_fixed_test,
-    run_sequential_test,
-)
 from eval_gates.suites.chat_form import count_against
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
@@ -50,18 +45,20 @@ def judge_suite(
     baseline: Answers,
     candidate: Answers,
     again: Answers,
-    available: int,
     guessing: float,
 ) -> GateReport:
-    """Compare a variant's answers with the baseline's; ValueError if prompts differ.
+    """Compare a variant's answers with the baseline's.
 
     Args:
         metric: name of the score.
-        baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
+        baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking; the
+            whole list.
         candidate: rows to the same questions, or to the first of them.
         again: the baseline's second answers to its first questions; may be empty.
-        available: questions (or clusters) of the source.
         guessing: the chance-level mean score: 0.25 with four choices.
+
+    Raises:
+        ValueError: prompts differ, or answers are missing.
     """
     floor = floor_of(name, baseline, again)
     check_scores(name, baseline)
@@ -69,53 +66,60 @@ def judge_suite(
     if kind.scores_unrelated and not all(UNRELATED in row for row in (*baseline, *candidate)):
         raise ValueError(f"{name}: the answers were not scored against other questions")
     all_of_baseline = baseline
+    planned = len(group_by_cluster(baseline))
     baseline = baseline[: len(candidate)]
     check_paired(name, baseline, candidate)
-    before, after = (
-        means(group_by_cluster(baseline), "score"),
-        means(group_by_cluster(candidate), "score"),
+    groups = group_by_cluster(candidate)
+    before, after = means(group_by_cluster(baseline), "score"), means(groups, "score")
+    comparison = rule.comparison
+    sensitivity_checks = check_sensitivities(all_of_baseline, guessing, comparison)
+    finding = find(
+        before,
+        after,
+        comparison,
+        rule.alpha,
+        planned,
+        own_gains(candidate),
+        can_pass=all(each.p_insensitive <= rule.alpha for each in sensitivity_checks),
     )
-    n = len(before)
-    population = rule.population(available)
-    finding = run_test(rule, before, after, population)
-    sensitivity_checks = check_sensitivities(
-        all_of_baseline, guessing, finding.comparison, population
-    )
-    changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
+    n = finding.n
+    if finding.state == "open" and n != planned:
+        raise ValueError(f"{name}: the answers to {planned - n} of {planned} values are missing")
+    # Answers after the look that decides change nothing.
+    rows = sum(map(len, groups[:n]))
+    baseline, candidate, before, after = baseline[:rows], candidate[:rows], before[:n], after[:n]
     scores = Scores(
         baseline=sum(before) / n,
         candidate=sum(after) / n,
-        flips=len(changes) / n,
-        flip_size=sum(changes) / len(changes) if changes else 0.0,
+        flips=sum(a != b for a, b in zip(after, before, strict=True)) / n,
         sensitivity_checks=tuple(sensitivity_checks),
         full_baseline=mean_of(all_of_baseline, "score"),
         shuffled_score=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
-        p_unrelated=unrelated_p_value(candidate),
     )
-    decision = decide(finding, scores, population)
+    decision = decide(finding, scores)
     undecidable = count_undecidable(baseline), count_undecidable(candidate)
     if any(undecidable):
         worst, best = (
             means(group_by_cluster(count_against(rows, side)), "score")
             for rows, side in ((baseline, "candidate"), (candidate, "baseline"))
         )
-        surely_fails = run_test(rule, worst, best, population).verdict == "fail"
+        surely_fails = find(worst, best, comparison, rule.alpha, planned).state == "fail"
         decision = qualify(decision, undecidable, len(candidate), surely_fails=surely_fails)
-    companion = paired_interval(before, after, rule.alpha)
-    comparison = finding.comparison
+    differences = [a - b for a, b in zip(after, before, strict=True)]
+    level = finding.level
+    change = mean_bounds(differences, level)
     return GateReport(
         suite=name,
         metric=metric,
         tier=rule.tier,
         prompt_format=suite.prompt_format,
-        test=rule.test,
-        about=rule.about,
         n=n,
-        available=available,
-        decided_at=finding.decided_at,
+        planned=planned,
+        look=finding.number,
+        looks=finding.looks,
         baseline=scores.baseline,
         candidate=scores.candidate,
-        difference=sum(a - b for a, b in zip(after, before, strict=True)) / n,
+        difference=sum(differences) / n,
         recovery=scores.candidate / scores.baseline if scores.baseline > 0 else None,
         value="candidate - baseline"
         if comparison.kind == "points"
@@ -125,30 +129,20 @@ def judge_suite(
         threshold=comparison.threshold,
         margin=rule.margin.words,
         alpha=rule.alpha,
-        p_value=max(finding.p_value, *(sight.p_insensitive for sight in sensitivity_checks)),
+        p_value=max(finding.p_value, *(check.p_insensitive for check in sensitivity_checks)),
         chance_baselines=[
             ChanceBaseline(kind=each.kind, score=each.score, p_value=each.p_insensitive)
             for each in sensitivity_checks
         ],
         cluster=suite.cluster_by,
-        method=finding.method,
-        interval=(companion.lower, companion.upper),
-        interval_method=companion.method,
-        flips=len(changes),
-        gains=sum(a > b for a, b in zip(after, before, strict=True)),
+        method=METHOD,
+        interval=(change.lower, change.upper),
+        flips=sum(difference != 0 for difference in differences),
+        gains=sum(difference > 0 for difference in differences),
         baseline_lengths=answer_lengths(name, baseline),
         candidate_lengths=answer_lengths(name, candidate),
         noise_floor=floor,
         groups=kind.groups(baseline, candidate),
-        e_process=[
-            EProcessPoint(
-                n=point.questions,
-                mean=point.mean,
-                log10_e_pass=point.log10_pass,
-                log10_e_fail=point.log10_fail,
-            )
-            for point in finding.e_process
-        ],
         undecidable=undecidable,
         verdict=decision.verdict,
         reason=decision.reason,
@@ -177,17 +171,6 @@ def qualify(
         reason += ", and in its favour it would not fail"
         return replace(decision, verdict="undecided", reason=reason)
     return replace(decision, reason=reason)
-
-
-def run_test(
-    rule: GateRule, before: Sequence[float], after: Sequence[float], population: int | None
-) -> GateTestResult:
-    """Run the test that the rule asks for."""
-    if rule.test == "fixed":
-        return run_fixed_test(before, after, rule.comparison, rule.alpha)
-    return run_sequential_test(
-        before, after, rule.comparison, rule.alpha, population, rule.planned_bet
-    )
 
 
 def mean_of(rows: Answers, key: str) -> float:
@@ -279,8 +262,8 @@ def overall(
     failed = [name for name, verdict in blocking if verdict == "fail"]
     undecided = [name for name, verdict in blocking if verdict == "undecided"]
     critical = {g.suite: g.p_value for g in gates if g.tier == "critical"}
-    # Speed and cost alone show nothing: a critical suite must have passed.
-    further = {each.name: each.p_value for each in claims if each.tier == "critical" and critical}
+    # Speed alone shows nothing: a critical suite must have passed.
+    further = {each.name: each.p_value for each in speed if each.tier == "critical" and critical}
     p_value = largest_p_value({**critical, **further} or {"": 1.0})
     if failed:
         return "fail", f"{', '.join(failed)} failed", p_value

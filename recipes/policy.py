@@ -53,6 +53,13 @@ class Margin(ConfigModel):
         return f"{points:g} point" + ("" if points == 1 else "s")
 
 
+class UsualChange(ConfigModel):
+    """What a usual good variant does to a suite's scores."""
+
+    flips: float = Field(ge=0, le=1, description="share of the scores that change")
+    loss: float = Field(0.0, ge=0, lt=1, description="drop of the mean score; 0.01 is a point")
+
+
 class EvalTask(ConfigModel):
     """Settings that a question's answer depends on."""
 
@@ -80,32 +87,13 @@ class Suite(EvalTask):
         description="critical: must pass. supporting: must not fail. advisory: never blocks. "
         "A missing result always blocks",
     )
-    test: Literal["sequential", "fixed"] = Field(
-        "sequential",
-        description="sequential: stop when the result is decided, valid at any time (betting). "
-        "fixed: ask all questions, then compute one bound (Gaffke)",
-    )
-    about: Literal["population", "benchmark"] = Field(
-        "population",
-        description="population: all such questions. benchmark: only this finite list and its "
-        "answers; a count that the last question decides",
-    )
     questions: int | None = Field(
         None, ge=1, le=10_000_000, description="largest number; all when absent"
     )
-    batch: int = Field(64, ge=1, le=1_000_000, description="questions between two interim looks")
-    time_budget_minutes: float | None = Field(
-        None,
-        gt=0,
-        le=43_200,
-        description="time budget of each round's answers; a result that is open then stays open",
-    )
-    expected_flips: float = Field(
-        0.04,
-        ge=1e-6,
-        le=1,
-        description="share of answers expected to change; sizes the first round, and chooses the "
-        "bet with half of a sequential test's stake",
+    usual: dict[Family, UsualChange] = Field(
+        default={},
+        description="the usual good variant, by recipe family: `prepare plan` says how often it "
+        "passes. It decides nothing",
     )
     noise_floor_questions: int = Field(
         0,
@@ -115,21 +103,6 @@ class Suite(EvalTask):
         "quantization",
     )
     concurrency: int = Field(32, ge=1, le=10_000, description="requests in flight")
-
-    @model_validator(mode="after")
-    def _the_test_suits_the_claim(self) -> Suite:
-        if self.test == "fixed" and self.about == "benchmark":
-            raise ValueError(
-                "'test: fixed' bounds the population that the questions come from; for a claim "
-                "about the benchmark alone take 'test: sequential'"
-            )
-        if self.test == "fixed" and self.time_budget_minutes is not None:
-            raise ValueError(
-                "'test: fixed' asks all questions, so 'time_budget_minutes' cannot end it; remove "
-                "'time_budget_minutes', "
-                "or take 'test: sequential'"
-            )
-        return self
 
 
 class SuiteModels(ABC):
@@ -203,9 +176,6 @@ RESERVED_SUITE_NAMES = (
 )
 
 
-Attempts = Literal["per_run", "spend"]
-
-
 class Policy(ConfigModel):
     """Requirements that a variant must meet before promotion."""
 
@@ -214,11 +184,13 @@ class Policy(ConfigModel):
     alpha: float = Field(
         0.05, ge=1e-9, lt=0.5, description="chance that a variant worse than allowed is promoted"
     )
-    attempts: Attempts = Field(
-        "per_run",
-        description="scope of alpha. per_run: the chance that any variant of one run passes "
-        "falsely. spend: the chance over all runs against one baseline; the first run has half "
-        "of alpha, run k has 0.5 / (k (k - 1)) of it",
+    attempts: int | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="number of attempts against one baseline that share alpha; each has alpha / "
+        "attempts, and more are refused until the baseline changes. When absent, each attempt has "
+        "all of alpha, and attempts are counted and shown only",
     )
     generation: Generation | None = Field(
         None, description="each key fills what a suite of generated answers does not set itself"
@@ -285,11 +257,6 @@ class Policy(ConfigModel):
                 raise ValueError(
                     f"cost.suites: '{name}' generates no answers (kind: {suite.kind}), so it has "
                     "no tokens to count; name a suite such as gsm8k"
-                )
-            if suite.test != "fixed":
-                raise ValueError(
-                    f"cost.suites: '{name}' has 'test: {suite.test}', which ends when its own "
-                    f"gate is decided; write 'test: fixed' to suites.{name}"
                 )
             # lm-eval may ask a task several times, too.
             if (suite.samples > 1 or suite.kind == "lm_eval") and suite.thinking is None:

@@ -5,16 +5,11 @@ Run it from the root of a checkout. It writes SVG files to `docs/images`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.planned_bet import planned_bet
-from eval_gates.statistics.sequential import log_evidence
-from eval_gates.statistics.simulation import outcomes, simulate_runs
+from pipeline.plan.power import chances
 
 FOLDER = Path("docs/images")
 ALPHA, FLIPS, MARGIN = 0.05, 0.04, Comparison.points(0.02)
@@ -79,58 +74,20 @@ def draw(
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def draw_e_process() -> str:
-    """Return the evidence of two simulated variants after each question."""
-    planned = planned_bet(MARGIN, FLIPS, 1.0, 1.0)
-    generator = np.random.default_rng(20)
-    lines: list[Line] = []
-    for label, drop in (
-        ("nothing lost: passes", 0.0),
-        ("the margin lost: stays open", MARGIN.size),
-    ):
-        outcome = outcomes(MARGIN, FLIPS, 1.0, drop, 1.0)
-        values = generator.choice(outcome.values, size=1_500, p=outcome.chances)
-        evidence, _ = log_evidence(values, MARGIN, None, planned)
-        shown = evidence[::10] / math.log(10)
-        crossed = shown >= math.log10(1 / ALPHA)
-        end = int(crossed.argmax()) + 1 if crossed.any() else shown.size
-        lines.append((label, [10.0 * n for n in range(end)], [float(each) for each in shown[:end]]))
-    return draw(
-        "Evidence of two gates after each question",
-        ("questions", "log10 of the evidence for a pass"),
-        (0, 1_500, -1.5, 1.5),
-        lines,
-        (math.log10(1 / ALPHA), "passes here: 1 / alpha = 20"),
-    )
-
-
 def draw_pass_probability() -> str:
     """Return the chance to pass against the true drop."""
-    planned = planned_bet(MARGIN, FLIPS, 1.0, 1.0)
     drops = [MARGIN.size * step / 8 for step in range(9)]
-    lines: list[Line] = []
-    for questions in (4_000, 2_000, 1_000):
-        chances = [
-            simulate_runs(
-                outcomes(MARGIN, FLIPS, 1.0, drop, 1.0),
-                MARGIN,
-                alpha=ALPHA,
-                questions=questions,
-                population=None,
-                runs=2_000,
-                blocks=200,
-                seed=1,
-                planned=planned,
-            ).passed.mean()
-            for drop in drops
-        ]
-        lines.append(
-            (
-                f"{questions:,} questions",
-                [100 * d for d in drops],
-                [100 * float(c) for c in chances],
-            )
+    lines: list[Line] = [
+        (
+            f"{questions:,} questions",
+            [100 * drop for drop in drops],
+            [
+                100 * chances(MARGIN, ALPHA, questions, flips=FLIPS, loss=drop).passes
+                for drop in drops
+            ],
         )
+        for questions in (4_000, 2_000, 1_000)
+    ]
     return draw(
         "Chance to pass against the true drop",
         ("true drop in points; the margin is 2 points", "chance to pass, %"),
@@ -141,5 +98,4 @@ def draw_pass_probability() -> str:
 
 
 if __name__ == "__main__":
-    (FOLDER / "e-process.svg").write_text(draw_e_process())
     (FOLDER / "pass-probability.svg").write_text(draw_pass_probability())

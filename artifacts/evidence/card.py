@@ -110,7 +110,7 @@ def front_matter(
                 task_type="text-generation",
                 dataset_type=dataset,
                 dataset_name=name,
-                dataset_args={"questions": gate.n, "of": gate.available},
+                dataset_args={"questions": gate.n, "of": gate.planned},
                 metric_type=gate.metric,
                 metric_name=f"{gate.metric}, in points of 100",
                 metric_value=percent(gate.candidate),
@@ -301,7 +301,7 @@ def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
     if known := kind.benchmark:
         return known.dataset, f"{known.title}, {gate.n:,} of {known.questions:,} questions"
     task = kind.title(suite) or gate.suite
-    return task, f"{task}, {gate.n:,} of {gate.available:,} questions"
+    return task, f"{task}, {gate.n:,} of {gate.planned:,} questions"
 
 
 def hub_entries(

@@ -1,8 +1,8 @@
 """Checks that answers belong to the planned questions and that none was omitted.
 
 Digests only show that answers are the recorded ones. Answers must belong to the first questions in
-order. Without a stopping rule, all questions need answers: a fixed-size test is invalid for a size
-chosen later.
+order. The baseline must answer the whole list; `judge_suite` refuses a candidate's answers that end
+before the look that decides.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def find_question_mismatches(
     kept = EVALUATE.typed(record)
     if (count := kept.result.n) != len(answers):
         yield f"{role}: its record counts {count} answers, and there are {len(answers)}"
-    rule = kept.parameters.rule
-    if rule is None or rule.test == "fixed":
+    if kept.parameters.rule is None:
         wanted = min(kept.parameters.max_questions or len(questions), len(questions))
         if kept.parameters.suite.cluster_by:
             wanted = whole_end(labels_of(questions), wanted)

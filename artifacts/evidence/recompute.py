@@ -104,9 +104,10 @@ def find_uncounted(claims: RecordedVerdicts, recipe: str, store: Store) -> Itera
     judge = store.find("judge", key) if key is not None else None
     if judge is None:
         return
-    attempt = JUDGE.parameters_of(judge).attempt
-    if not attempt.is_same(AttemptLedger(store).find(attempt.scope, attempt.number)):
-        yield f"attempt {attempt.number} against its baseline is not the one in the store's ledger"
+    trial, number = JUDGE.parameters_of(judge).trial, JUDGE.result_of(judge).history.attempt
+    attempts = AttemptLedger(store).attempts(trial.baseline)
+    if not any(each.number == number and trial.is_of(each.trial) for each in attempts):
+        yield f"attempt {number} against its baseline is not the one in the store's ledger"
 
 
 def claims_of(report: RunReport) -> RecordedVerdicts:
@@ -209,6 +210,7 @@ class VariantEvidence:
                 self._answers,
                 self._records.__getitem__,
                 self._loads,
+                kept.result.history,
             )
             ours, theirs = (report_judged("", None, each) for each in (kept.result, again))
         except UNREADABLE as error:

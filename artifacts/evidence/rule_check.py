@@ -1,6 +1,6 @@
-"""Compares a verdict's rules with those of its policy, profile and attempt.
+"""Compares a verdict's rules with those of its policy, profile and trial.
 
-The rules must account for the chance of a false pass in each variant, attempt and measurement.
+The rules must account for the chance of a false pass in each variant.
 Planning wrote each rule into the measuring stage and the judge stage; both must equal a new plan.
 """
 
@@ -15,7 +15,7 @@ from eval_gates.speed.gate_rule import SpeedGateRule, apply_gate_rate, build_rul
 from pipeline.core.stage_record import StageRecord
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments, under_load
-from pipeline.stages.attempts import StartSpread
+from pipeline.stages.attempts import trial_of
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JudgeParameters, cost_rules_of
 from pipeline.stages.speed import ROLE, SPEED
@@ -31,7 +31,7 @@ RELATIVE_TOLERANCE = 1e-9
 def find_rule_mismatches(
     judge: JudgeParameters, recipe: str, tried: Sequence[str], records: Mapping[str, StageRecord]
 ) -> Iterator[str]:
-    """Yield where a verdict's rules differ from its policy and attempt.
+    """Yield where a verdict's rules differ from its policy and trial.
 
     Args:
         judge: parameters of its stage.
@@ -43,24 +43,16 @@ def find_rule_mismatches(
         EvidenceError: a record has another shape.
         ValueError: a workload or a speed gate is invalid on that machine.
     """
-    attempt, policy = judge.attempt, judge.policy
+    trial, policy = judge.trial, judge.policy
     if judge.recipe not in (None, recipe):
         yield f"its stage 'judge' is on another variant, {judge.recipe!r}"
-    if sorted(attempt.variants) != sorted(tried):
+    if sorted(trial.variants) != sorted(tried):
         yield (
-            f"its attempt is of {', '.join(sorted(attempt.variants))}, "
+            f"its trial is of {', '.join(sorted(trial.variants))}, "
             f"and {', '.join(sorted(tried))} are named"
         )
-    if (attempt.alpha, attempt.spending) != (policy.alpha, policy.attempts):
-        yield "its attempt has another error rate than the policy"
-    begun_with, profile = attempt.start_spread, judge.profile
-    if begun_with is not None and profile is not None:
-        used = StartSpread(stddev=profile.restart_stddev, starts=profile.restart_count)
-        if used != begun_with:
-            yield (
-                f"its ratios allow for a spread of starts of {used.stddev:g}, and its attempt "
-                f"began with {begun_with.stddev:g}"
-            )
+    if trial != trial_of(trial.baseline, trial.variants, policy):
+        yield "its trial has other criteria than the policy"
     for role, record in records.items():
         if record.stage == SPEED.name:
             loaded = SPEED.parameters_of(record)
@@ -72,10 +64,9 @@ def find_rule_mismatches(
         asked = EVALUATE.parameters_of(record)
         yield from find_served_otherwise(role, role.partition(".")[0], asked, judge.profile)
     for name, suite in policy.suites.items():
-        role, gate, level = CANDIDATE + name, judge.gates[name], attempt.level()
+        role, gate, level = CANDIDATE + name, judge.gates[name], trial.level
         if role in records:
             asked = EVALUATE.parameters_of(records[role])
-            level = attempt.level(asked.measurement)
             asked_by = asked.rule.model_dump() if asked.rule is not None else None
             if find_differing_values("", asked_by, gate.model_dump()):
                 yield f"{role}: asked by another rule than it is judged by"
@@ -87,10 +78,9 @@ def find_rule_mismatches(
     measured = {role: each for role, each in records.items() if each.stage == SPEED.name}
     yield from (f"{role}: its policy makes no such claim" for role in measured.keys() - claims)
     for role, claim in claims.items():
-        told, level = judge.speed[claim.name], attempt.level()
+        told, level = judge.speed[claim.name], trial.level
         if role in measured:
             loaded = SPEED.parameters_of(measured[role])
-            level = attempt.level(loaded.measurement)
             if loaded.decided_by != told:
                 yield f"{role}: measured by another rule than it is judged by"
         yield from find_other_claim(role, told, claim, own, judge.profile, level)
@@ -147,7 +137,7 @@ def find_other_claim(
         claim: of the policy.
         own: the policy's own workloads.
         profile: of both sides; None for endpoints.
-        level: of the attempt and the measurement.
+        level: of the trial.
 
     Raises:
         ValueError: the workload or the speed gate is invalid on that machine.
@@ -162,7 +152,7 @@ def find_other_claim(
 
 def _differing(place: str, told: dict[str, Any], wanted: dict[str, Any]) -> Iterator[str]:
     for line in find_differing_values("", told, wanted, "these give"):
-        yield f"{place}: not the rule of its policy, profile and attempt: {line}"
+        yield f"{place}: not the rule of its policy, profile and trial: {line}"
 
 
 def find_differing_values(

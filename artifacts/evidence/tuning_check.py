@@ -77,11 +77,11 @@ def _find_changed(
         yield f"{place}: it is no gate on a gain over the defaults"
     if asked.sides["baseline"].serving.engine_arguments != tuning.engine_defaults:
         yield f"{place}: its baseline is not that of this run"
-    attempt = tuning.attempt
-    if attempt is None or attempt.alpha != tuning.alpha:
-        yield f"{place}: its attempt is not known, or has another error rate"
+    trial = tuning.trial
+    if trial is None or trial.alpha != tuning.alpha:
+        yield f"{place}: its trial is not known, or has another error rate"
         return
     yield from find_draw_mismatches(place, record, loads)
     (claim,), own = tuning.speed.claims, tuning.speed.workloads
-    level = attempt.level(asked.measurement)
+    level = trial.level
     yield from find_other_claim(place, asked.decided_by, claim, own, tuning.served, level)

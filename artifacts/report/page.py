@@ -14,8 +14,8 @@ from typing import Any
 from artifacts import run_outcome
 from artifacts.command_line import command_line
 from artifacts.report import (
-    e_process_plots,
     flipped_answers,
+    margins,
     provenance,
     quality,
     score_table,
@@ -32,7 +32,7 @@ def run_page(evidence: RunEvidence) -> str:
     names = UniqueIds()
     figures = {
         "quality": quality.quality_figures(evidence, names),
-        "evidence": e_process_plots.evidence_figures(evidence, names),
+        "margins": margins.margin_figures(evidence, names),
         "flips": flipped_answers.flip_figures(evidence, names),
         "speed": speed.speed_figures(evidence, names),
     }

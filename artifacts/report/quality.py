@@ -44,24 +44,17 @@ def baseline_megabytes(evidence: RunEvidence) -> float | None:
     return None
 
 
-def change_bounds(gate: GateReport) -> tuple[float, float]:
-    """Return bounds of candidate - baseline: the gate's own, or fixed-size ones."""
-    if gate.value == "candidate - baseline":
-        return gate.bound, gate.upper_bound
-    return gate.interval
-
-
 def describe_bounds(gate: GateReport) -> str:
     """Describe the bounds that the whiskers show."""
-    sure = f"each whisker is a one-sided {100 * (1 - gate.alpha):g} % bound"
+    sure = f"each whisker is a one-sided {100 * (1 - gate.alpha):g} % bound ({gate.method})"
     if gate.value == "candidate - baseline":
-        return f"{sure} ({gate.method})"
-    return f"{sure} for one look ({gate.interval_method}); the gate itself is by recovery"
+        return sure
+    return f"{sure}; the gate itself is by recovery"
 
 
 def whiskers(gate: GateReport) -> tuple[float, float]:
     """Return the distances of the bounds from the difference, in points; at least 0."""
-    low, high = change_bounds(gate)
+    low, high = gate.interval
     return 100 * max(0.0, high - gate.difference), 100 * max(0.0, gate.difference - low)
 
 
@@ -102,7 +95,7 @@ def _figure(
     for variant, gate, x in points:
         number = evidence.recipes.index(variant.recipe)
         data.append(_point(variant, gate, x, number))
-        allowed = _allowed_drop(evidence, variant, gate)
+        allowed = allowed_drop(evidence, variant, gate)
         if allowed is not None:
             data.append(_margin(variant, x, allowed, number))
     by = axis_title.partition(",")[0]
@@ -163,7 +156,7 @@ def _margin(variant: VariantReport, x: float, allowed: float, number: int) -> di
     }
 
 
-def _allowed_drop(evidence: RunEvidence, variant: VariantReport, gate: GateReport) -> float | None:
+def allowed_drop(evidence: RunEvidence, variant: VariantReport, gate: GateReport) -> float | None:
     """Return the drop of the mean score at the margin, as a fraction."""
     if gate.threshold < 0:
         return -gate.threshold
@@ -181,7 +174,7 @@ def _table(
     if of_baseline is not None:
         rows.append((BASELINE, f"{of_baseline:,.1f}", "0", "-", "-"))
     for variant, gate, x in points:
-        low, high = change_bounds(gate)
+        low, high = gate.interval
         rows.append(
             (
                 variant.recipe,

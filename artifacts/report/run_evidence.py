@@ -37,7 +37,6 @@ class PairedAnswers:
     questions: dict[str, dict[str, Any]]  # by id, as far as they are kept
     suite: AnySuite  # the policy's settings
     rule: GateRule  # that decided
-    population: int | None  # questions of the benchmark, where the claim is about that alone
 
 
 class RunEvidence:
@@ -98,24 +97,22 @@ class RunEvidence:
         asked = self._read_shape(
             ASKED, self._input(judge.record, f"questions.{suite}", f"the questions of {suite}")
         )
-        rule = judge.parameters.gates[suite]
         return PairedAnswers(
             baseline=baseline,
             candidate=candidate,
             questions=self._questions(asked.record if asked else None),
             suite=settings,
-            rule=rule,
-            population=rule.population(asked.result.questions) if asked is not None else None,
+            rule=judge.parameters.gates[suite],
         )
 
     def collect_answers(
         self, recipe: str
     ) -> list[tuple[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]]:
-        """Return a variant's last round by suite."""
+        """Return a variant's answers by suite."""
         last: dict[str, str] = {}
         for (name, variant), found in self._finished.items():
             if variant == recipe and found.stage == "evaluate" and not name.endswith(" again"):
-                last[name.removeprefix("evaluate ").partition(", round ")[0]] = name
+                last[name.removeprefix("evaluate ")] = name
         records = [
             (suite, self._read_shape(EVALUATE, self.record(name, recipe)))
             for suite, name in last.items()

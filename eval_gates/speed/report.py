@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.gate_report import EProcessPoint, Tier, Verdict
+from eval_gates.gate_report import Tier, Verdict
 from eval_gates.speed.gate_rule import ClaimRule
 from eval_gates.speed.invalid_reasons import InvalidReason, count_drafts, hit_rate
 from eval_gates.speed.load_run import LoadRun, Side
-from eval_gates.speed.result import SpeedTestResult
+from eval_gates.speed.result import EProcessPoint, SpeedTestResult
 from eval_gates.speed.server_runs import ServerMode
 from eval_gates.speed.slo import SUSTAINED, SloRule, percentiles
 from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, steady_window

@@ -5,8 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from eval_gates.gate_report import EProcessPoint
+from pydantic import Field
+
 from eval_gates.speed.invalid_reasons import InvalidReason
+from pipeline.core.record import Record
+
+
+class EProcessPoint(Record):
+    """The evidence after n blocks or rounds."""
+
+    n: int = Field(description="blocks or rounds")
+    mean: float = Field(description="mean of the compared value so far")
+    log10_e_pass: float = Field(description="evidence against 'inferior', as a power of ten")
+    log10_e_fail: float = Field(description="evidence against 'not inferior', as a power of ten")
+
 
 State = Literal["pass", "fail", "open", "disturbed", "invalid"]
 """State after some loads.

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from eval_gates.gate_report import EProcessPoint
 from eval_gates.speed.drift import would_reverse
 from eval_gates.speed.invalid_reasons import InvalidReason, client_lag_reason
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.proportion_test import log_evidence
-from eval_gates.speed.result import SpeedTestResult, State
+from eval_gates.speed.result import EProcessPoint, SpeedTestResult, State
 from eval_gates.speed.server_runs import ServerRunRule
 from eval_gates.speed.validity import final_reasons, lasting
 

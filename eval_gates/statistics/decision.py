@@ -1,7 +1,7 @@
-"""Verdict of a gate, with its reason, from the result of its test.
+"""Verdict of a gate, with its reason, from the finding of its last look.
 
 The null hypothesis of every gate is 'the candidate is worse than the baseline by the margin or
-more'. A test that rejects it passes the gate, unless the gate is insensitive. Values are compared
+more'. A lower bound above it passes the gate, unless the gate is insensitive. Values are compared
 unrounded.
 """
 
@@ -12,16 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eval_gates.statistics.assay_sensitivity import ChanceKind, SensitivityCheck
-from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.paired import GRADED, IDENTICAL, min_identical_questions
-from eval_gates.statistics.power import min_questions
-from eval_gates.statistics.question_rounds import expected_questions
-from eval_gates.statistics.result import SEQUENTIAL, GateTestResult
+from eval_gates.statistics.bound import min_identical_values
+from eval_gates.statistics.looks import Finding
 
 Verdict = Literal["pass", "fail", "undecided"]
 
 _MAX_QUESTIONS = 1_000_000  # no benchmark has as many
-_BOUND_TOLERANCE = 1e-6  # precision of the bounds: a smaller difference contradicts no verdict
 
 
 @dataclass(frozen=True)
@@ -31,13 +27,11 @@ class Scores:
     baseline: float  # mean, in [0, 1]
     candidate: float  # mean, in [0, 1]
     flips: float  # share of questions whose score changed
-    flip_size: float  # mean change of those scores; 0 if none changed
     # By all of the baseline's answers, including questions that the candidate has not answered.
     sensitivity_checks: tuple[SensitivityCheck, ...] = ()
     full_baseline: float | None = None  # mean of all those answers; None: the same as `baseline`
     # Mean score of the candidate's answers, taken as answers to other questions.
     shuffled_score: float = 0.0
-    p_unrelated: float = 0.0  # of 'the answers fit any question'; see :func:`swap_p_value`
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,8 @@ class Decision:
     suspicious: bool = False
 
 
-def decide(finding: GateTestResult, scores: Scores, population: int | None = None) -> Decision:
-    """Return the verdict that a test result allows.
+def decide(finding: Finding, scores: Scores) -> Decision:
+    """Return the verdict that a finding allows.
 
     - `pass`: the candidate is shown to be inside the margin;
     - `fail`: it is shown to be outside of it, also in an insensitive gate;
@@ -66,66 +60,50 @@ def decide(finding: GateTestResult, scores: Scores, population: int | None = Non
     allowed = finding.comparison.allowed_drop(scores.baseline)
     suspicious = difference > allowed > 0
     insensitive = _describe_insensitivity(finding, scores)
-    if finding.verdict == "fail":
-        reason = _describe_failure(finding)
+    verdict: Verdict = "undecided"
+    if finding.state == "fail":
+        verdict, reason = "fail", _describe_failure(finding)
     elif insensitive:
         reason = insensitive
-    elif finding.verdict == "pass" and _is_uninformative(finding, scores):
+    elif finding.lower > finding.comparison.threshold and (
+        scores.candidate == 0 or finding.state == "open"
+    ):
         return Decision("undecided", _describe_unrelated_answers(finding, scores))
-    elif finding.verdict == "pass":
-        reason = _describe_pass(finding)
+    elif finding.state == "pass":
+        verdict, reason = "pass", _describe_pass(finding)
     else:
-        reason = _describe_open(finding, scores, difference, allowed, population)
+        reason = _describe_open(finding, scores, difference, allowed)
     if suspicious:
         reason += (
             f"; suspicious: {_points(difference)} better than the baseline, more than the margin:"
             " check that both answered the same questions, prompted in the same way"
         )
-    if finding.verdict == "open" or (insensitive and finding.verdict == "pass"):
-        return Decision("undecided", reason, suspicious)
-    return Decision(finding.verdict, reason, suspicious)
+    return Decision(verdict, reason, suspicious)
 
 
-def _describe_pass(finding: GateTestResult) -> str:
+def _describe_pass(finding: Finding) -> str:
     if finding.comparison.kind == "recovery":
         retained = (
             f"the candidate retains more than {100 * finding.comparison.size:g} % of the baseline"
         )
         return f"{retained} ({_describe_confidence(finding)})"
-    shown, confidence = _describe_shown_drop(finding), _describe_confidence(finding)
-    return f"{shown} ({confidence}), inside {finding.comparison.words}"
+    shown = f"the candidate is at least {_points(finding.lower)} better"
+    if finding.lower < 0:
+        shown = f"the drop is at most {_points(-finding.lower)}"
+    return f"{shown} ({_describe_confidence(finding)}), inside {finding.comparison.words}"
 
 
-def _describe_shown_drop(finding: GateTestResult) -> str:
-    least = finding.lower
-    if least < finding.comparison.threshold - _BOUND_TOLERANCE:
-        return "the drop was shown to be small enough, though later answers point the other way"
-    if least < 0:
-        return f"the drop is at most {_points(-least)}"
-    if least <= _BOUND_TOLERANCE:
-        return "the candidate scores no worse"
-    return f"the candidate is at least {_points(least)} better"
-
-
-def _describe_failure(finding: GateTestResult) -> str:
+def _describe_failure(finding: Finding) -> str:
     if finding.comparison.kind == "recovery":
         retained = (
             f"the candidate retains at most {100 * finding.comparison.size:g} % of the baseline"
         )
         return f"{retained} ({_describe_confidence(finding)})"
     shown = f"the candidate is at least {_points(-finding.upper)} worse"
-    if finding.upper > finding.comparison.threshold + _BOUND_TOLERANCE:
-        shown = "the drop was shown to be too large, though later answers point the other way"
     return f"{shown} ({_describe_confidence(finding)}), not inside {finding.comparison.words}"
 
 
-def _describe_open(
-    finding: GateTestResult,
-    scores: Scores,
-    difference: float,
-    allowed: float,
-    population: int | None,
-) -> str:
+def _describe_open(finding: Finding, scores: Scores, difference: float, allowed: float) -> str:
     comparison = finding.comparison
     if comparison.kind == "recovery":
         start = f"{comparison.words} is neither shown nor refuted ({_describe_confidence(finding)})"
@@ -135,56 +113,25 @@ def _describe_open(
             f" ({_describe_confidence(finding)}), not inside {comparison.words}"
         )
     looser = "a wider margin" if comparison.kind == "points" else "a lower recovery"
-    least = _min_questions(finding, scores, population)
-    if least is not None and finding.n < least:
-        return (
-            f"{start}; {_count(finding.n)} cannot pass even if no answer changes, {least}"
-            f" could: needs more questions or {looser}"
-        )
-    if finding.method == IDENTICAL:
-        return (
-            f"{start}; every difference is the same, and {_count(finding.n)} are too few"
-            f" to show more: needs more questions or {looser}"
-        )
+    if comparison.kind == "points":
+        least = min_identical_values(comparison.size, finding.alpha)
+        if finding.planned < least:
+            return (
+                f"{start}; {_count(finding.planned)} cannot pass even if no answer changes, {least}"
+                f" could: needs more questions or {looser}"
+            )
     gap = allowed + difference
     if gap <= 0:
         return f"{start}; the drop so far is outside of it: more questions would probably fail it"
     if scores.flips == 0:
         return f"{start}; needs more questions or {looser}"
+    # The width of a bound falls with the square root of their number.
+    reach = comparison.threshold + gap - finding.lower
+    needed = max(finding.n * (reach / gap) ** 2, finding.n + 1)
     stays = f"if the difference of {_points(difference, sign=True)} stays"
-    needed = _estimate_questions(finding, scores, gap, population)
     if needed > _MAX_QUESTIONS:
         return f"{start}; needs {looser}: no benchmark has enough questions {stays}"
     return f"{start}; needs more questions (in all about {needed:.0f} {stays}) or {looser}"
-
-
-def _estimate_questions(
-    finding: GateTestResult, scores: Scores, gap: float, population: int | None
-) -> float:
-    if finding.method == SEQUENTIAL:
-        needed = expected_questions(
-            Comparison.points(min(gap, 0.99)),
-            finding.alpha,
-            scores.flips,
-            scores.flip_size,
-            finding.planned,
-        )
-        needed = min(needed, population) if population is not None else needed
-    else:  # the width of a fixed bound falls with the square root of their number
-        reach = finding.comparison.threshold + gap - finding.lower
-        needed = finding.n * (reach / gap) ** 2
-    return max(needed, finding.n + 1)
-
-
-def _min_questions(finding: GateTestResult, scores: Scores, population: int | None) -> int | None:
-    comparison = finding.comparison
-    if finding.method == SEQUENTIAL:
-        return min_questions(
-            comparison, finding.alpha, population, scores.baseline, finding.planned
-        )
-    if finding.method in (GRADED, IDENTICAL) and comparison.kind == "points":
-        return min_identical_questions(comparison.size, finding.alpha)
-    return None
 
 
 _CHANCE_SCORES: dict[ChanceKind, str] = {
@@ -195,7 +142,7 @@ _CHANCE_SCORES: dict[ChanceKind, str] = {
 }
 
 
-def _describe_insensitivity(finding: GateTestResult, scores: Scores) -> str:
+def _describe_insensitivity(finding: Finding, scores: Scores) -> str:
     insensitive = [
         check for check in scores.sensitivity_checks if check.p_insensitive > finding.alpha
     ]
@@ -216,23 +163,19 @@ def _describe_insensitivity(finding: GateTestResult, scores: Scores) -> str:
     )
 
 
-def _is_uninformative(finding: GateTestResult, scores: Scores) -> bool:
-    return scores.candidate == 0 or scores.p_unrelated > finding.alpha
-
-
-def _describe_unrelated_answers(finding: GateTestResult, scores: Scores) -> str:
+def _describe_unrelated_answers(finding: Finding, scores: Scores) -> str:
     return (
         f"the candidate scores {scores.candidate:.1%} on {_count(finding.n)}, and its answers score"
-        f" {scores.shuffled_score:.1%} on other questions"
-        f" (p = {scores.p_unrelated:.2g}): its answers are not shown to fit their own questions"
-        " better than others, so a drop inside the margin proves nothing"
+        f" {scores.shuffled_score:.1%} on other questions: its answers are not shown to fit their"
+        " own questions better than others, so a drop inside the margin proves nothing"
     )
 
 
-def _describe_confidence(finding: GateTestResult) -> str:
+def _describe_confidence(finding: Finding) -> str:
     confidence = f"{100 * (1 - finding.alpha):g} % confidence"
-    if finding.decided_at is not None and finding.decided_at < finding.n:
-        return f"{confidence}, decided after {finding.decided_at} of {_count(finding.n)}"
+    if finding.n < finding.planned:
+        look = f"look {finding.number} of {finding.looks}"
+        return f"{confidence}, {look}: {finding.n} of {_count(finding.planned)}"
     return f"{confidence}, {_count(finding.n)}"
 
 

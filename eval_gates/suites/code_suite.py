@@ -68,7 +68,6 @@ class CodeTask(GeneratingTask):
 class CodeSuite(CodeTask, Suite):
     """Model-written functions, tested in a sandbox."""
 
-    batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
     if_no_sandbox: Literal["refuse", "skip"] = Field(
         "refuse",
         description="where model-written code cannot be contained: refuse the run, or leave the "

@@ -16,7 +16,7 @@ from eval_gates.suites.generated_text import GeneratedText
 from eval_gates.suites.suite_kind import Row, Rows
 from pipeline.core.events import Progress
 from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers
-from recipes.policy import EvalTask, Suite
+from recipes.policy import EvalTask
 
 
 class GeneratingTask(EvalTask, Generation):
@@ -28,11 +28,6 @@ class GeneratingTask(EvalTask, Generation):
             raise ValueError(
                 f"'samples: {self.samples}' of greedy answers are one answer: add "
                 "'sampling: model', or a temperature such as 'sampling: {temperature: 0.7}'"
-            )
-        if isinstance(self, Suite) and self.about == "benchmark" and self.sampling != "greedy":
-            raise ValueError(
-                "'sampling' draws answers by chance, and 'about: benchmark' takes each for the "
-                "only one there could be: take 'about: population'"
             )
         return self
 

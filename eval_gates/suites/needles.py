@@ -216,7 +216,6 @@ class NeedlesTask(GeneratingTask):
 class NeedlesSuite(NeedlesTask, Suite):
     """Retrieval from long texts that are made here."""
 
-    batch: int = Field(48, ge=1, le=1_000_000, description="cases asked between two looks")
     sources: list[Source] = Field(default=["builtin"])
 
 

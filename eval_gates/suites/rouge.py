@@ -75,14 +75,6 @@ class RougeTask(GeneratingTask):
 class RougeSuite(RougeTask, Suite):
     """Summaries, scored by rouge-score or sacrebleu."""
 
-    batch: int = Field(32, ge=1, le=1_000_000, description="documents asked between two looks")
-    expected_flips: float = Field(
-        0.5,
-        ge=1e-6,
-        le=1,
-        description="share of scores expected to change; sizes the first round, and chooses the "
-        "bet with half of a sequential test's stake",
-    )
     sources: list[Source] = Field(default=["eval-data", "hub", "builtin"])
 
 

@@ -72,7 +72,6 @@ class StructuredTask(GeneratingTask):
 class StructuredSuite(StructuredTask, Suite):
     """JSON by a schema: right if the answer parses and fits."""
 
-    batch: int = Field(32, ge=1, le=1_000_000, description="requests between two looks")
     sources: list[Source] = Field(default=["eval-data", "builtin"])
 
 

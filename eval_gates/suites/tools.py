@@ -115,7 +115,6 @@ class ToolsTask(GeneratingTask):
 class ToolsSuite(ToolsTask, Suite):
     """BFCL's single-turn tool calls."""
 
-    batch: int = Field(64, ge=1, le=1_000_000, description="requests between two looks")
     sources: list[Source] = Field(default=["eval-data", "packages"])
 
 

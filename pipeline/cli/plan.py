@@ -122,8 +122,6 @@ def plan(
     print(found.form_line())
     print_power(found.power)
     print_claims(found.claims)
-    for cost in found.costs:
-        print(cost.words)
     if found.attempt:
         print(found.attempt)
     print_table(["environment", "state", "size"], found.environment_rows())

@@ -14,7 +14,7 @@ from pipeline.cli.tables import print_json, print_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.plan.gate_power import GatePower
+    from pipeline.plan.power import GatePower
     from pipeline.plan.speed_power import PlannedGatePower
 
 app = typer.Typer(
@@ -22,25 +22,11 @@ app = typer.Typer(
 )
 
 NameArgument = Annotated[str, argument("Policy name or YAML file.", metavar="NAME")]
-POWER_HEADINGS = (
-    *("suite", "tier", "family", "margin", "questions", "expected", "passed", "failed"),
-    *("half lost", "drop seen"),
-)
-POWER_LEGEND = (
-    "expected: questions until a decision; passed, failed: chances; all if nothing is lost. "
-    "half lost: passed, if half of the margin is. drop seen: the smallest that fails in 80 % of "
-    "runs."
-)
 SPEED_HEADINGS = ("claim", "tier", "at most", "fewest", "minutes", "passes if the truth is")
 SPEED_LEGEND = (
     "minutes: of the most that are measured, with the starts of servers that alternate; - where "
     "the workload is a profile's. Throughput is taken to vary by {noise:g} % from load to load, "
     "and from start to start."
-)
-BENCHMARK_CLAIM = (
-    "is about this list of questions and these answers to it (about: benchmark). Once all are "
-    "asked it is a count without an error rate: a variant that on other such questions truly "
-    "loses the margin passes in about half of all runs"
 )
 
 
@@ -104,15 +90,9 @@ def check(
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.cost_power import check_costs_decidable, cost_powers
     from pipeline.plan.data_sources import SourceResolver
-    from pipeline.plan.gate_power import (
-        check_decidable,
-        check_likely,
-        joint_power,
-        policy_power,
-    )
     from pipeline.plan.independence import note_repeated_fields
+    from pipeline.plan.power import check_power, joint_power, policy_power
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
     from pipeline.plan.speed_plan import check_own_workloads
     from pipeline.plan.speed_power import check_claims_decidable, claim_powers
@@ -138,45 +118,35 @@ def check(
         counts = sources.counts(policy)
         power = policy_power(policy, recipes, counts)
         claims = claim_powers(policy, len(recipes))
-        costs = cost_powers(policy, recipes, counts)
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
             answer |= {"gates": [asdict(gate) for gate in power]}
             answer["joint"] = [asdict(joint) for joint in joint_power(power)]
             if policy.speed is not None:
                 answer["speed"] = [claim.to_dict() for claim in claims]
-            if policy.cost is not None:
-                answer["cost"] = [asdict(cost) for cost in costs]
             print_json(answer)
         else:
             print_power(power)
             print_claims(claims)
-            for cost in costs:
-                print(cost.words)
         note_repeated_fields(policy, sources, progress)
-        check_decidable(policy, recipes, counts, progress)
-        check_likely(policy, recipes, counts)
+        check_power(policy, recipes, counts, progress)
         check_claims_decidable(policy, claims)
-        check_costs_decidable(costs, progress)
 
 
 def print_power(power: Sequence[GatePower]) -> None:
-    """Print each gate's power, with a warning if it does not suffice."""
-    from pipeline.plan.gate_power import joint_power
+    """Print one line a gate: its chances to pass."""
+    from pipeline.plan.power import format_chance, joint_power
 
-    print_table(POWER_HEADINGS, [power_row(gate) for gate in power])
-    print(POWER_LEGEND)
-    for joint in joint_power(power):
-        whole, half = map(format_chance, (joint.chance_of_pass, joint.chance_of_pass_at_half))
-        print(
-            f"all suites, {joint.family}: each critical one passes and no supporting one fails in "
-            f"{whole} of runs if nothing is lost, in {half} if half of each margin is"
-        )
-    for name in dict.fromkeys(gate.suite for gate in power if gate.about == "benchmark"):
-        print(f"{name}: {BENCHMARK_CLAIM}")
     for gate in power:
-        if gate.decidable is not True or gate.is_doubtful:
-            print(f"{gate.suite}, {gate.family}: {gate.words}")
+        print(gate.words)
+    for joint in joint_power(power):
+        usual = ""
+        if joint.usual_passes is not None:
+            usual = f", {format_chance(joint.usual_passes)} of usual variants"
+        print(
+            f"all suites, {joint.family}: {format_chance(joint.passes)} of variants that lose "
+            f"nothing pass{usual}"
+        )
 
 
 def print_claims(claims: Sequence[PlannedGatePower]) -> None:
@@ -198,6 +168,8 @@ def print_claims(claims: Sequence[PlannedGatePower]) -> None:
 
 def claim_row(claim: PlannedGatePower) -> list[str]:
     """One claim's row under SPEED_HEADINGS."""
+    from pipeline.plan.power import format_chance
+
     ratios = not claim.gate.startswith("slo")
     chances = [
         f"{f'x {c.truth:.3g}' if ratios else f'{100 * c.truth:g} %'}: {format_chance(c.passes)} "
@@ -212,27 +184,3 @@ def claim_row(claim: PlannedGatePower) -> list[str]:
         "-" if claim.minutes is None else f"{claim.minutes:.0f}",
         "; ".join(chances),
     ]
-
-
-def power_row(gate: GatePower) -> list[str]:
-    """One gate's row under POWER_HEADINGS; drops in points."""
-    drop = gate.smallest_visible_drop
-    return [
-        gate.suite,
-        gate.tier,
-        gate.family,
-        gate.margin,
-        "not known yet" if gate.questions is None else f"{gate.questions}",
-        f"about {gate.expected_questions:.0f}" if gate.decidable is not False else "-",
-        "cannot" if gate.decidable is False else format_chance(gate.chance_of_pass),
-        "-" if gate.decidable is False else format_chance(gate.chance_of_fail),
-        "cannot" if gate.decidable is False else format_chance(gate.chance_of_pass_at_half),
-        f"{100 * drop:.1f}" if drop is not None else "none" if gate.decidable is not None else "-",
-    ]
-
-
-def format_chance(chance: float | None) -> str:
-    """Format a chance; only 1 is shown as 100 %."""
-    if chance is None:
-        return "-"
-    return f"{100 * chance:.0f} %" if chance < 0.995 or chance == 1 else "> 99 %"

@@ -150,11 +150,10 @@ def attach(
 
 @app.command("attempts")
 def list_attempts(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List every attempt so far, by baseline and policy, and the next one's error rate.
+    """List every attempt so far, by baseline.
 
-    An attempt is a set of variants that are tried together. It counts with the first
-    answer or load of a candidate. By the policy's `attempts` each attempt has the full
-    error rate (per_run), or all share it, later ones with less (spend).
+    An attempt is a set of variants that are tried together under one policy, or a gate
+    of theirs measured again. It counts with the first answer or load of a candidate.
 
     Example
 
@@ -166,33 +165,20 @@ def list_attempts(store: StoreOption = None, as_json: JsonOption = False) -> Non
 
     found = list(AttemptLedger(Store(load_settings(store).store)).all())
     if as_json:
-        print_json(
-            [
-                {
-                    **attempt.model_dump(mode="json"),
-                    "rate": attempt.rate,
-                    "history_rate": attempt.history_rate,
-                }
-                for attempt in found
-            ]
-        )
+        print_json([attempt.model_dump(mode="json") for attempt in found])
         return
     rows = [
         [
-            ", ".join(f"{name} {value[:12]}" for name, value in attempt.scope.baseline.items()),
-            attempt.scope.policy,
+            ", ".join(f"{name} {value[:12]}" for name, value in attempt.trial.baseline.items()),
             str(attempt.number),
-            ", ".join(sorted(attempt.variants)),
-            f"{attempt.rate:.2g}",
-            f"{attempt.history_rate:.2g}",
+            attempt.trial.policy,
+            "" if attempt.trial.attempts is None else f"of {attempt.trial.attempts}",
+            ", ".join(sorted(attempt.trial.variants)),
+            ", ".join(f"{gate} ({number})" for gate, number in attempt.measured.items()),
+            f"{attempt.trial.level:.2g}",
             attempt.run,
         ]
         for attempt in found
     ]
-    print_table(["baseline", "policy", "attempt", "variants", "rate", "of all", "run"], rows)
-    for attempt in {attempt.scope.key: attempt for attempt in found}.values():
-        after = attempt.model_copy(update={"number": attempt.number + 1})
-        print(
-            f"The next attempt under the policy '{attempt.scope.policy}' has the error rate "
-            f"{after.rate:.2g}, and all then have at most {after.history_rate:.2g}."
-        )
+    headings = ["baseline", "attempt", "policy", "allowed", "variants", "again", "level", "run"]
+    print_table(headings, rows)

@@ -96,7 +96,6 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
         *floor_lines(report),
         *length_lines(report),
         *speed_lines(report),
-        *cost_lines(report),
     ]
     last += [*baseline_lines(report), *serving_lines(report.options), *drafting_lines(report)]
     for line in [*last, *attribution_lines(report)]:
@@ -201,18 +200,6 @@ def speed_lines(report: RunReport) -> list[str]:
     return list(notes)
 
 
-def cost_lines(report: RunReport) -> list[str]:
-    """Return each variant's time of a solved task, where its throughput was measured."""
-    from eval_gates.cost import describe_time
-
-    return [
-        f"{variant.recipe}, {cost.name}: {describe_time(cost.time)}"
-        for variant in report.variants
-        for cost in variant.cost
-        if cost.time is not None and cost.verdict == "pass"
-    ]
-
-
 def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
     from rich.text import Text
@@ -235,8 +222,7 @@ def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None
 def gate_cells(gate: GateReport) -> list[str]:
     """Suite with how many questions, and how many of them it took; then the numbers."""
     row = gate_row(gate, 1)
-    decided = gate.decided_at not in (None, gate.n)
-    counted = f"decided at {gate.decided_at} of n={gate.n}" if decided else f"n={gate.n}"
+    counted = f"n={gate.n} of {gate.planned}" if gate.n < gate.planned else f"n={gate.n}"
     return [f"{row.what} ({counted}){row.unusual_tier}", *number_cells(row)]
 
 

@@ -17,7 +17,6 @@ The tree::
     +-- RegistryError             1   the model registry rejected a request or is unreachable
     +-- EvidenceError             1   an invalid evidence bundle or signature
     +-- StoreError                1   the store is not writable, full or damaged
-        +-- AttemptChangedError   1   the attempt ledger changed after planning
 
 Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted. Exit code
 3 is an unexpected error; its traceback is in a log file.
@@ -146,10 +145,6 @@ class EvidenceError(PrepareError):
 
 class StoreError(PrepareError):
     """The store is not writable, full or damaged."""
-
-
-class AttemptChangedError(StoreError):
-    """The attempt ledger changed after planning, so the run must be planned again."""
 
 
 @contextmanager

@@ -8,27 +8,24 @@ from dataclasses import replace
 from pipeline.checkpoint.folder import (
     Checkpoint,
 )
-from pipeline.core.errors import UsageError
 from pipeline.core.events import NullProgress, Progress
+from pipeline.core.store import Store
 from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_generation
 from pipeline.plan.adopted_variants import with_facts
 from pipeline.plan.context_length import max_length_of, with_lengths
-from pipeline.plan.cost_power import check_costs_decidable, cost_powers
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.gate_power import check_decidable, check_likely
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
+from pipeline.plan.power import check_power
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.plan.server_mode import with_server_mode
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
-from pipeline.stages.attempts import Attempt, Remeasured
+from pipeline.stages.attempts import AttemptLedger, Remeasured
 from recipes.engines import find_engine
-from recipes.policy import Policy
-from recipes.schema import Recipe
 
 
 def find_data(choices: ResolvedOptions, settings: Settings, progress: Progress) -> SourceResolver:
@@ -43,11 +40,9 @@ def find_data(choices: ResolvedOptions, settings: Settings, progress: Progress) 
     evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     counts = sources.counts(choices.policy)
-    check_decidable(choices.policy, choices.recipes, counts, progress)
-    check_likely(choices.policy, choices.recipes, counts)
-    powers = claim_powers(choices.policy, len(choices.recipes), choices.measuring_profile)
+    check_power(choices.policy, choices.recipes, counts, progress)
+    powers = claim_powers(choices.policy, len(choices.recipes), choices.profile)
     check_claims_decidable(choices.policy, powers)
-    check_costs_decidable(cost_powers(choices.policy, choices.recipes, counts), progress)
     return sources
 
 
@@ -68,8 +63,7 @@ def make_plan(
         adopted: the checkpoints of adopted variants, by name.
 
     Raises:
-        PrepareError: calibration data is unavailable, or a suite cannot decide its margin at the
-            level of this attempt.
+        PrepareError: calibration data is unavailable, or the policy allows no further attempt.
     """
     remeasured = Remeasured(frozenset(choices.remeasured), frozenset({run}))
     if adopted:
@@ -79,8 +73,7 @@ def make_plan(
     planner = make_planner(choices, checkpoint, settings, sources, draft)
     planner = replace(planner, run=run, remeasured=remeasured, adopted=adopted or {})
     if run:
-        counts = sources.counts(choices.policy)
-        check_attempt(planner.attempt, choices.policy, choices.recipes, counts)
+        AttemptLedger(Store(settings.store)).check_allowed(planner.trial)
     return planner.plan()
 
 
@@ -98,9 +91,7 @@ def make_planner(
     fitted = with_lengths(policy, max_length, sources.note)
     counts = sources.counts(fitted)
     if fitted != policy:
-        check_decidable(fitted, choices.recipes, counts, NullProgress())
-    costs = cost_powers(fitted, choices.recipes, counts, max_length=max_length)
-    check_costs_decidable(costs, NullProgress())
+        check_power(fitted, choices.recipes, counts, NullProgress())
     environments = {
         *environments_for(recipe.quantization.environment for recipe in choices.recipes),
         find_engine(choices.profile.engine).environment,
@@ -117,35 +108,4 @@ def make_planner(
         store=settings.store,
         trust_remote_code=choices.trust_remote_code,
         draft=draft,
-        start_spread=choices.start_spread,
     )
-
-
-def check_attempt(
-    attempt: Attempt,
-    policy: Policy,
-    recipes: tuple[Recipe, ...],
-    counts: Mapping[str, int | None],
-) -> None:
-    """Check that an attempt can decide its gates; one with the full error rate always may.
-
-    Args:
-        attempt: of the variants.
-        policy: of the verdicts.
-        recipes: of the variants.
-        counts: by suite, the number of its source's questions, if known.
-
-    Raises:
-        UsageError: a suite cannot decide its margin at the level of the attempt.
-    """
-    if attempt.spending == "per_run":
-        return
-    try:
-        check_decidable(policy, recipes, counts, NullProgress(), attempt.level())
-    except UsageError as error:
-        raise UsageError(
-            f"{error.message} at the level {attempt.level():.2g} that attempt {attempt.number} has "
-            "for each variant, since the policy spends its error rate over all attempts",
-            where=error.where,
-            hint=f"{error.hint}; `prepare runs attempts` lists the attempts",
-        ) from error

@@ -1,4 +1,4 @@
-"""Plans the questions of a policy's suites and their rounds, for served models and endpoints."""
+"""Plans the questions of a policy's suites, for served models and endpoints."""
 
 from __future__ import annotations
 
@@ -8,24 +8,14 @@ from functools import cached_property
 from pathlib import Path
 
 from eval_gates.gate_rule import GateRule, gate_rule_of
-from eval_gates.planned_bets import planned_bet_of
-from eval_gates.statistics.question_rounds import expected_questions, round_sizes
-from eval_gates.stopping import comparison_of
-from eval_gates.suites.suite_kind import SuiteSource, kind_of
+from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.plan import Rounds, repeat_role
+from pipeline.plan.plan import repeat_role
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
-from pipeline.stages.evaluate import (
-    EVALUATE,
-    EvaluateParameters,
-    EvaluateRuntime,
-    log_key,
-    measurement_key,
-)
-from pipeline.stages.evaluate.answer_logs import has_log
+from pipeline.stages.attempts import NOTHING, AttemptLedger, Counted, Remeasured, Trial
+from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from recipes.policy import Policy
 from recipes.schema import Recipe
@@ -55,7 +45,7 @@ class EvaluationPlanner:
     """Plans a policy's suites for a baseline and its variants.
 
     Args:
-        attempt: None until `count` finds it.
+        trial: None until `count` sets it.
         measurements: by suite, the number of the measurement that is made or continued.
     """
 
@@ -64,7 +54,7 @@ class EvaluationPlanner:
     sources: SourceResolver
     environment: str
     store: Path
-    attempt: Attempt | None = None
+    trial: Trial | None = None
     measurements: Mapping[str, int] = field(default_factory=dict)
     run: str = ""
 
@@ -88,28 +78,30 @@ class EvaluationPlanner:
 
     def count(
         self,
-        attempt: Attempt,
+        trial: Trial,
         baseline: EvaluationSide,
         variants: Sequence[EvaluationSide],
         run: str = "",
         remeasured: Remeasured = NOTHING,
     ) -> EvaluationPlanner:
-        """Return the planner of that attempt, with each gate's measurement number."""
-        planner = replace(self, attempt=attempt, run=run)
+        """Return the planner of that trial, with each gate's measurement number."""
+        planner = replace(self, trial=trial, run=run)
         for name in self.policy.suites:
             number = planner._number(name, baseline, variants, remeasured)
             planner = replace(planner, measurements={**planner.measurements, name: number})
         return planner
 
-    def rounds(self, served: EvaluationSide, baseline: Rounds | None) -> Rounds:
-        """Return all possible rounds by suite; `baseline` has the baseline's, if not `served`."""
-        return {name: self._rounds(name, served, baseline) for name in self.policy.suites}
+    def stages(
+        self, served: EvaluationSide, baseline: Mapping[str, StageSpec] | None
+    ) -> dict[str, StageSpec]:
+        """Return the stage of each suite; `baseline` has the baseline's, if not `served`."""
+        return {name: self._stage(name, served, baseline) for name in self.policy.suites}
 
-    def repeats(self, rounds: Rounds) -> dict[str, StageSpec]:
+    def repeats(self, asked: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
         """Return the stages that repeat some of the baseline's first questions, by role."""
         repeats = {}
         for name, suite in self.policy.suites.items():
-            first = rounds[name][0]
+            first = asked[name]
             if suite.noise_floor_questions:
                 asked_again = {"max_questions": suite.noise_floor_questions, "repeat_id": 1}
                 # Other neighbours in the batches, as another day would have them.
@@ -124,19 +116,11 @@ class EvaluationPlanner:
                 )
         return repeats
 
-    def cap(self, name: str) -> int | None:
-        """Return the suite's maximum number of questions; None if unknown before they are read."""
-        counts = (self.policy.suites[name].questions, self.found[name].questions)
-        return min((count for count in counts if count is not None), default=None)
-
-    def level(self, suite: str) -> float:
-        return self._counted.level(self.measurements.get(suite, 1))
-
     @property
-    def _counted(self) -> Attempt:
-        if self.attempt is None:
-            raise ValueError("the attempt is not known yet")
-        return self.attempt
+    def _counted(self) -> Trial:
+        if self.trial is None:
+            raise ValueError("the trial is not known yet")
+        return self.trial
 
     def _number(
         self,
@@ -147,25 +131,15 @@ class EvaluationPlanner:
     ) -> int:
         """Return the measurement number of a gate, for all variants together."""
         store = Store(self.store)
-        ledger = AttemptLedger(store)
-
-        def is_lost(number: int) -> bool:
-            return any(_is_lost(spec(side, number), ledger, store) for side in sides)
 
         def is_over(number: int) -> bool:
-            """Return whether all variants with this measurement have finished their rounds."""
+            """Return whether all variants with this measurement have answered."""
             planner = replace(self, measurements={**self.measurements, suite: number})
-            asked = planner._rounds(suite, baseline, None)
-            begun = [v for v, key in zip(variants, keys, strict=True) if ledger.latest(key)]
-            rounds = [planner._rounds(suite, each, {suite: asked}) for each in begun]
-            return bool(rounds) and all(_are_over(each, store) for each in rounds)
+            asked = planner._stage(suite, baseline, None)
+            stages = [planner._stage(suite, each, {suite: asked}) for each in variants]
+            return all(store.find_current(spec.stage, spec.key) is not None for spec in stages)
 
-        def spec(side: EvaluationSide, number: int) -> StageSpec:
-            return self._spec(suite, side, number, max_questions=None, rule=None)
-
-        sides = (baseline, *variants)
-        keys = [measurement_key(spec(each, 1)) for each in variants]
-        return ledger.next_number(keys, is_lost, is_over, suite, remeasured)
+        return AttemptLedger(store).next_number(self._counted, suite, is_over, remeasured)
 
     def _question_stage(self, name: str) -> StageSpec:
         source = self.found[name]
@@ -185,35 +159,28 @@ class EvaluationPlanner:
             self.store,
         )
 
-    def _rounds(
-        self, name: str, served: EvaluationSide, baseline: Rounds | None
-    ) -> tuple[StageSpec, ...]:
+    def _stage(
+        self, name: str, served: EvaluationSide, baseline: Mapping[str, StageSpec] | None
+    ) -> StageSpec:
         suite, number = self.policy.suites[name], self.measurements.get(name, 1)
         rule = self._rule(name, served.recipe) if baseline is not None else None
-        counted = Counted(
-            attempt=self._counted if baseline is not None else None,
-            measurement=measurement_key(
-                self._spec(name, served, number, max_questions=None, rule=None)
+        counted = None
+        if baseline is not None:
+            counted = Counted(trial=self._counted, gate=name, run=self.run)
+        return self._spec(
+            name,
+            served,
+            number,
+            max_questions=suite.questions,
+            rule=rule,
+            against=baseline[name] if baseline is not None else None,
+            runtime=EvaluateRuntime(
+                tokenizer=str(served.tokenizer),
+                environment="evaluate",
+                suite=name,
+                concurrency=suite.concurrency,
+                counted=counted,
             ),
-            run=self.run,
-        )
-        return tuple(
-            self._spec(
-                name,
-                served,
-                number,
-                max_questions=size,
-                rule=rule,
-                against=baseline[name][place] if baseline is not None else None,
-                runtime=EvaluateRuntime(
-                    tokenizer=str(served.tokenizer),
-                    environment="evaluate",
-                    suite=name if place == 0 else f"{name}, round {place + 1}",
-                    concurrency=suite.concurrency,
-                    counted=counted,
-                ),
-            )
-            for place, size in enumerate(self._sizes(name))
         )
 
     def _spec(
@@ -237,7 +204,6 @@ class EvaluationPlanner:
                 environment=self.environment,
                 max_length=served.max_length,
                 max_questions=max_questions,
-                batch=suite.batch,
                 rule=rule,
                 measurement=number,
             ),
@@ -246,47 +212,7 @@ class EvaluationPlanner:
             self.store,
         )
 
-    def _sizes(self, name: str) -> list[int]:
-        suite, cap = self.policy.suites[name], self.cap(name)
-        if suite.test == "fixed":
-            return round_sizes(float("inf"), suite.batch, cap)
-        expected = max(
-            expected_questions(
-                comparison_of(suite.margins[recipe.family]),
-                self.level(name),
-                suite.expected_flips,
-                kind_of(suite).typical_change(suite),
-                planned_bet_of(suite, recipe.family),
-            )
-            for recipe in self.recipes
-            if recipe.family != "baseline"
-        )
-        return round_sizes(expected, suite.batch, cap)
-
     def _rule(self, name: str, recipe: Recipe) -> GateRule | None:
         if recipe.family == "baseline":
             return None
-        return gate_rule_of(self.policy.suites[name], recipe.family, self.level(name))
-
-
-def _is_lost(spec: StageSpec, ledger: AttemptLedger, store: Store) -> bool:
-    """Return whether a measurement lost its log, or its log has other weights."""
-    number = EVALUATE.parameters_of(spec).measurement
-    begun = ledger.measurement(measurement_key(spec), number)
-    if begun is None:
-        return False
-    if not has_log(store, begun.log):
-        return True
-    records = {role: store.find(each.stage, each.key) for role, each in spec.inputs.items()}
-    found = {role: record.result for role, record in records.items() if record is not None}
-    try:
-        return log_key(spec, found.__getitem__) != begun.log
-    except KeyError:  # made again before it is asked, maybe with the same result
-        return False
-
-
-def _are_over(rounds: Sequence[StageSpec], store: Store) -> bool:
-    """Return whether the last round that the answers require is done."""
-    found = [store.find_current(spec.stage, spec.key) for spec in rounds]
-    done = [EVALUATE.result_of(record) for record in found if record is not None]
-    return len(done) == len(rounds) or any(not each.has_more for each in done)
+        return gate_rule_of(self.policy.suites[name], recipe.family, self._counted.level)

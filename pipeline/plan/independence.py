@@ -50,7 +50,7 @@ def check_laid_out(
 def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
     """Note local questions that share a field if the suite declares no cluster."""
     for name, suite in policy.suites.items():
-        if suite.cluster_by is not None or suite.about == "benchmark":
+        if suite.cluster_by is not None:
             continue
         field = repeated_field(list(local_rows(suite, sources.suite(name, suite))))
         if field is not None:
@@ -61,7 +61,7 @@ def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Prog
 
 
 def _check(name: str, suite: AnySuite, field: str, progress: Progress) -> None:
-    if suite.cluster_by is not None or suite.about == "benchmark":
+    if suite.cluster_by is not None:
         return
     what = (
         f"the suite '{name}' has several questions with one '{field}', whose answers rise and fall "
@@ -73,6 +73,5 @@ def _check(name: str, suite: AnySuite, field: str, progress: Progress) -> None:
     raise UsageError(
         what,
         where=f"policy key suites.{name}.cluster_by",
-        hint=f"add 'cluster_by: {field}', and each {field} is one value; or 'about: benchmark', a "
-        "claim about these very questions alone",
+        hint=f"add 'cluster_by: {field}', and each {field} is one value",
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.digest import digest_json
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.definition import environment_name
 from pipeline.inspection.header_source import HeaderSource, read_folder
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
@@ -22,25 +22,15 @@ from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.speed_plan import (
     Sides,
-    SpeedGatePlan,
     SpeedSide,
     asked_of_speed,
     find_claims,
     pin_files,
     speed_stages,
 )
-from pipeline.plan.start_spread import takes_measured_spread, with_measured_spread
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.attempts import (
-    NOTHING,
-    Attempt,
-    AttemptLedger,
-    AttemptScope,
-    Remeasured,
-    StartSpread,
-    variant_key,
-)
+from pipeline.stages.attempts import NOTHING, Remeasured, Trial, trial_of
 from pipeline.stages.check_weights import (
     CHECK_WEIGHTS,
     CheckWeightsParameters,
@@ -72,7 +62,6 @@ class ModelPlanner:
         draft: the draft checkpoint, if the profile names one.
         run: id of the run; '' to look ahead only.
         remeasured: gates to measure again although they are finished.
-        start_spread: of servers on that node, measured by the store; None: unknown.
         adopted: checkpoints of variants that are not quantized here, by recipe.
     """
 
@@ -91,48 +80,33 @@ class ModelPlanner:
     draft: Checkpoint | None = None
     run: str = ""
     remeasured: Remeasured = NOTHING
-    start_spread: StartSpread | None = None
     adopted: Mapping[str, Checkpoint] = field(default_factory=dict)
 
     @cached_property
-    def attempt(self) -> Attempt:
-        """The attempt that these variants are."""
+    def trial(self) -> Trial:
+        """The trial that these variants are."""
         made = {name: stage.key for name, stage in self.made.items()}
         baseline = {"checkpoint": self.checkpoint.digest, **made}
         asked = {**self._asking.asked, **asked_of_speed(self.policy, self.profile)}
-        start_spread = None
-        if self.policy.speed is not None and takes_measured_spread(self.profile):
-            # The attempt has the number, so that more starts do not make another attempt.
-            asked["spread of starts"], start_spread = "measured", self.start_spread
         keys = {
-            recipe.name: variant_key(
-                self._coherence_of(recipe).key, self.policy, recipe.family, asked
-            )
+            recipe.name: digest_json([self._coherence_of(recipe).key, recipe.family, asked])
             for recipe in self.recipes
         }
         others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
-        scope = AttemptScope(baseline=baseline, policy=self.policy.name)
-        variants = {**keys, **others}
-        return AttemptLedger(Store(self.store)).foresee(
-            scope, variants, self.policy, self.run, start_spread
-        )
-
-    @cached_property
-    def measuring_profile(self) -> ServingProfile:
-        """The profile with the spread of starts at the attempt's begin."""
-        return with_measured_spread(self.profile, self.attempt.start_spread)
+        policy = pin_files(self.policy, self.profile.accelerator)
+        return trial_of(baseline, {**keys, **others}, policy)
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
         """Plans the suites."""
         variants = [self._served_variant(recipe) for recipe in self.recipes]
         return self._asking.count(
-            self.attempt, self._served_baseline, variants, self.run, self.remeasured
+            self.trial, self._served_baseline, variants, self.run, self.remeasured
         )
 
     @cached_property
     def _asking(self) -> EvaluationPlanner:
-        """As `evaluation`, before the attempt is known."""
+        """As `evaluation`, before the trial is known."""
         return EvaluationPlanner(
             self.policy,
             self.tried or self.recipes,
@@ -160,8 +134,9 @@ class ModelPlanner:
                 self._measure_speed(self._variant(recipe, baseline), baseline)
                 for recipe in self.recipes
             ),
-            profile=self._carried_out(self.measuring_profile),
-            attempt=self.attempt,
+            profile=self._carried_out(self.profile),
+            trial=self.trial,
+            run=self.run,
         )
 
     @cached_property
@@ -203,29 +178,20 @@ class ModelPlanner:
     def _baseline(self) -> VariantPlan:
         arguments = ServingArguments.of(self.profile, is_baseline=True)
         model = self.checkpoint.path
-        rounds = self.evaluation.rounds(self._served_baseline, None)
-        stages = {
-            "coherence": self._first_heard,
-            **{name: specs[0] for name, specs in rounds.items()},
-            **self.evaluation.repeats(rounds),
-        }
-        return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages), rounds)
+        asked = self.evaluation.stages(self._served_baseline, None)
+        stages = {"coherence": self._first_heard, **asked, **self.evaluation.repeats(asked)}
+        return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages))
 
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
         arguments = self._arguments_of(recipe)
         quantize, check_weights = self._made_by[recipe.name]
         model = _output_of(quantize)
-        rounds = self.evaluation.rounds(self._served_variant(recipe), baseline.rounds)
-        stages = {
-            "coherence": self._coherence_of(recipe),
-            **{name: specs[0] for name, specs in rounds.items()},
-        }
+        asked = self.evaluation.stages(self._served_variant(recipe), baseline.stages)
+        stages = {"coherence": self._coherence_of(recipe), **asked}
         made = {"quantize": quantize, "check_weights": check_weights}
-        plan = self._variant_plan(
-            recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
-        )
-        profile = served_profile(self.measuring_profile, recipe)
-        is_other = profile is not self.measuring_profile
+        plan = self._variant_plan(recipe, arguments, model, {**made, **stages}, tuple(stages))
+        profile = served_profile(self.profile, recipe)
+        is_other = profile is not self.profile
         return replace(plan, profile=self._carried_out(profile)) if is_other else plan
 
     @cached_property
@@ -243,15 +209,12 @@ class ModelPlanner:
 
     def _measure_speed(self, variant: VariantPlan, baseline: VariantPlan) -> VariantPlan:
         """Add the stages of the policy's speed gates, if it has any."""
-
-        def claims_at(level: float) -> list[SpeedGatePlan]:
-            return find_claims(
-                self.policy,
-                self.measuring_profile,
-                alpha=level,
-                max_length=max_length_of(self.profile, self.checkpoint),
-            )
-
+        claims = find_claims(
+            self.policy,
+            self.profile,
+            alpha=self.trial.level,
+            max_length=max_length_of(self.profile, self.checkpoint),
+        )
         before, after = (
             SpeedSide(each.recipe.name, self._identity(arguments), each.stages["coherence"])
             for each, arguments in (
@@ -268,7 +231,7 @@ class ModelPlanner:
             other_weights=tuple(self._beside),
         )
         return variant.measure_speed(
-            speed_stages(measured, self.attempt, claims_at, self.run, self.remeasured)
+            speed_stages(measured, self.trial, claims, self.run, self.remeasured)
         )
 
     def _variant_plan(
@@ -278,7 +241,6 @@ class ModelPlanner:
         model: Path,
         stages: dict[str, StageSpec],
         served: tuple[str, ...],
-        rounds: Mapping[str, tuple[StageSpec, ...]],
     ) -> VariantPlan:
         return VariantPlan(
             recipe=recipe,
@@ -286,7 +248,6 @@ class ModelPlanner:
             arguments=arguments,
             stages=stages,
             served=served,
-            rounds=rounds,
             trust_remote_code=self.trust_remote_code,
             draft=self.draft.path if self.draft and arguments.speculative else None,
             ready_timeout_seconds=self.profile.ready_timeout_seconds,

@@ -12,7 +12,6 @@ from pipeline.checkpoint.source_info import find_source
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from pipeline.plan.serving_profile import (
@@ -22,9 +21,6 @@ from pipeline.plan.serving_profile import (
     refuse_unfit,
 )
 from pipeline.plan.speed_plan import find_claims
-from pipeline.plan.start_spread import spread_of_starts, with_measured_spread
-from pipeline.stages.attempts import StartSpread
-from pipeline.stages.speed import SPEED
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.quantizers.adopted import AdoptedQuantization
@@ -97,15 +93,9 @@ class ResolvedOptions:
     promote: bool = True
     ablate: bool = False
     remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
-    start_spread: StartSpread | None = None  # of servers here, as the store has measured it
     tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
     adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
     left_out: tuple[str, ...] = ()  # suites that are not run, with the reason
-
-    @property
-    def measuring_profile(self) -> ServingProfile:
-        """The profile with the spread of starts of a new attempt."""
-        return with_measured_spread(self.profile, self.start_spread)
 
     @property
     def cpu_overrides(self) -> dict[str, str]:
@@ -218,10 +208,6 @@ def choose(
         promote=request.promote,
         ablate=request.ablate,
         remeasured=remeasured,
-        start_spread=spread_of_starts(
-            Store(settings.store).records(SPEED.name, leave_out_damaged=True),
-            node.measured_on(profile.accelerator),
-        ),
         tuned_check=check_told_gain(profile, request.profile, settings, node),
         adopted=adopted,
         left_out=tuple(left_out),

@@ -6,7 +6,7 @@ The same for two servers of this run, and for two external endpoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from eval_gates.speed.gate_rule import (
     send_seconds,
 )
 from eval_gates.speed.invalid_reasons import min_requests
-from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import (
     CHARACTERS_PER_REQUEST,
     MAX_CHARACTERS,
@@ -37,7 +36,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import under_load
-from pipeline.stages.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
+from pipeline.stages.attempts import NOTHING, AttemptLedger, Counted, Remeasured, Trial
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from recipes.catalog import load_workload
 from recipes.policy import Policy
@@ -349,55 +348,35 @@ def _loaded(model: ServedModel, server_mode: str) -> ServedModel:
 
 def speed_stages(
     sides: Sides,
-    attempt: Attempt,
-    claims_at: Callable[[float], Sequence[SpeedGatePlan]],
+    trial: Trial,
+    claims: Sequence[SpeedGatePlan],
     run: str = "",
     remeasured: Remeasured = NOTHING,
-    measured: str = "",
 ) -> dict[str, StageSpec]:
     """Return the stages of the speed gates by role, each with its measurement number.
 
     Args:
         sides: of the comparison.
-        attempt: of the candidate.
-        claims_at: returns the policy's gates at a level.
+        trial: of the candidate.
+        claims: the policy's gates at the trial's level.
         run: id of the run.
         remeasured: gates to measure again although they are finished.
-        measured: key of the measurement, if the candidate is chosen by chance.
     """
     store = Store(Path(sides.candidate.coherence.store))
     ledger, stages = AttemptLedger(store), {}
+    for claim in claims:
 
-    def stage(gate: str, number: int) -> StageSpec:
-        (claim,) = (each for each in claims_at(attempt.level(number)) if each.gate == gate)
-        return sides.stage(claim, number)
-
-    for gate in [claim.gate for claim in claims_at(attempt.level())]:
-        key = measured or stage(gate, 1).key
-
-        def is_lost(number: int, gate: str = gate, key: str = key) -> bool:
-            begun = ledger.measurement(key, number)
-            return begun is not None and begun.log != _seed_of(stage(gate, number), store)
-
-        def is_over(number: int, gate: str = gate) -> bool:
-            spec = stage(gate, number)
+        def is_over(number: int, claim: SpeedGatePlan = claim) -> bool:
+            spec = sides.stage(claim, number)
             record = store.find_current(spec.stage, spec.key)
             return record is not None and not SPEED.result_of(record).is_disturbed
 
-        spec = stage(gate, ledger.next_number([key], is_lost, is_over, gate, remeasured))
-        counted = Counted(attempt=attempt, measurement=key, run=run)
+        gate = ROLE + claim.gate
+        spec = sides.stage(claim, ledger.next_number(trial, claim.gate, is_over, remeasured))
+        counted = Counted(trial=trial, gate=claim.gate, run=run)
         runtime = {**spec.runtime, "counted": counted.model_dump(mode="json")}
-        stages[ROLE + gate] = spec.model_copy(update={"runtime": runtime})
+        stages[gate] = spec.model_copy(update={"runtime": runtime})
     return stages
-
-
-def _seed_of(spec: StageSpec, store: Store) -> str | None:
-    """Return the seed of a kept measurement, if any."""
-    record = store.find_current(spec.stage, spec.key)
-    if record is not None:
-        return str(SPEED.result_of(record).seed)
-    begun = LoadLog(store.unfinished_folder(spec.stage, spec.key)).in_progress()
-    return str(begun.seed) if begun is not None else None
 
 
 def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:

@@ -74,7 +74,7 @@ def claim_powers(
     speed = policy.speed
     if speed is None:
         return ()
-    alpha = gate_level(policy.alpha, policy.attempts, 1, tried) if level is None else level
+    alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
     start = START_SECONDS if start_seconds is None else start_seconds
     if profile is not None:
         laid_out = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}

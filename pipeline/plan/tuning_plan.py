@@ -17,7 +17,6 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.stage_record import StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.context_length import max_length_of
@@ -33,7 +32,7 @@ from pipeline.plan.speed_plan import (
 )
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.attempts import Attempt, AttemptLedger, AttemptScope
+from pipeline.stages.attempts import Trial, trial_of
 from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (
@@ -220,19 +219,13 @@ class TuningPlanner:
         screening = sides.stage(replace(claim, gate=SCREENING), screen=rule)
         return self._variant(screened, {f"speed.{SCREENING}": screening})
 
-    def confirm(self, winner: ScreeningCandidate, attempt: Attempt, run: str) -> VariantPlan:
+    def confirm(self, winner: ScreeningCandidate, trial: Trial, run: str) -> VariantPlan:
         """Plan the confirmation that the winner is faster than the engine defaults.
 
         The winner depends on chance, so another winner of the same screening does not start
-        another attempt. It takes the tuning's next measurement number.
+        another attempt.
         """
-        loads = speed_stages(
-            self._sides(winner),
-            attempt,
-            lambda level: [self.claim(level)],
-            run,
-            measured=digest_json([attempt.scope.key, attempt.variants]),
-        )
+        loads = speed_stages(self._sides(winner), trial, [self.claim(trial.level)], run)
         return self._variant(winner, loads)
 
     def claim(self, alpha: float) -> SpeedGatePlan:
@@ -253,16 +246,15 @@ class TuningPlanner:
         """Return the policy with that speed gate alone."""
         return claim_gain(self.policy, self.engine_defaults.fitted, self.workload)
 
-    def attempt(self, run: str) -> Attempt:
-        """Return the tuning's attempt, identified by all candidates and the load."""
+    def trial(self) -> Trial:
+        """Return the tuning's trial, identified by all candidates and the load."""
         served = self._identity(self.engine_defaults).model_dump()
         load = dump_workload(self.claim(self.policy.alpha))[0]
-        scope = AttemptScope(
-            baseline={"checkpoint": self.checkpoint.digest, "tuned for": self.workload},
-            policy=self.policy.name,
+        return trial_of(
+            {"checkpoint": self.checkpoint.digest, "tuned for": self.workload},
+            {"tuned": digest_json([served, load, self.candidates.model_dump(mode="json")])},
+            self.policy,
         )
-        variants = {"tuned": digest_json([served, load, self.candidates.model_dump(mode="json")])}
-        return AttemptLedger(Store(self.store)).foresee(scope, variants, self.policy, run)
 
     def _sides(self, screened: ScreeningCandidate) -> Sides:
         name = BASELINE if screened == self.engine_defaults else screened.name
@@ -292,7 +284,6 @@ class TuningPlanner:
             arguments=screened.serving,
             stages=stages,
             served=tuple(stages),
-            rounds={},
             trust_remote_code=self.trust_remote_code,
             ready_timeout_seconds=screened.profile.ready_timeout_seconds,
         )

@@ -22,7 +22,6 @@ from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.serving_planner import ServingPlanner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.questions import QUESTIONS
 from recipes.engines.engine import KV_DTYPE
 
 DRAFTED = "speculative decoding counts with the weights"
@@ -87,8 +86,7 @@ class AblationRun:
 
     def _attribute(self, variant: VariantPlan, suites: list[str]) -> list[AttributionReport]:
         """Ask both further models all suites, with one server start each; then compare."""
-        last = self._plan.last_rounds(variant, self._stages.find_reusable)
-        specs = {suite: last[suite] for suite in suites}
+        specs = {suite: variant.stages[suite] for suite in suites}
         dtypes = kv_dtype(self._plan.baseline), kv_dtype(variant)
         weights = with_kv_dtype(variant, dtypes[0])
         kv_cache = with_kv_dtype(self._plan.baseline, dtypes[1])
@@ -116,7 +114,7 @@ class AblationRun:
         self, served: VariantPlan, origin: VariantPlan, suite: str, last: StageSpec
     ) -> StageSpec:
         asked = EVALUATE.result_of(self._stages.find_finished(last)).n
-        first = origin.rounds[suite][0]
+        first = origin.stages[suite]
         of_the_answer = ("weights", "questions")
         return EVALUATE.spec(
             served.recipe.name,
@@ -141,10 +139,6 @@ class AblationRun:
         note: str,
     ) -> AttributionReport:
         both = self._answers(last)
-        policy = self._plan.policy
-        questions = QUESTIONS.result_of(
-            self._stages.find_finished(self._plan.shared[f"questions.{suite}"])
-        )
         try:
             return attribute(
                 suite,
@@ -152,8 +146,7 @@ class AblationRun:
                 weights=self._answers(asked["weights"]),
                 kv_cache=self._answers(asked["kv_cache"]),
                 both=both,
-                alpha=policy.alpha,
-                population=questions.units if policy.suites[suite].about == "benchmark" else None,
+                alpha=self._plan.policy.alpha,
                 kv_dtypes=dtypes,
                 note=note,
             )
@@ -190,5 +183,4 @@ def with_kv_dtype(variant: VariantPlan, dtype: str) -> VariantPlan:
         arguments=replace(variant.arguments, engine_arguments=engine_arguments),
         stages={},
         served=(),
-        rounds={},
     )

@@ -27,23 +27,20 @@ from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import ModelGeneration, folder_generation
-from pipeline.plan.build_plan import check_attempt
 from pipeline.plan.chat_api import Api, by_chat, chat_api_faults
 from pipeline.plan.context_length import with_lengths
-from pipeline.plan.cost_power import check_costs_decidable, cost_powers
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
-from pipeline.plan.gate_power import check_decidable, check_likely
 from pipeline.plan.generation_settings import (
     form_notes,
     generation_faults,
     resolve_generation,
 )
 from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.power import check_power
 from pipeline.plan.resolved_options import find_gates
 from pipeline.plan.speed_plan import (
     Sides,
-    SpeedGatePlan,
     SpeedSide,
     asked_of_speed,
     find_claims,
@@ -54,13 +51,13 @@ from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.plan.tool_calls import chat_faults
 from pipeline.preflight.preflight import refuse
 from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
-from pipeline.run.runner import LITTLE, Runner, run_planned
+from pipeline.run.runner import LITTLE, Runner
 from pipeline.run.serving_node import ask_node
 from pipeline.run.session import RunSession
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel, ServerRuntime
 from pipeline.serving.serving_spec import ExternalEndpoint
-from pipeline.stages.attempts import AttemptLedger, AttemptScope, Remeasured, variant_key
+from pipeline.stages.attempts import AttemptLedger, Remeasured, trial_of
 from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import load_policy
 from recipes.policy import Policy
@@ -181,16 +178,9 @@ def judge_endpoints(
     # Whose load generator loads them.
     node = ask_node(session.stages.executor, [LITTLE], settings.store, progress)
 
-    def run(plan: Plan) -> None:
-        check = partial(refuse_laid_out, probed, policy)
-        Runner(plan, session.stages, session.log, check_laid_out=check).run()
-
-    run_planned(
-        lambda: plan_of(request, policy, settings, session.log.run_id, progress, node),
-        run,
-        session.log,
-        session.progress,
-    )
+    plan = plan_of(request, policy, settings, session.log.run_id, progress, node)
+    check = partial(refuse_laid_out, probed, policy)
+    Runner(plan, session.stages, session.log, check_laid_out=check).run()
     (report,) = session.log.variants()
     return exit_code_of([report.verdict])
 
@@ -214,12 +204,8 @@ def plan_of(
     sources = SourceResolver(request.eval_data, evaluate, settings.digests, progress)
     planner = EvaluationPlanner(policy, (candidate,), sources, evaluate, settings.store)
     counts = sources.counts(policy)
-    check_decidable(policy, (candidate,), counts, progress)
-    check_likely(policy, (candidate,), counts)
+    check_power(policy, (candidate,), counts, progress)
     check_claims_decidable(policy, claim_powers(policy, 1))
-    check_costs_decidable(
-        cost_powers(policy, (candidate,), counts, max_length=length_of(request)), progress
-    )
     asked_as = {
         "deployment_id": request.deployment_id or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, settings.digests)
@@ -235,28 +221,18 @@ def plan_of(
             ),
         ]
     )
-    attempt = AttemptLedger(Store(settings.store)).foresee(
-        # Not the URL: a port is another each time, and so would the scope be.
-        AttemptScope(
-            baseline={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
-            policy=policy.name,
-        ),
-        {
-            candidate.name: variant_key(
-                served,
-                policy,
-                request.family,
-                {**planner.asked, **asked_of_speed(policy, None)},
-            )
-        },
-        policy,
-        run_id,
+    asked = {**planner.asked, **asked_of_speed(policy, None)}
+    trial = trial_of(
+        # Not the URL: a port is another each time, and so would the baseline be.
+        {"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
+        {candidate.name: digest_json([served, request.family, asked])},
+        pin_files(policy, None),
     )
-    check_attempt(attempt, policy, (candidate,), counts)
+    AttemptLedger(Store(settings.store)).check_allowed(trial)
     sides = served_sides(planner, request, candidate, asked_as)
     gates = find_gates(request.remeasured, policy, None)
     remeasured = Remeasured(frozenset(gates), frozenset({run_id}))
-    planner = planner.count(attempt, sides[0], sides[1:], run_id, remeasured)
+    planner = planner.count(trial, sides[0], sides[1:], run_id, remeasured)
     baseline = plan_side(planner, request, sides[0], None)
     variant = plan_side(planner, request, sides[1], baseline)
     before, after = (
@@ -270,16 +246,15 @@ def plan_of(
         machine=node.measured_on("cpu"),
     )
 
-    def claims_at(level: float) -> list[SpeedGatePlan]:
-        return find_claims(policy, None, alpha=level, max_length=length_of(request))
-
+    claims = find_claims(policy, None, alpha=trial.level, max_length=length_of(request))
     return Plan(
-        attempt=attempt,
+        trial=trial,
+        run=run_id,
         policy=pin_files(policy, None),
         shared=planner.questions,
         baseline=baseline,
         variants=(
-            variant.measure_speed(speed_stages(measured, attempt, claims_at, run_id, remeasured)),
+            variant.measure_speed(speed_stages(measured, trial, claims, run_id, remeasured)),
         ),
     )
 
@@ -344,11 +319,11 @@ def plan_side(
     baseline: VariantPlan | None,
 ) -> VariantPlan:
     """Return the baseline's stages, or the candidate's that follow them."""
-    rounds = planner.rounds(served, baseline.rounds if baseline is not None else None)
+    asked = planner.stages(served, baseline.stages if baseline is not None else None)
     stages: dict[str, StageSpec] = {
         "coherence": served.after["coherence"],
-        **{name: specs[0] for name, specs in rounds.items()},
-        **(planner.repeats(rounds) if baseline is None else {}),
+        **asked,
+        **(planner.repeats(asked) if baseline is None else {}),
     }
     endpoint = endpoint_of(request, served.recipe.name)
     return VariantPlan(
@@ -357,7 +332,6 @@ def plan_side(
         arguments=None,
         stages=stages,
         served=tuple(stages),
-        rounds=rounds,
         endpoint=ExternalEndpoint(url=endpoint.url, model=endpoint.model),
     )
 

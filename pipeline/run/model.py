@@ -28,7 +28,7 @@ from pipeline.preflight.run_preflight import (
 from pipeline.run.ablation import AblationRun
 from pipeline.run.executors import executor_of
 from pipeline.run.promotion import promote_passed
-from pipeline.run.runner import Runner, run_planned
+from pipeline.run.runner import Runner
 from pipeline.run.serving_node import find_node
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
@@ -73,23 +73,16 @@ def run_choices(
         trust_remote_code=choices.trust_remote_code,
     )
 
-    def run(plan: Plan) -> None:
-        known = preflight or preflight_of(choices, settings)
-        if known is not None:
-            if preflight is None:
-                check_early(known, choices, progress)
-            refuse(late_faults(known, plan, stages.find_reusable))
-        check_serving(plan, session)
-        memory = known.memory_to_make() if known is not None else {}
-        Runner(plan, stages, session.log, memory).run()
-
     run_id = session.log.run_id
-    plan = run_planned(
-        lambda: make_plan(choices, checkpoint, settings, sources, run_id, draft, adopted),
-        run,
-        session.log,
-        progress,
-    )
+    plan = make_plan(choices, checkpoint, settings, sources, run_id, draft, adopted)
+    known = preflight or preflight_of(choices, settings)
+    if known is not None:
+        if preflight is None:
+            check_early(known, choices, progress)
+        refuse(late_faults(known, plan, stages.find_reusable))
+    check_serving(plan, session)
+    memory = known.memory_to_make() if known is not None else {}
+    Runner(plan, stages, session.log, memory).run()
     if choices.ablate:
         AblationRun(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
     if not choices.promote:

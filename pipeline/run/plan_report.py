@@ -27,15 +27,12 @@ from pipeline.environments.environment import Accelerator, EnvironmentStatus, st
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft, locate_variants
-from pipeline.plan.cost_power import PlannedCost, cost_powers
-from pipeline.plan.gate_power import GatePower, joint_power, policy_power
 from pipeline.plan.generation_settings import resolve_generation
-from pipeline.plan.plan import Find, Plan
+from pipeline.plan.power import GatePower, joint_power, policy_power
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.server_mode import on_node
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import PlannedGatePower, claim_powers
-from pipeline.plan.start_spread import with_measured_spread
 from pipeline.preflight.preflight import line, refusal
 from pipeline.preflight.run_preflight import (
     early_faults,
@@ -47,6 +44,7 @@ from pipeline.run.executors import executor_of
 from pipeline.run.serving_node import find_node
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import is_unfinished, known_of, stage_named
+from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.coherence import CoherenceResult
 from pipeline.stages.evaluate.run import is_answered
@@ -83,8 +81,6 @@ class PlanReport:
     stages: tuple[PlannedStage, ...]
     power: tuple[GatePower, ...]
     claims: tuple[PlannedGatePower, ...]
-    costs: tuple[PlannedCost, ...]
-    may_ask_more: bool
     environments: tuple[EnvironmentStatus, ...]
     weights_bytes: dict[str, int]
     not_here: str
@@ -104,12 +100,10 @@ class PlanReport:
             else None,
             "estimated_weights_bytes": self.weights_bytes,
             "stages": [vars(stage) for stage in self.stages],
-            "more_rounds_may_follow": self.may_ask_more,
             "forms": dict(self.forms),
             "gates": [asdict(gate) for gate in self.power],
             "joint": [asdict(joint) for joint in joint_power(self.power)],
             **({"speed": [claim.to_dict() for claim in self.claims]} if self.claims else {}),
-            **({"cost": [asdict(cost) for cost in self.costs]} if self.costs else {}),
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
                 for env in self.environments
@@ -177,7 +171,6 @@ class PlanReport:
             [
                 f"{to_run} stages to run, {len(self.stages) - to_run} cached",
                 words,
-                *(["more rounds of questions may follow while gates are open"] * self.may_ask_more),
             ]
         )
 
@@ -220,11 +213,11 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
 
     sources = find_data(choices, settings, progress)
     checkpoint: Checkpoint | None = None
-    not_here, may_ask_more, attempt = "", False, ""
+    not_here, attempt = "", ""
     hardware = choices.node.hardware(choices.profile.accelerator)
     seen = seen_seconds(store, hardware, None)
     level: float | None = None
-    profile = choices.measuring_profile
+    profile = choices.profile
     preflight = preflight_of(choices, settings)
     early = early_faults(preflight, choices) if preflight is not None else []
     early += registry_faults(choices, settings)
@@ -244,16 +237,13 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
             trust_remote_code=choices.trust_remote_code,
         )
         plan = make_plan(choices, checkpoint, settings, sources, draft=draft, adopted=adopted)
-        assert plan.attempt is not None
+        assert plan.trial is not None
         policy = plan.policy
-        attempt, level = plan.attempt.words, plan.attempt.level()
+        attempt, level = AttemptLedger(store).history(plan.trial).words, plan.trial.level
         mode = {"server_mode": plan.profile.server_mode} if plan.profile else {}
-        profile = with_measured_spread(
-            choices.profile.model_copy(update=mode), plan.attempt.start_spread
-        )
+        profile = choices.profile.model_copy(update=mode)
         specs = plan.stages(find)
         seen = seen_seconds(store, hardware, checkpoint)
-        may_ask_more = rounds_may_follow(plan, find)
         late = late_faults(preflight, plan, find) if preflight is not None else []
     except CheckpointNotLocalError as reason:
         not_here = str(reason)
@@ -279,11 +269,9 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         claims=claim_powers(
             choices.policy, len(choices.recipes), profile, level, start_seconds(seen)
         ),
-        costs=cost_powers(policy, choices.recipes, sources.counts(policy), level),
         attempt=attempt,
         notes=tuple(preflight.notes()) if preflight is not None else (),
         forms={name: suite.prompt_format for name, suite in policy.suites.items()},
-        may_ask_more=may_ask_more,
         weights_bytes={
             recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes
         }
@@ -300,15 +288,6 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         ),
         faults=(*early, *late),
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
-    )
-
-
-def rounds_may_follow(plan: Plan, find: Find) -> bool:
-    """Return whether a suite has more rounds, and the last planned one may leave its gate open."""
-    return any(
-        last is not variant.rounds[suite][-1] and find(last) is None
-        for variant in plan.variants
-        for suite, last in plan.last_rounds(variant, find).items()
     )
 
 

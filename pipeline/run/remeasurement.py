@@ -30,7 +30,7 @@ from pipeline.plan.speed_plan import find_claims
 from pipeline.preflight.run_preflight import preflight_of
 from pipeline.release.recorded_verdict import RecordedVerdict
 from pipeline.run.model import check_early
-from pipeline.run.runner import Runner, run_planned
+from pipeline.run.runner import Runner
 from pipeline.run.session import RunSession
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from pipeline.stages.attempts import Remeasured
@@ -102,15 +102,10 @@ class Remeasurement:
             made = frozenset({self.past.recipe.name})
             check_early(replace(preflight, made=made), choices, progress)
 
-        def run(plan: Plan) -> None:
-            self._tell_of_questions(plan, progress)
-            discard_if_gone(plan, stages.store, settings.digests)
-            Runner(plan, stages, session.log).run()
-
-        def plan() -> Plan:
-            return self._plan(choices, checkpoint, settings, sources, session.log.run_id)
-
-        run_planned(plan, run, session.log, progress)
+        plan = self._plan(choices, checkpoint, settings, sources, session.log.run_id)
+        self._tell_of_questions(plan, progress)
+        discard_if_gone(plan, stages.store, settings.digests)
+        Runner(plan, stages, session.log).run()
 
     def _source(self, choices: ResolvedOptions, session: RunSession) -> Checkpoint:
         settings, stages, progress = session.settings, session.stages, session.progress

@@ -12,14 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.core.errors import AttemptChangedError, PrepareError
-from pipeline.core.events import Progress
+from pipeline.core.errors import PrepareError
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageSpec
-from pipeline.plan.cost_power import check_costs_counted
-from pipeline.plan.gate_power import check_counted
 from pipeline.plan.independence import check_laid_out
 from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.power import check_counted
 from pipeline.plan.resource_requests import needs_to_make
 from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.scheduler import ScheduledWork, Scheduler
@@ -32,44 +30,6 @@ from pipeline.stages.questions import QUESTIONS, QuestionsResult
 LITTLE = ResourceRequest()
 LaidOut = Mapping[str, QuestionsResult]
 """By suite, the result of its stage `questions`."""
-Open = dict[str, int]
-"""By suite that another round could decide, that round's number."""
-
-
-PLANS = 5
-"""How often a run is planned again before it gives up: others change the ledger as well."""
-
-
-def run_planned(
-    make: Callable[[], Plan], run: Callable[[Plan], None], log: RunRecorder, progress: Progress
-) -> Plan:
-    """Make a plan and run it; repeat if the attempt ledger has changed meanwhile.
-
-    That is rare: another run took the attempt's number, or weights were made again with another
-    result. The next plan uses what is finished.
-
-    Returns:
-        the plan that was run.
-
-    Raises:
-        AttemptChangedError: the ledger changes each time.
-        PrepareError: as `make` and `run` raise it.
-    """
-    for left in reversed(range(PLANS)):
-        plan = make()
-        if plan.attempt is not None:
-            log.note_counted(sorted(plan.attempt.variants))
-            if plan.attempt.words:
-                progress.note(plan.attempt.words)
-        try:
-            run(plan)
-        except AttemptChangedError as error:
-            if not left:
-                raise
-            progress.note(f"{error.message}; the run is planned again")
-        else:
-            break
-    return plan
 
 
 class Runner:
@@ -106,6 +66,8 @@ class Runner:
         Raises:
             PrepareError: the baseline or something that all variants share failed.
         """
+        if self._plan.trial is not None:
+            self._log.note_counted(sorted(self._plan.trial.variants))
         schedule = Scheduler(self._stages)
         self._check_sandbox()
         schedule.run(self._find_shared, raise_failure)
@@ -144,7 +106,6 @@ class Runner:
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
         recipes = [variant.recipe for variant in self._plan.variants]
         check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
-        check_costs_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
         self._check_others(laid_out)
 
     # --- what is to be done -------------------------------------------------------------------
@@ -172,7 +133,7 @@ class Runner:
 
     def _find_verdicts(self) -> Iterator[ScheduledWork]:
         for variant in list(self._going):
-            if self._is_asked(variant) and not self._open_suites(variant):
+            if self._is_asked(variant):
                 spec = self._judge_stage(variant)
                 if self._stages.reuse(spec) is None:
                     yield self._stage(spec, variant)
@@ -180,39 +141,16 @@ class Runner:
                     self._note_verdict(variant)
 
     def _find_serving_tasks(self, running: Collection[ScheduledWork]) -> Iterator[ScheduledWork]:
-        """Yield the variants' first: then one serving task of the baseline serves them all."""
+        """Yield the baseline's, then the variants'."""
         asked = {work.variant.recipe.name for work in running if work.variant}
         waiting = [v for v in self._going if not self._unmade(v)]
         if first := self._undone_of(self._plan.baseline):
-            wanted = first if self._going else []
-        else:
-            for variant in waiting:
-                if variant.recipe.name not in asked and (specs := self._next_of(variant)):
-                    yield self._asking.lay_out(variant, specs)
-            wanted = self._wanted_of_baseline(waiting)
-        if wanted and self._plan.baseline.recipe.name not in asked:
-            yield self._asking.lay_out(self._plan.baseline, wanted)
-
-    def _next_of(self, variant: VariantPlan) -> list[StageSpec]:
-        """Return the variant's next stages; none while the baseline must answer first."""
-        if undone := self._undone_of(variant):
-            return undone
-        wanted = self._open_suites(variant)
-        if any(self._stages.reuse(spec) is None for spec in self._rounds_of_baseline(wanted)):
-            return []
-        return [variant.rounds[suite][number] for suite, number in wanted.items()]
-
-    def _wanted_of_baseline(self, variants: list[VariantPlan]) -> list[StageSpec]:
-        wanted = {
-            spec.key: spec
-            for variant in variants
-            if not self._undone_of(variant)
-            for spec in self._rounds_of_baseline(self._open_suites(variant))
-        }
-        return [spec for spec in wanted.values() if self._stages.reuse(spec) is None]
-
-    def _rounds_of_baseline(self, wanted: Open) -> list[StageSpec]:
-        return [self._plan.baseline.rounds[suite][n] for suite, n in sorted(wanted.items())]
+            if self._going and self._plan.baseline.recipe.name not in asked:
+                yield self._asking.lay_out(self._plan.baseline, first)
+            return
+        for variant in waiting:
+            if variant.recipe.name not in asked and (specs := self._undone_of(variant)):
+                yield self._asking.lay_out(variant, specs)
 
     def _undone_of(self, variant: VariantPlan) -> list[StageSpec]:
         return self._asking.find_undone(
@@ -230,20 +168,8 @@ class Runner:
             or self._undone_of(variant)
         )
 
-    def _open_suites(self, variant: VariantPlan) -> Open:
-        """Return suites that another round could decide.
-
-        None once a blocking gate has failed: more answers would not change the verdict.
-        """
-        return {
-            suite: variant.rounds[suite].index(spec)
-            for suite, spec in self._plan.last_rounds(variant, self._stages.find_reusable).items()
-            if self._stages.find_reusable(spec) is None
-        }
-
     def _judge_stage(self, variant: VariantPlan) -> StageSpec:
-        find = self._stages.find_reusable
-        return self._plan.judge_stage(variant, self._plan.last_rounds(variant, find), find)
+        return self._plan.judge_stage(variant, self._stages.find_reusable)
 
     def _stage(
         self, spec: StageSpec, variant: VariantPlan | None, needs: ResourceRequest = LITTLE
@@ -262,8 +188,6 @@ class Runner:
         """Add a failure to the variant's report; the baseline's failure ends the run."""
         if error is None:
             return
-        if isinstance(error, AttemptChangedError):
-            raise error
         if work.variant is None or work.variant is self._plan.baseline:
             raise error
         self._give_up(work.variant, error)

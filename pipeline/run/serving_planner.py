@@ -76,10 +76,9 @@ class ServingPlanner:
 
     def _serving_task(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ServingTask:
         blocking = [
-            spec.key
+            variant.stages[suite].key
             for suite, policy in self._plan.policy.suites.items()
-            if policy.tier != "advisory"
-            for spec in variant.rounds.get(suite, ())
+            if policy.tier != "advisory" and suite in variant.stages
         ]
         return ServingTask(
             store=str(self._stages.store.root),

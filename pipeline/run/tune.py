@@ -26,7 +26,6 @@ from pipeline.capacity.machine import Machine, machine_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import (
-    AttemptChangedError,
     CheckpointError,
     ExitCode,
     ServingError,
@@ -66,7 +65,6 @@ from pipeline.run.serving_node import find_node
 from pipeline.run.serving_planner import ServingPlanner
 from pipeline.run.session import RunSession
 from pipeline.run.stage_runner import SubmittedStageRunner
-from pipeline.stages.attempts import Attempt
 from pipeline.stages.speed import SPEED
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import (
@@ -358,13 +356,15 @@ class TuningRun:
             f"{winner.name} was the fastest in the screening; now it is measured "
             "against the defaults, on fresh servers, with other prompts"
         )
-        attempt, variant = self._ask_winner(winner)
+        trial = self._planner.trial()
+        variant = self._planner.confirm(winner, trial, self._log.run_id)
+        self._ask(variant)
         spec = next(spec for spec in variant.stages.values() if spec.stage == SPEED.name)
         record, loads = self._measured(spec)
         found = judge_confirmed(record, loads)
         self._note(
             winner=winner.name,
-            attempt=attempt,
+            trial=trial,
             confirmation=found,
             stage=spec.key,
             verdict=found.verdict,
@@ -380,18 +380,6 @@ class TuningRun:
                 with raise_as(UsageError, NOT_THERE, f"--output {output}", ELSEWHERE):
                     write_atomically(output, text)
                 self._note(profile=str(output))
-
-    def _ask_winner(self, winner: ScreeningCandidate) -> tuple[Attempt, VariantPlan]:
-        """Measure the winner against the defaults; plan again if the ledger changes meanwhile."""
-        while True:
-            attempt = self._planner.attempt(self._log.run_id)
-            variant = self._planner.confirm(winner, attempt, self._log.run_id)
-            try:
-                self._ask(variant)
-            except AttemptChangedError as error:
-                self._stages.progress.note(f"{error.message}; it is planned again")
-            else:
-                return attempt, variant
 
     def _ask(self, variant: VariantPlan) -> None:
         self._asking.hold(variant, self._plan.served_stages(variant, self._stages.find_reusable))

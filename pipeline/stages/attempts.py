@@ -1,126 +1,91 @@
-"""The attempt ledger: variants that were tried, and measurements that were begun.
+"""The attempt ledger: which variants of a baseline were judged, and which gates measured again.
 
-An **attempt** is a set of variants tried together against one baseline under one policy. It counts
-when the first answer or load of a candidate is about to be stored or used. Its number and level are
-fixed before that, and the next attempt meets the same baseline answers. By the union bound, the
-chance that any attempt passes falsely is at most the sum of their rates.
+An **attempt** is a set of variants tried together against one baseline under one policy, or a gate
+of theirs measured again. It is recorded before the first answer or load of a candidate is stored.
+The same variants again are the same attempt. Verdict, report and card state how many there were.
+A policy with `attempts: N` gives each alpha / N, and refuses more than N.
 
-A **measurement** is one log of answers or loads. If a log is lost, the weights change, or
-`--remeasure` asks for it, the next measurement has the next number and a share of the attempt's
-rate. It uses the n-th logs of both sides only, so the union bound holds over n too. A baseline's
-log counts by itself: otherwise its answers could be chosen by deleting them.
-
-    STORE/attempts/<scope>/<number>.json            one file an attempt, never changed
-    STORE/measurements/<measurement>/<number>.json  one file a begun log, never changed
+    STORE/attempts/<baseline>/<number>.json    one file an attempt, never changed or collected
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
-from typing import TypeVar
+from datetime import UTC, datetime
+from typing import Any
 
 from pydantic import Field
 
-from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, gate_level
-from eval_gates.suite_criteria import claim_of
+from eval_gates.statistics.multiplicity import gate_level
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import AttemptChangedError, StoreError, raise_as
-from pipeline.core.key_value_store import FileKeyValueStore
+from pipeline.core.errors import StoreError, UsageError, raise_as
 from pipeline.core.record import Record
 from pipeline.core.store import Store
-from recipes.policy import Attempts, Policy
+from recipes.policy import Policy
 
 RESTORE = "restore it: without it the number of attempts is not known"
-_Kind = TypeVar("_Kind", bound=Record)
+# Keys of a policy that decide nothing.
+_NOT_CRITERIA = {"name", "summary", "promotion"}
+_NOT_CRITERIA_OF_A_SUITE = {"concurrency", "noise_floor_questions", "sources", "usual"}
 
 
-class AttemptScope(Record):
-    """Attempts that share one error budget."""
+class Trial(Record):
+    """Variants that are judged together; part of the verdict's key, so it has no number."""
 
     baseline: dict[str, str] = Field(description="which model everything is compared with")
-    policy: str = Field(description="name of the policy")
+    variants: dict[str, str] = Field(
+        min_length=1, description="by recipe, what is served and asked"
+    )
+    policy: str = Field(description="its name")
+    criteria: str = Field(description="digest of the policy's criteria")
+    alpha: float = Field(description="the policy's error rate")
+    attempts: int | None = Field(None, description="the policy's `attempts`")
 
     @property
-    def key(self) -> str:
-        """Name of its folder."""
-        return digest_json(self.model_dump())
+    def level(self) -> float:
+        """Error rate of one variant's gate."""
+        return gate_level(self.alpha, self.attempts, len(self.variants))
 
-
-class StartSpread(Record):
-    """Spread of throughput between starts of one server on a machine."""
-
-    stddev: float = Field(ge=0, le=1, description="of ln(output tokens/s) between starts")
-    starts: int = Field(ge=2, description="that it was estimated from")
+    def is_of(self, other: Trial) -> bool:
+        """Return whether the other trial has these variants under the same criteria."""
+        return (self.baseline, self.variants, self.criteria) == (
+            other.baseline,
+            other.variants,
+            other.criteria,
+        )
 
 
 class Attempt(Record):
-    """Variants that are tried together, and their error rate."""
+    """One file of the ledger."""
 
-    schema_version: int = Field(1, description="of this record")
-    scope: AttemptScope
-    number: int = Field(ge=1, description="of the attempt in its scope")
-    variants: dict[str, str] = Field(
-        min_length=1, description="by recipe, what is served, and how it is judged"
-    )
-    alpha: float = Field(description="the policy's error rate")
-    spending: Attempts = Field(description="the policy's `attempts`")
-    start_spread: StartSpread | None = Field(
-        None,
-        description="that the store had measured when the attempt began. It is part of what a "
-        "ratio is decided by, so later starts do not change it",
+    schema_version: int = Field(2, description="of this record")
+    number: int = Field(ge=1, description="of the attempt against this baseline")
+    trial: Trial
+    measured: dict[str, int] = Field(
+        {}, description="by gate, the number of its measurement, where it is not the first"
     )
     run: str = Field("", description="id of the run that began it")
+    when: str = Field("", description="time of recording, UTC")
 
-    @property
-    def rate(self) -> float:
-        """Error rate of all its variants and measurements together."""
-        return self.alpha * attempt_share(self.spending, self.number)
 
-    @property
-    def history_rate(self) -> float:
-        """Upper bound on the chance that any attempt so far has passed falsely."""
-        return bound_over_attempts(self.alpha, self.spending, self.number)
+class History(Record):
+    """What was judged against a baseline before a verdict; it changes no verdict."""
 
-    def level(self, measurement: int = 1) -> float:
-        """Compute the level of one variant's gate for its n-th measurement."""
-        return gate_level(
-            self.alpha, self.spending, self.number, len(self.variants), measurement=measurement
-        )
-
-    @property
-    def without_run(self) -> Attempt:
-        """The attempt as keys contain it."""
-        return self.model_copy(update={"run": ""})
-
-    def is_same(self, other: Attempt | None) -> bool:
-        """Return whether the ledger's record is of this attempt, begun by any run."""
-        return other is not None and other.without_run == self.without_run
+    attempt: int = Field(1, description="number of the verdict's attempt")
+    variants: int = Field(0, description="variants of earlier attempts")
+    measurements: int = Field(0, description="gates that were measured again so far")
 
     @property
     def words(self) -> str:
         """Note on a verdict; '' for the first attempt."""
-        if self.number == 1:
+        if self.attempt == 1:
             return ""
-        if self.spending == "spend":
-            return (
-                f"attempt {self.number} against this baseline, which has {self.rate:.2g} of the "
-                f"{self.alpha:g} for all attempts"
-            )
+        again = f" and {self.measurements} gates measured again" if self.measurements else ""
         return (
-            f"attempt {self.number} against this baseline: {self.alpha:g} is the error rate of "
-            f"each, at most {self.history_rate:.2g} that of all {self.number}"
+            f"attempt {self.attempt} against this baseline: {self.variants} variants were judged "
+            f"before{again}"
         )
-
-
-class Measurement(Record):
-    """One begun log of answers or loads."""
-
-    schema_version: int = Field(1, description="of this record")
-    number: int = Field(ge=1)
-    log: str = Field(description="digest that names the answer log, or seed of the load log")
-    run: str = Field("", description="id of the run that began it")
 
 
 @dataclass(frozen=True)
@@ -142,25 +107,31 @@ NOTHING = Remeasured()
 
 
 class Counted(Record):
-    """Attempt and measurement that a stage counts before it stores or uses results."""
+    """The trial that a stage records before it stores results."""
 
-    attempt: Attempt | None = Field(None, description="None of the baseline's answers")
-    measurement: str = Field(description="key of the measurement")
+    trial: Trial
+    gate: str = Field(description="that is measured")
     run: str = Field("", description="id of the run")
 
 
-def variant_key(served: str, policy: Policy, family: str, asked: Mapping[str, str]) -> str:
-    """Digest all that makes a variant a new one: its serving, the questions and the criteria.
+def trial_of(baseline: dict[str, str], variants: dict[str, str], policy: Policy) -> Trial:
+    """Return the trial of these variants."""
+    return Trial(
+        baseline=baseline,
+        variants=variants,
+        policy=policy.name,
+        criteria=digest_json(_criteria(policy)),
+        alpha=policy.alpha,
+        attempts=policy.attempts,
+    )
 
-    Args:
-        served: key of its stage `coherence`, which covers weights, serving and machine; an
-            endpoint's covers the deployment id.
-        policy: with the criteria.
-        family: selects the margins.
-        asked: as `EvaluationPlanner.asked`; other questions are another chance.
-    """
-    claim = claim_of(policy, family)
-    return digest_json({"served": served, "claim": claim, "asked": dict(asked)})
+
+def _criteria(policy: Policy) -> dict[str, Any]:
+    dumped = policy.model_dump(mode="json", exclude=_NOT_CRITERIA)
+    for suite in dumped["suites"].values():
+        for key in _NOT_CRITERIA_OF_A_SUITE:
+            suite.pop(key, None)
+    return dumped
 
 
 class AttemptLedger:
@@ -169,87 +140,120 @@ class AttemptLedger:
     def __init__(self, store: Store) -> None:
         self._root = store.root
         self._attempts = store.key_value_store("attempts")
-        self._measurements = store.key_value_store("measurements")
 
-    # --- attempts -----------------------------------------------------------------------------
+    def check_allowed(self, trial: Trial) -> None:
+        """Refuse a new trial when the policy's attempts are used up.
 
-    def foresee(
-        self,
-        scope: AttemptScope,
-        variants: Mapping[str, str],
-        policy: Policy,
-        run: str = "",
-        start_spread: StartSpread | None = None,
-    ) -> Attempt:
-        """Return the attempt with these variants, or the one that they would begin.
+        Raises:
+            UsageError: they are.
+            StoreError: a record is damaged or gone.
+        """
+        earlier = self.attempts(trial.baseline)
+        if not any(trial.is_of(each.trial) for each in earlier):
+            self._refuse_more(trial, earlier)
 
-        A begun attempt has its own `start_spread`. Nothing is written.
+    def _refuse_more(self, trial: Trial, earlier: Iterable[Attempt]) -> None:
+        if trial.attempts is None:
+            return
+        used = sum(each.trial.attempts is not None for each in earlier)
+        if used >= trial.attempts:
+            raise UsageError(
+                f"the policy '{trial.policy}' allows {trial.attempts} attempts against one "
+                f"baseline, and {used} were made",
+                where=str(self._root / "attempts" / _key(trial.baseline)),
+                hint="judge the same variants again, change the baseline, or use another policy; "
+                "`prepare runs attempts` lists the attempts",
+            )
+
+    def begin(self, counted: Counted, number: int = 1) -> None:
+        """Record an attempt durably, before a stage stores results.
+
+        Args:
+            counted: the trial and the gate.
+            number: of the gate's measurement.
+
+        Raises:
+            UsageError: the policy allows no further attempt.
+            StoreError: a record is damaged or gone, or cannot be written.
+        """
+        trial, gate, key = counted.trial, counted.gate, _key(counted.trial.baseline)
+        while True:
+            earlier = self.attempts(trial.baseline)
+            same = [each for each in earlier if trial.is_of(each.trial)]
+            if same and max(each.measured.get(gate, 1) for each in same) >= number:
+                return
+            self._refuse_more(trial, earlier)
+            measured = dict(same[-1].measured) if same else {}
+            attempt = Attempt(
+                number=len(earlier) + 1,
+                trial=trial,
+                measured={**measured, gate: number} if number > 1 else measured,
+                run=counted.run,
+                when=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+            content = attempt.model_dump_json(indent=1).encode()
+            with raise_as(StoreError, "the attempt cannot be recorded", self._root / "attempts"):
+                # If two runs begin at the same time, one gets the number.
+                if self._attempts.put_if_absent(f"{key}/{_name(attempt.number)}", content):
+                    return
+
+    def attempts(self, baseline: dict[str, str]) -> list[Attempt]:
+        """List all attempts against a baseline, in order.
 
         Raises:
             StoreError: a record is damaged or gone.
         """
-        earlier = self.attempts(scope)
-        return _find(variants, earlier) or Attempt(
-            scope=scope,
-            number=len(earlier) + 1,
-            variants=dict(variants),
-            alpha=policy.alpha,
-            spending=policy.attempts,
-            start_spread=start_spread,
-            run=run,
-        )
-
-    def begin(self, counted: Counted, number: int, log: str, *, is_kept: bool) -> None:
-        """Record an attempt and its measurement durably, before a stage stores or uses results.
-
-        Args:
-            counted: the attempt and the measurement.
-            number: of the measurement.
-            log: of the measurement.
-            is_kept: whether the earlier content of that log is available.
-
-        Raises:
-            AttemptChangedError: the ledger has changed since the run was planned.
-            StoreError: a record is damaged or gone, or cannot be written.
-        """
-        if counted.attempt is not None:
-            self.begin_attempt(counted.attempt)
-        wanted = Measurement(number=number, log=log, run=counted.run)
-        self._begin_measurement(counted.measurement, wanted, is_kept=is_kept)
-
-    def begin_attempt(self, attempt: Attempt) -> None:
-        """Count the attempt, unless it is counted already; raises errors as `begin`."""
-        known = _find(attempt.variants, self.attempts(attempt.scope))
-        if known is not None and known.number == attempt.number:
-            return
-        where = self._root / "attempts" / attempt.scope.key
-        with raise_as(StoreError, "the attempt cannot be counted", where):
-            # If two runs begin at the same time, one gets the number.
-            if known is None and _create(self._attempts, attempt.scope.key, attempt):
-                return
-        raise AttemptChangedError(
-            f"another run began attempt {attempt.number} against this baseline",
-            where=str(where),
-            hint="run the same command again: what is stored is used",
-        )
-
-    def find(self, scope: AttemptScope, number: int) -> Attempt | None:
-        """Return that attempt, if any; raises StoreError if its record is damaged."""
-        return self._read(self._attempts, "attempts", Attempt, scope.key, number)
-
-    def attempts(self, scope: AttemptScope) -> list[Attempt]:
-        """List all attempts of a scope, in order; raises StoreError as `foresee`."""
-        return list(self._list(scope.key))
+        return list(self._list(_key(baseline)))
 
     def all(self) -> Iterator[Attempt]:
-        """Yield all attempts of all scopes; raises StoreError as `foresee`."""
+        """Yield all attempts; raises StoreError as `attempts`."""
         for key in sorted({name.partition("/")[0] for name in self._attempts.names("")}):
             yield from self._list(key)
+
+    def history(self, trial: Trial) -> History:
+        """Return what was judged against the baseline before this trial, and its number."""
+        earlier = self.attempts(trial.baseline)
+        own = [each.number for each in earlier if trial.is_of(each.trial)]
+        number = own[0] if own else len(earlier) + 1
+        before = [each.trial.variants for each in earlier if each.number < number]
+        variants = {item for each in before for item in each.items()} - trial.variants.items()
+        return History(
+            attempt=number,
+            variants=len(variants),
+            measurements=sum(
+                each - 1 for attempt in _latest(earlier) for each in attempt.measured.values()
+            ),
+        )
+
+    def next_number(
+        self,
+        trial: Trial,
+        gate: str,
+        is_over: Callable[[int], bool],
+        remeasured: Remeasured = NOTHING,
+    ) -> int:
+        """Return the number of a gate's measurement to continue or begin.
+
+        Args:
+            trial: of the gate.
+            gate: its name.
+            is_over: whether the measurement of that number is finished.
+            remeasured: gates to measure again.
+        """
+        same = [each for each in self.attempts(trial.baseline) if trial.is_of(each.trial)]
+        begun = [(each.measured.get(gate, 1), each.run) for each in same]
+        latest = max((number for number, _ in begun), default=1)
+        if latest < remeasured.least:
+            return remeasured.least
+        if gate not in remeasured.gates or not begun:
+            return latest
+        runs = {run for number, run in begun if number == latest}
+        return latest if runs & remeasured.runs or not is_over(latest) else latest + 1
 
     def _list(self, key: str) -> Iterator[Attempt]:
         names = sorted(name for name in self._attempts.names(key) if name.endswith(".json"))
         for number, name in enumerate(names, start=1):
-            attempt = self._read(self._attempts, "attempts", Attempt, key, number)
+            attempt = self._read(key, number)
             if attempt is None or attempt.number != number:
                 raise StoreError(
                     f"the record of attempt {number} is gone, and {name} is there",
@@ -258,81 +262,26 @@ class AttemptLedger:
                 )
             yield attempt
 
-    # --- measurements -------------------------------------------------------------------------
-
-    def measurement(self, key: str, number: int) -> Measurement | None:
-        """Return that measurement, if begun; raises StoreError if its record is damaged."""
-        return self._read(self._measurements, "measurements", Measurement, key, number)
-
-    def latest(self, key: str) -> int:
-        """Return the number of the last begun measurement; 0 if there is none."""
-        names = [name for name in self._measurements.names(key) if name.endswith(".json")]
-        return max((int(name.removesuffix(".json")) for name in names), default=0)
-
-    def next_number(
-        self,
-        candidates: Iterable[str],
-        is_lost: Callable[[int], bool],
-        is_over: Callable[[int], bool],
-        gate: str,
-        remeasured: Remeasured = NOTHING,
-    ) -> int:
-        """Return the number of a gate's measurement to continue or begin.
-
-        Args:
-            candidates: keys of the candidates' measurements.
-            is_lost: whether a log of that number was begun and is gone, for either side.
-            is_over: whether the measurement of that number is finished.
-            gate: its name.
-            remeasured: gates to measure again.
-        """
-        keys = list(candidates)
-
-        def is_replaced(number: int) -> bool:
-            begun = [self.measurement(key, number) for key in keys]
-            runs = {each.run for each in begun if each is not None}
-            if gate not in remeasured.gates or not runs or runs & remeasured.runs:
-                return False
-            return is_over(number)
-
-        first = max([remeasured.least, *(self.latest(key) for key in keys)])
-        return next(n for n in count(first) if not (is_lost(n) or is_replaced(n)))
-
-    def _begin_measurement(self, key: str, wanted: Measurement, *, is_kept: bool) -> None:
-        where = self._root / "measurements" / key
-        with raise_as(StoreError, "the measurement cannot be counted", where):
-            if _create(self._measurements, key, wanted):
-                return
-        begun = self.measurement(key, wanted.number)
-        if not is_kept or begun is None or begun.log != wanted.log:
-            raise AttemptChangedError(
-                f"what was kept of measurement {wanted.number} is gone, or is of other weights",
-                where=str(where / _name(wanted.number)),
-                hint="run the same command again: it measures under the next number",
-            )
-
-    def _read(
-        self, records: FileKeyValueStore, folder: str, record: type[_Kind], key: str, number: int
-    ) -> _Kind | None:
+    def _read(self, key: str, number: int) -> Attempt | None:
         name = f"{key}/{_name(number)}"
         with raise_as(
             StoreError,
             "a record of the attempt ledger cannot be read",
-            self._root / folder / name,
+            self._root / "attempts" / name,
             RESTORE,
             errors=(OSError, ValueError),
         ):
-            content = records.get(name)
-            return record.model_validate_json(content) if content is not None else None
+            content = self._attempts.get(name)
+            return Attempt.model_validate_json(content) if content is not None else None
 
 
-def _create(records: FileKeyValueStore, key: str, record: Attempt | Measurement) -> bool:
-    content = record.model_dump_json(indent=1).encode()
-    return records.put_if_absent(f"{key}/{_name(record.number)}", content)
+def _latest(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Return the last attempt of each trial."""
+    return list({digest_json(each.trial.model_dump()): each for each in attempts}.values())
 
 
-def _find(variants: Mapping[str, str], earlier: Iterable[Attempt]) -> Attempt | None:
-    return next((each for each in earlier if variants.items() <= each.variants.items()), None)
+def _key(baseline: dict[str, str]) -> str:
+    return digest_json(baseline)
 
 
 def _name(number: int) -> str:

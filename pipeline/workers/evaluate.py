@@ -1,4 +1,4 @@
-"""Worker: asks an endpoint one suite's questions in batches, until the round is over.
+"""Worker: asks an endpoint one suite's questions in batches, until its gate is decided.
 
 Runs in the `evaluate` environment. Every batch goes through lm-eval; its answers are appended to
 the answer log before the next look, so a kill loses one batch at most.
@@ -6,7 +6,6 @@ the answer log before the next look, so a kill loses one batch at most.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Ask until the gate is decided, the questions are exhausted or the time is over.
 
     Args:
-        spec: name and suite, questions (file), book (file of the answer log), stopping, minutes,
+        spec: name and suite, questions (file), book (file of the answer log), stopping,
             concurrency, url, model, tokenizer (folder), max_length (tokens), trust_remote_code,
             asks_once (try one request a question), socket (of a server that has one), counters (the
             engine's names, if it drafts); for an endpoint that is asked by its chat API: chat (its
@@ -48,36 +47,21 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     stopping = read_stopping(spec["stopping"])
     count = SpecDecodeCounter(restore_credentials(spec["url"]), spec["counters"])
     asker = EvalClient(spec, questions, progress, stopping.max_questions)
-    stop_reason = ask_until_over(book, stopping, asker.ask, spec["time_budget_minutes"], progress)
-    return {"stop_reason": stop_reason, **asker.facts(), **count.facts()}
+    ask_until_over(book, stopping, asker.ask)
+    return {**asker.facts(), **count.facts()}
 
 
-def ask_until_over(
-    book: AnswerLog,
-    stopping: StoppingPlan,
-    ask: Callable[[range], Rows],
-    minutes: float | None,
-    progress: Progress,
-) -> str:
-    """Ask batch after batch; append each one's answers before the next look.
-
-    Returns:
-        what ended it: `timeout`, or `exhausted` if the gate is decided or no question is left.
-    """
+def ask_until_over(book: AnswerLog, stopping: StoppingPlan, ask: Callable[[range], Rows]) -> None:
+    """Ask batch after batch; append each one's answers before the next look."""
     answers = book.rows()
-    started = time.monotonic()
-    while batch := stopping.next_batch([float(row["score"]) for row in answers]):
+    while batch := stopping.next_batch(answers):
         asked = ask(batch)
         book.append(asked)
         answers += asked
-        if minutes is not None and time.monotonic() > started + 60 * minutes:
-            progress.note(f"the time budget of {minutes:g} minutes is used up")
-            return "timeout"
-    return "exhausted"
 
 
 class EvalClient:
-    """One lm-eval task and one client of the endpoint, for all batches of a round."""
+    """One lm-eval task and one client of the endpoint, for all batches."""
 
     def __init__(self, spec: dict[str, Any], questions: Rows, progress: Progress, limit: int):
         self._spec = spec
@@ -123,7 +107,7 @@ class EvalClient:
         return rows
 
     def facts(self) -> dict[str, Any]:
-        """Return the round's facts for its record."""
+        """Return facts for the record."""
         return {"requests": self._model.statistics()}
 
     @property

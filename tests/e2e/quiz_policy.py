@@ -15,7 +15,6 @@ POLICY = {
             "prompt_format": "cloze",
             "num_fewshot": 0,
             "questions": 96,
-            "batch": 48,
             "sources": ["builtin"],
             # The demo model loses more by rounding to 4 bits than larger ones do.
             "margins": {"fp8": 0.15, "int8": 0.15, "int4": 0.3, "fp4": 0.3},

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 POLICY = """
 name: itself
 summary: by messages alone
-suites: {rouge: {kind: rouge, about: benchmark, margins: {fp8: 0.08}, batch: 8, max_tokens: 32,
+suites: {rouge: {kind: rouge, margins: {fp8: 0.08}, max_tokens: 32,
   noise_floor_questions: 8}}
 """
 LETTERS = 48

@@ -52,10 +52,10 @@ POLICY = """
 name: tools
 summary: MMLU does not see a damaged block of tools
 suites:
-  mmlu: {kind: mmlu, prompt_format: cloze, num_fewshot: 0, margins: {fp8: 0.15}, batch: 48,
+  mmlu: {kind: mmlu, prompt_format: cloze, num_fewshot: 0, margins: {fp8: 0.15},
          sources: [builtin]}
-  tools: {kind: tools, form: server, max_tokens: 48, about: benchmark, margins: {fp8: 0.2},
-          batch: 24}
+  tools: {kind: tools, form: server, max_tokens: 48, margins: {fp8: 0.2},
+          questions: 24}
 """
 
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everyth
 
 SUBJECTS = ("biology", "math", "law", "physics")
 MARGINS = {"fp8": 0.5}
-ADVISORY = {"tier": "advisory", "test": "fixed", "margins": MARGINS, "max_tokens": 64}
+ADVISORY = {"tier": "advisory", "margins": MARGINS, "max_tokens": 64}
 POLICY = {
     "name": "every-suite",
     "summary": "a few questions of each suite",

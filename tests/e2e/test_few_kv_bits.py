@@ -30,7 +30,7 @@ summary: the quiz and long texts
 suites:
   quiz:
     {kind: mmlu, prompt_format: cloze, num_fewshot: 0, sources: [builtin], about: benchmark,
-     batch: 120, margins: {int4: 0.2}}
+     margins: {int4: 0.2}}
   needles:
     {kind: needles, prompt_format: completion, lengths: [512, 1024], cases: 24, max_tokens: 48,
      about: benchmark, margins: {int4: 0.1}}

@@ -41,8 +41,8 @@ POLICY = {
     "summary": "sentences with a word in them, and the tokens that they take",
     "suites": {
         "sentences": {
-            **{"kind": "ifeval", "prompt_format": "chat", "max_tokens": 64, "test": "fixed"},
-            **{"margins": {"fp8": 0.05}, "batch": 300},
+            **{"kind": "ifeval", "prompt_format": "chat", "max_tokens": 64},
+            **{"margins": {"fp8": 0.05}},
         }
     },
     "cost": {"suites": ["sentences"], "max_ratio": {"fp8": 1.1}, "expected_tokens": 40},

@@ -48,9 +48,9 @@ from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.run.ablation import AblationRun
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
-from pipeline.run.runner import LaidOut, Runner, run_planned
+from pipeline.run.runner import LaidOut, Runner
 from pipeline.run.stage_runner import SubmittedStageRunner
-from pipeline.stages.attempts import NOTHING, Remeasured, StartSpread
+from pipeline.stages.attempts import NOTHING, Remeasured
 from pipeline.stages.judge import policy_digest
 from recipes.policy import Policy
 from recipes.quantization import Calibration
@@ -112,8 +112,6 @@ def policy(**changes: Any) -> Policy:
     suite = {
         "kind": "humaneval",
         "margins": {"fp8": 0.1},
-        "batch": 16,
-        "expected_flips": 0.1,
         **changes,
     }
     return Policy.model_validate(
@@ -181,7 +179,6 @@ class FakeRun:
         uri: of the registry that the run names; a file in the store if not given.
         ablate: measure the loss by weights and by KV cache.
         rooms: pieces of work that can be done side by side.
-        start_spread: of servers, as the store is to have measured it.
         adopted: variants that are not quantized here.
         check_laid_out: sees what was laid out, before the first question.
     """
@@ -198,7 +195,6 @@ class FakeRun:
     ablate: bool = False
     rooms: int = 1
     server_mode: str | None = None  # while speeds are compared; None: the accelerator's
-    start_spread: StartSpread | None = None
     adopted: tuple[AdoptedVariant, ...] = ()
     check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
     report: RunReport = field(init=False)
@@ -258,7 +254,6 @@ class FakeRun:
             store=self.root,
             run=run,
             remeasured=remeasured,
-            start_spread=self.start_spread,
             trust_remote_code=self.trust_remote_code,
         ).plan()
 
@@ -289,12 +284,8 @@ class FakeRun:
             RecordingProgress(Listener(), log),
         )
         again = Remeasured(remeasured, frozenset({log.run_id}))
-        plan = run_planned(
-            lambda: self.plan(log.run_id, again),
-            lambda plan: Runner(plan, stages, log, check_laid_out=self.check_laid_out).run(),
-            log,
-            stages.progress,
-        )
+        plan = self.plan(log.run_id, again)
+        Runner(plan, stages, log, check_laid_out=self.check_laid_out).run()
         if self.ablate:
             AblationRun(plan, stages, log, "queries are quantized, too").run()
         for served in ("baseline", *command["recipes"]):
@@ -356,7 +347,7 @@ class FakeRun:
         return Version(NAME, "1", ("champion",), str(folder), {**tags, **listed, **changes})
 
     def folder(self, stage: str, variant: str) -> Path:
-        """What that variant's stage left; of a suite's rounds the last, which is judged."""
+        """What that variant's stage left; of a suite, what is judged."""
         records = [r for r in self.store.records(stage) if r.variant == variant]
         last = max(records, key=lambda record: record.result.get("n", 0))
         return self.store.stage_folder(stage, last.key)
@@ -398,6 +389,6 @@ def judged_run(
 
     models = PretendModels(score, questions=96, broken=set(broken), engine_version=engine_version)
     models.kernels = dict(kernels or {})
-    made = FakeRun(root, models, policy(batch=96), (*wrong, *broken), **more)
+    made = FakeRun(root, models, policy(), (*wrong, *broken), **more)
     made.run()
     return made

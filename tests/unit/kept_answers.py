@@ -25,10 +25,6 @@ HUMANEVAL = HumanEvalSuite(margins=MARGINS)
 ROUGE = RougeSuite(margins=MARGINS)
 
 
-def fixed(suite: AnySuite) -> AnySuite:
-    return suite.model_copy(update={"test": "fixed"})
-
-
 def recovery(suite: AnySuite) -> AnySuite:
     return suite.model_copy(update={"margins": SHARES})
 
@@ -55,19 +51,15 @@ def judged_rows(
     family: Family = "fp8",
     alpha: float = 0.05,
     again: Sequence[dict[str, Any]] = (),
-    available: int = 14_042,
-    planned_bet: float | None = None,
 ) -> GateReport:
-    rule = gate_rule_of(suite, family, alpha).model_copy(update={"planned_bet": planned_bet})
     return judge_suite(
         "suite",
         suite,
-        rule,
+        gate_rule_of(suite, family, alpha),
         metric="acc",
         baseline=baseline,
         candidate=candidate,
         again=again,
-        available=available,
         guessing=Mmlu.guessing if suite.kind == "mmlu" else 0.0,
     )
 

@@ -241,12 +241,10 @@ class PretendContext(StageContext[Any, Any]):
         ids = [row["id"] for row in questions]
         book = AnswerLog(Path(worker_spec["book"]), ids, writer=1)
         stopping = read_stopping(worker_spec["stopping"])
-        ended = ask_until_over(
-            book, stopping, ask, worker_spec["time_budget_minutes"], self.progress
-        )
+        ask_until_over(book, stopping, ask)
         self.models.asked.append((variant, suite, asked))
         drafted = {"spec_decode": DRAFTED} if worker_spec["counters"] else {}
-        return {"stop_reason": ended, "requests": {}, **drafted}
+        return {"requests": {}, **drafted}
 
     def put_under_load(self, worker_spec: dict[str, Any]) -> dict[str, Any]:
         """As the real worker does, with loads that take as long as the models say."""

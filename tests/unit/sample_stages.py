@@ -12,7 +12,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "quantize": {"checkpoint": "c", "quantization": QUANTIZATION, "environment": "e"},
     "check_weights": {"checkpoint": "c", "quantization": QUANTIZATION},
     "coherence": {"checkpoint": "c", "serving": SERVING, "engine": "e", "hardware": {}},
-    "evaluate": {"suite": {"kind": "mmlu"}, "environment": "e", "max_length": 8, "batch": 8},
+    "evaluate": {"suite": {"kind": "mmlu"}, "environment": "e", "max_length": 8},
     "speed": {
         **{"name": "chat", "workload": {}, "sides": {}},
         "rule": {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 20},
@@ -25,5 +25,5 @@ RESULTS: dict[str, dict[str, Any]] = {
     "coherence": {"perplexity": 10.0, "engine_version": "0.32.0"},
     "evaluate": {"metric": "acc", "n": 8, "answers_digest": "d"},
     "speed": {"units": 6, "state": "pass", "seed": 1, "loads_digest": "d"},
-    "judge": {"verdict": "pass", "reason": "all passed", "attempt": 1, "gates": []},
+    "judge": {"verdict": "pass", "reason": "all passed", "history": {}, "gates": []},
 }

@@ -1,22 +1,19 @@
-"""An attempt, for tests that need any."""
+"""A trial, for tests that need any."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipeline.stages.attempts import Attempt, AttemptScope
-
-SCOPE = AttemptScope(baseline={"checkpoint": "c"}, policy="p")
+from pipeline.stages.attempts import Trial
 
 
-def some_attempt(**changes: Any) -> Attempt:
-    """The first attempt with one variant, at 5 %."""
+def some_trial(**changes: Any) -> Trial:
+    """One variant, at 5 %."""
     usual = {
-        "scope": SCOPE,
-        "number": 1,
+        "baseline": {"checkpoint": "c"},
         "variants": {"a": "1"},
+        "policy": "p",
+        "criteria": "x",
         "alpha": 0.05,
-        "spending": "per_run",
-        "run": "run",
     }
-    return Attempt.model_validate({**usual, **changes})
+    return Trial.model_validate({**usual, **changes})

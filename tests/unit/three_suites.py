@@ -11,8 +11,8 @@ def three_suites() -> Policy:
     demo = load_policy("demo")
     mmlu = {"sources": ["eval-data", "packages"], "tier": "supporting"}
     suites = {
-        "mmlu" if name == "quiz" else name: (
-            suite.model_copy(update=mmlu) if name == "quiz" else suite
+        "mmlu" if name == "quiz" else name: suite.model_copy(
+            update=mmlu if name == "quiz" else {"tier": "critical"}
         )
         for name, suite in demo.suites.items()
     }

@@ -1,4 +1,4 @@
-"""The stage that asks one side one suite's questions in a round."""
+"""The stage that asks one side one suite's questions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class EvaluateParameters(ServedModel):
     environment: str = Field(description="identity of the one that asks")
     max_length: int = Field(description="tokens that a prompt and its answer may have together")
     max_questions: int | None = Field(None, description="questions at most")
-    batch: int = Field(description="questions between two looks")
     rule: GateRule | None = Field(None, description="None of the baseline")
     repeat_id: int = Field(0, description="1 where the baseline is asked again")
     measurement: int = Field(1, ge=1, description="number of the measurement")
@@ -39,23 +38,23 @@ class EvaluateParameters(ServedModel):
 class EvaluateRuntime(ServerRuntime):
     """How they are asked."""
 
-    suite: str = Field("", description="its name in the policy, and the round")
+    suite: str = Field("", description="its name in the policy")
     tokenizer: str = Field("", description="folder")
     concurrency: int = 1
-    counted: Counted | None = Field(None, description="None of answers that no gate depends on")
+    counted: Counted | None = Field(
+        None, description="None of the baseline, and of answers that no gate depends on"
+    )
 
 
 class EvaluateResult(Record):
-    """What came of the round."""
+    """Facts of the answers."""
 
     metric: str
     n: int = Field(description="questions answered")
     answers_digest: str
     available: int | None = None
     score: float | None = Field(None, description="mean")
-    state: str = Field("open", description="pass, fail, insensitive or open")
-    has_more: bool = Field(False, description="open, and another round could ask more")
-    stop_reason: str = Field("", description="decided, exhausted or timeout")
+    state: str = Field("open", description="pass, fail or open")
     requests: dict[str, int] = Field({}, description="by the way that they were asked")
     spec_decode: SpecDecodeStats | None = Field(
         None, description="by its last worker, where the engine drafts and counts that"
@@ -65,16 +64,10 @@ class EvaluateResult(Record):
 EVALUATE = Stage("evaluate", 4, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # What only says how far to go, and against whom; not what a question's answer depends on.
-NOT_OF_THE_ANSWER = ("max_questions", "batch", "rule")
+NOT_OF_THE_ANSWER = ("max_questions", "rule")
 NOT_OF_THE_MODEL = ("baseline", "coherence")
 # Not known of weights that are taken in again, which are held against the version's own digests.
 NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
-
-
-def measurement_key(spec: StageSpec) -> str:
-    """Return the digest of the measurement: earlier stages and questions."""
-    keys = {role: each.key for role, each in spec.inputs.items() if role not in NOT_OF_THE_MODEL}
-    return _digest_asked(spec, (*NOT_OF_THE_ANSWER, "measurement"), keys)
 
 
 def log_key(spec: StageSpec, result_of: Callable[[str], dict[str, Any]]) -> str:
@@ -89,11 +82,7 @@ def log_key(spec: StageSpec, result_of: Callable[[str], dict[str, Any]]) -> str:
         role: digest_json({k: v for k, v in result.items() if k not in NOT_ALWAYS_KNOWN})
         for role, result in results.items()
     }
-    return _digest_asked(spec, NOT_OF_THE_ANSWER, known)
-
-
-def _digest_asked(spec: StageSpec, without: tuple[str, ...], inputs: dict[str, str]) -> str:
-    asked = {key: value for key, value in spec.parameters.items() if key not in without}
+    asked = {key: value for key, value in spec.parameters.items() if key not in NOT_OF_THE_ANSWER}
     return digest_json(
-        {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": inputs}
+        {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": known}
     )

@@ -1,11 +1,10 @@
 """Asks a served model one suite's questions, as many as it takes, and keeps every answer.
 
-A round asks up to a number of questions, and stops earlier if the policy's rule decides the gate
+The baseline answers the whole list. A variant stops at the first planned look that decides its gate
 against the baseline's answers. Answers are appended to the store's answer log of this served model
-and suite, so another margin or a higher cap begins with them.
+and suite, so another margin or a longer list begins with them.
 
-A pass is decided only if the gate is sensitive (eval_gates/chance_baselines.py). Else the baseline
-answers more questions, until the margin is shown to end above the chance level, or not.
+An insensitive gate (eval_gates/chance_baselines.py) can only fail.
 
 `answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score (0 to
 1) and the fields of the suite.
@@ -19,9 +18,9 @@ from typing import Any
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers
-from eval_gates.chance_baselines import State, check_sensitivities, sensitivity_state
+from eval_gates.chance_baselines import check_sensitivities
 from eval_gates.clusters import labels_of
-from eval_gates.stopping import StoppingPlan, StoppingRule
+from eval_gates.stopping import BATCH, StoppingPlan, StoppingRule
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.core.digest import digest_bytes
@@ -39,7 +38,7 @@ from pipeline.stages.evaluate import (
     EvaluateRuntime,
     log_key,
 )
-from pipeline.stages.evaluate.answer_logs import begin_log, book_file, has_log, open_book
+from pipeline.stages.evaluate.answer_logs import begin_log, book_file, open_book
 from pipeline.stages.questions import QUESTIONS as ASKED
 from recipes.engines import find_engine
 
@@ -48,14 +47,13 @@ Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
 @dataclass(frozen=True)
 class EvaluationRound:
-    """One round of a suite: the questions, the answers so far, and the stopping rule."""
+    """A suite's questions, the answers so far, and the stopping rule."""
 
     questions_file: Path
     ids: list[str]
     available: int
     book_file: Path
     stopping: StoppingPlan
-    sight: State = "open"
 
     @property
     def book(self) -> AnswerLog:
@@ -64,13 +62,7 @@ class EvaluationRound:
 
     def is_over(self) -> bool:
         """Whether the kept answers suffice, so that no model need be served."""
-        scores = [float(row["score"]) for row in self.book.rows()]
-        return not self.stopping.next_batch(scores[: self.stopping.end])
-
-    def state(self, scores: list[float]) -> str:
-        """Return pass, fail, insensitive or open."""
-        state = self.stopping.state(scores)
-        return state if state == "fail" or self.sight == "clear" else self.sight
+        return not self.stopping.next_batch(self.book.rows()[: self.stopping.end])
 
 
 def is_answered(spec: StageSpec, store: Store) -> bool:
@@ -83,41 +75,38 @@ def run(context: Context) -> EvaluateResult:
 
     Raises:
         StageError: an answer is missing.
-        AttemptChangedError: the run has to be planned again.
+        UsageError: the policy allows no further attempt.
     """
     todo = round_of(context.spec, context.store)
-    facts: dict[str, Any] = {"stop_reason": "exhausted"}
+    facts: dict[str, Any] = {}
     with open_book(context.store, todo.book_file, context.progress.note):
         count_answers(context, todo.book_file.stem)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
-            facts |= context.run_worker(
+            facts = context.run_worker(
                 "pipeline.workers.evaluate",
                 worker_spec(context, todo),
                 plugins=[for_worker(context.parameters.suite)],
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
-        rows = todo.book.rows()[: todo.stopping.end]
+        rows = todo.book.rows()
+        rows = rows[: todo.stopping.counted(rows)]
     if not rows:
         raise StageError("no question was answered", where=str(todo.book_file))
     max_tokens = getattr(context.parameters.suite, "max_tokens", None)
     check_answers(context.runtime.suite, rows, max_tokens=max_tokens, is_complete=True)
     write_rows(context.folder / ANSWERS, rows)
-    scores = [float(row["score"]) for row in rows]
-    state = todo.state(scores)
+    finding = todo.stopping.decided(rows)
+    state = finding.state if finding is not None else "open"
     if state != "open":
-        facts["stop_reason"] = "decided"
         context.note(f"{context.runtime.suite}: decided after {len(rows)} questions ({state})")
     return EvaluateResult(
         **facts,
         metric=metric_of(context),
         n=len(rows),
         available=todo.available,
-        score=sum(scores) / len(scores),
+        score=sum(float(row["score"]) for row in rows) / len(rows),
         state=state,
-        has_more=state == "open"
-        and facts["stop_reason"] == "exhausted"
-        and len(rows) < todo.available,
         answers_digest=digest_bytes((context.folder / ANSWERS).read_bytes()),
     )
 
@@ -139,27 +128,27 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     max_questions = min(parameters.max_questions or len(ids), len(ids))
     baseline: list[dict[str, Any]] = []
     rule: StoppingRule | None = None
-    sight: State = "open"
     if "baseline" in spec.inputs:
         baseline = read_answers(folder_of(spec, store, "baseline"))
         max_questions = min(max_questions, len(baseline))
     if wanted := parameters.rule:
-        units = len(set(clusters)) if clusters else len(ids)
-        rule = wanted.stopping(units)
         guessing = ASKED.result_of(record_of(spec, store, "questions")).guessing
-        sensitivity_checks = check_sensitivities(
-            baseline, guessing, wanted.comparison, wanted.population(units)
-        )
-        sight = sensitivity_state(sensitivity_checks, wanted.alpha) if rule is not None else "open"
+        checks = check_sensitivities(baseline, guessing, wanted.comparison)
+        is_sensitive = all(each.p_insensitive <= wanted.alpha for each in checks)
+        rule = wanted.stopping(can_pass=is_sensitive)
     return EvaluationRound(
         questions_file=questions_file,
         ids=ids,
         available=len(ids),
         book_file=book_file(store, book_key(spec, store)),
         stopping=StoppingPlan(
-            max_questions, parameters.batch, rule, [row["score"] for row in baseline], clusters
+            max_questions,
+            # At the end of a batch the server runs empty for about one request.
+            batch=max(BATCH, 4 * EVALUATE.runtime_of(spec).concurrency),
+            rule=rule,
+            baseline=[row["score"] for row in baseline],
+            clusters=clusters,
         ),
-        sight=sight,
     )
 
 
@@ -169,18 +158,10 @@ def book_key(spec: StageSpec, store: Store) -> str:
 
 
 def count_answers(context: Context, key: str) -> None:
-    """Count the attempt and the measurement, before an answer is stored or used.
-
-    Raises:
-        AttemptChangedError: the ledger has changed since planning.
-    """
-    counted, number = context.runtime.counted, context.parameters.measurement
-    if counted is None:
-        return
-    ledger = AttemptLedger(context.store)
-    if ledger.measurement(counted.measurement, number) is None:
-        begin_log(context.store, key)
-    ledger.begin(counted, number, key, is_kept=has_log(context.store, key))
+    """Record the attempt before an answer is stored; raises as `AttemptLedger.begin`."""
+    if (counted := context.runtime.counted) is not None:
+        AttemptLedger(context.store).begin(counted, context.parameters.measurement)
+    begin_log(context.store, key)
 
 
 def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
@@ -194,7 +175,6 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         "questions": str(todo.questions_file),
         "book": str(todo.book_file),
         "stopping": asdict(todo.stopping),
-        "time_budget_minutes": parameters.rule.time_budget_minutes if parameters.rule else None,
         "concurrency": runtime.concurrency,
         "url": runtime.url,
         "socket": runtime.socket,

@@ -16,7 +16,7 @@ from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 from pipeline.core.stage_record import StageRecord
-from pipeline.stages.attempts import Attempt
+from pipeline.stages.attempts import History, Trial
 from pipeline.stages.evaluate import EvaluateParameters
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Family, ServingProfile
@@ -27,7 +27,7 @@ class JudgeParameters(Record):
 
     policy: Policy
     recipe: str | None = Field(None, description="of the variant")
-    attempt: Attempt = Field(description="that the variant belongs to, without its run")
+    trial: Trial = Field(description="that the variant belongs to")
     family: Family
     gates: dict[str, GateRule] = Field(description="by suite")
     profile: ServingProfile | None = Field(
@@ -54,7 +54,7 @@ class JudgeResult(Record):
     verdict: Verdict
     reason: str
     p_value: float | None = None
-    attempt: int = Field(description="number of the attempt against this baseline")
+    history: History = Field(description="what was judged against this baseline before")
     gates: list[GateReport] = Field(fail_fast=True)
     speed: list[SpeedGateReport] = Field([], fail_fast=True, description="claims on it")
     cost: list[CostReport] = Field([], fail_fast=True, description="on tokens per solved task")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eval_gates.answer_log import read_answers
 from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.core.errors import EvaluationDataError
-from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.context import StageContext
 from pipeline.stages.judge import JudgeParameters, JudgeResult, JudgeRuntime
 from pipeline.stages.judge.verdict import judge_evidence
@@ -16,11 +16,11 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
 
     Raises:
         EvaluationDataError: the evidence of the two sides does not match.
-        AttemptChangedError: the run has to be planned again.
+        UsageError: the policy allows no further attempt.
     """
-    # Where all answers were there already, nothing has counted the attempt yet.
-    attempt = context.parameters.attempt.model_copy(update={"run": context.runtime.run})
-    AttemptLedger(context.store).begin_attempt(attempt)
+    # Where all answers were there already, nothing has recorded the attempt yet.
+    trial, ledger = context.parameters.trial, AttemptLedger(context.store)
+    ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
     try:
         return judge_evidence(
             context.parameters,
@@ -28,6 +28,7 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
             lambda role: read_answers(context.input_folder(role)),
             context.input_record,
             lambda role: read_loads(context.input_folder(role) / LOADS),
+            ledger.history(trial),
         )
     except ValueError as error:
         raise EvaluationDataError(

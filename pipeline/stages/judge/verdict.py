@@ -14,6 +14,7 @@ from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
 from eval_gates.verdicts import judge_suite, overall
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages.attempts import History
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JudgeParameters, JudgeResult
 from pipeline.stages.questions import QUESTIONS
@@ -31,6 +32,7 @@ def judge_evidence(
     answers: Answers,
     record: Record,
     loads: Loads,
+    history: History,
 ) -> JudgeResult:
     """Return the verdict from kept evidence; nothing else is read.
 
@@ -40,6 +42,7 @@ def judge_evidence(
         answers: returns a stage's answers in the order of asking, by role.
         record: returns a stage's record, by role.
         loads: returns a stage `speed`'s loads in the order of measuring, by role.
+        history: of the baseline; it is shown and decides nothing.
     """
     policy = parameters.policy
     check_asked_alike(policy.suites, record)
@@ -53,23 +56,21 @@ def judge_evidence(
             baseline=answers(f"baseline.{name}"),
             candidate=answers(f"candidate.{name}"),
             again=answers(f"again.{name}") if f"again.{name}" in roles else [],
-            available=questions[name].units,
             guessing=questions[name].guessing,
         )
         for name, suite in policy.suites.items()
     ]
     speed = speed_of(parameters, roles, record, loads)
     cost = [
-        judge_cost(name, rule, answers(f"baseline.{name}"), answers(f"candidate.{name}"), speed)
+        judge_cost(name, rule, answers(f"baseline.{name}"), answers(f"candidate.{name}"))
         for name, rule in parameters.cost.items()
     ]
     verdict, reason, p_value = overall(gates, speed, cost)
-    attempt = parameters.attempt
     return JudgeResult(
         verdict=verdict,
-        reason="; ".join(filter(None, (reason, attempt.words))),
+        reason="; ".join(filter(None, (reason, history.words))),
         p_value=p_value,
-        attempt=attempt.number,
+        history=history,
         gates=gates,
         speed=speed,
         cost=cost,

@@ -96,7 +96,7 @@ def run(context: Context) -> SpeedResult | None:
 
     Raises:
         ServingError: an endpoint did not answer any request.
-        AttemptChangedError: the run has to be planned again.
+        UsageError: the policy allows no further attempt.
     """
     course = course_of(context.spec, context.store, context.folder)
     facts: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def run(context: Context) -> SpeedResult | None:
         if course.begun.server_runs and course.server_runs.loads is None:
             done = len(course.loads) // course.server_runs.unit
             context.note(f"goes on after {done} {course.rule.unit} that were measured before")
-        count_loads(context, course.begun.seed)
+        count_loads(context)
         course.book.start_server_run(course.begun, len(course.loads))
         facts = measure(context, course, server_run)
         course = course_of(context.spec, context.store, context.folder)
@@ -132,12 +132,10 @@ def is_unfinished(record: StageRecord) -> bool:
     return SPEED.result_of(record).is_disturbed
 
 
-def count_loads(context: Context, seed: int) -> None:
-    """Count the attempt and the measurement, before a load is stored."""
-    counted, number = context.runtime.counted, context.parameters.measurement
-    if counted is not None:
-        # A log that is gone has another seed by now.
-        AttemptLedger(context.store).begin(counted, number, str(seed), is_kept=True)
+def count_loads(context: Context) -> None:
+    """Record the attempt, before a load is stored."""
+    if (counted := context.runtime.counted) is not None:
+        AttemptLedger(context.store).begin(counted, context.parameters.measurement)
 
 
 def measure(context: Context, course: MeasurementProgress, server_run: ServerRun) -> dict[str, Any]:

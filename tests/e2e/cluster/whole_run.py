@@ -29,8 +29,6 @@ suites:
     num_fewshot: 0
     questions: 64
     margins: {fp8: 0.25}
-    batch: 16
-    expected_flips: 0.06
     sources: [builtin]
 promotion:
   prefer: smallest

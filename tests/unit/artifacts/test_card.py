@@ -251,7 +251,7 @@ class TestHubResults:
     def test_a_whole_one_is(self, run: FakeRun, tmp_path: Path) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
-        gate = verdict.variant.gates[0].model_copy(update={"n": 164, "available": 164})
+        gate = verdict.variant.gates[0].model_copy(update={"n": 164, "planned": 164})
         whole = verdict.model_copy(
             update={"variants": (verdict.variant.model_copy(update={"gates": [gate]}),)}
         )

@@ -16,9 +16,8 @@ from pipeline.core.stage_record import StageRecord
 QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]
 
 
-ASKED = {"suite": {"kind": "rouge"}, "environment": "", "max_length": 9, "batch": 1}
-RULE = {"tier": "critical", "test": "sequential", "about": "population"}
-RULE |= {"alpha": 0.05, "margin": 0.01, "planned_bet": 0.5}
+ASKED = {"suite": {"kind": "rouge"}, "environment": "", "max_length": 9}
+RULE = {"tier": "critical", "alpha": 0.05, "margin": 0.01}
 
 
 def record(stage: str, parameters: dict[str, Any], **result: Any) -> StageRecord:

@@ -17,7 +17,7 @@ from pipeline.core.errors import PrepareError
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if strict %}!{% endif %}"
 ROW = {"question": "How many is 1 and 1?", "answer": "#### 2"}
-GSM8K = {"kind": "gsm8k", "test": "fixed", "margins": {"fp8": 0.2}, "max_tokens": 16}
+GSM8K = {"kind": "gsm8k", "margins": {"fp8": 0.2}, "max_tokens": 16}
 
 
 @pytest.fixture

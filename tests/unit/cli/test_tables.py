@@ -43,7 +43,7 @@ def test_a_promoted_variant(capsys: Capture) -> None:
     assert lines[0] == "demo:smollm2-135m (0123456789ab), policy demo, profile cpu"
     assert lines[1] == "variant weights gate baseline candidate difference verdict"
     assert lines[3] == (
-        "fp8-dynamic 163.4 MB mmlu acc (decided at 1796 of n=2048) 65.1 % 65.0 % "
+        "fp8-dynamic 163.4 MB mmlu acc (n=3511 of 14042) 65.1 % 65.0 % "
         "-0.1 (> -0.4, margin -1) pass"
     )
     assert (
@@ -143,13 +143,13 @@ def test_a_recovery_margin_is_shown_as_one() -> None:
     gate = gate_report(threshold=0.0, margin="99 % recovery", recovery=0.9973, tier="supporting")
     name, _, _, difference, _ = gate_cells(gate)
     assert difference == "-0.1 (99.7 % recovered, margin 99 % recovery)"
-    assert name.endswith("n=2048), supporting")
+    assert name.endswith("n=3511 of 14042), supporting")
 
 
 def test_a_gate_that_was_not_decided_early_has_one_number(capsys: Capture) -> None:
-    gate = gate_report(decided_at=None)
+    gate = gate_report(n=14_042, look=3)
     lines = shown(capsys, run_report(variants=[variant_report(gates=[gate])]))
-    assert any("mmlu acc (n=2048)" in line for line in lines)
+    assert any("mmlu acc (n=14042)" in line for line in lines)
 
 
 def test_lengths_of_answers_are_told(capsys: Capture) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from finished_stage import stage_record
 from sample_reports import COMMAND
-from some_attempt import SCOPE, some_attempt
+from some_attempt import some_trial
 
 from artifacts.mlflow_store import make_database
 from artifacts.run_loader import find_run
@@ -27,7 +27,7 @@ from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.private_files import private_umask
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.run.run_recorder import RunRecorder
-from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate.answer_logs import book_file, open_book
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
@@ -84,12 +84,9 @@ def root() -> Iterator[Path]:
 
 
 def begin_attempt(root: Path, what: str) -> int:
-    ledger = AttemptLedger(Store(root))
-    known = ledger.attempts(SCOPE)
-    wanted = some_attempt(number=len(known) + 1, variants={"a": what})
-    same = next((each for each in known if each.variants == wanted.variants), wanted)
-    ledger.begin_attempt(same)
-    return same.number
+    ledger, trial = AttemptLedger(Store(root)), some_trial(variants={"a": what})
+    ledger.begin(Counted(trial=trial, gate="mmlu"))
+    return ledger.history(trial).attempt
 
 
 def finish(root: Path, key: str, text: str) -> None:

@@ -71,7 +71,7 @@ def test_length_counts_pairs_of_characters_without_blanks() -> None:
 
 
 def test_summaries_have_their_fields_and_ids(summaries: list[Record]) -> None:
-    assert [record["id"] for record in summaries] == [f"s{n:02d}" for n in range(1, 33)]
+    assert [record["id"] for record in summaries] == [f"s{n:02d}" for n in range(1, 65)]
     for record in summaries:
         assert list(record) == ["id", "title", "document", "summary"]
         assert all(value == value.strip() and value for value in record.values()), record["id"]
@@ -89,7 +89,7 @@ def test_lengths_stay_within_their_limits(
     summaries: list[Record], calibration: list[Record]
 ) -> None:
     lengths = {
-        **{f"{r['id']} document": (110, text_length(r["document"]), 170) for r in summaries},
+        **{f"{r['id']} document": (80, text_length(r["document"]), 170) for r in summaries},
         **{f"{r['id']} summary": (20, text_length(r["summary"]), 40) for r in summaries},
         **{f"{r['id']} text": (120, text_length(r["text"]), 220) for r in calibration},
     }
@@ -101,12 +101,12 @@ def test_lengths_stay_within_their_limits(
     assert outside == {}
 
 
-def test_a_summary_is_one_or_two_sentences_and_under_a_third_of_its_document(
+def test_a_summary_is_one_or_two_sentences_and_about_a_third_of_its_document(
     summaries: list[Record],
 ) -> None:
     for record in summaries:
         assert len(sentences(record["summary"])) in (1, 2), record["id"]
-        assert 3 * text_length(record["summary"]) < text_length(record["document"])
+        assert 2.7 * text_length(record["summary"]) < text_length(record["document"])
 
 
 def test_a_summary_paraphrases_its_document(summaries: list[Record]) -> None:

@@ -30,9 +30,9 @@ def test_undecidable_answers_are_stated_and_do_not_pass() -> None:
         MMLU,
     )
     assert (few.verdict, few.undecidable) == ("pass", (2, 3))
-    assert "2 (baseline) and 3 (candidate) of 400" in few.reason
+    assert "2 (baseline) and 3 (candidate) of 200" in few.reason
     many = judged_rows(answers(same), undecided(answers(same), "candidate", range(200)), MMLU)
-    assert (many.verdict, many.undecidable) == ("undecided", (0, 200))
+    assert (many.verdict, many.undecidable) == ("undecided", (0, 100))
     assert "would not fail" in many.reason
 
 

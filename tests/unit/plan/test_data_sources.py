@@ -279,7 +279,7 @@ class TestHowMany:
                 3,
             ),
             (MmluSuite(margins=MARGINS), {"mmlu_pro.jsonl": b"{}", "mmlu_test.jsonl": LINES}, 3),
-            (RougeSuite(margins=MARGINS, sources=["builtin"]), {}, 32),
+            (RougeSuite(margins=MARGINS, sources=["builtin"]), {}, 64),
             (MbppSuite(margins=MARGINS, humaneval=True, sources=["packages"]), {}, 164),
             (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, 2376),
             (LmEvalSuite(margins=MARGINS, task="boolq", cluster_by="passage"), {}, None),

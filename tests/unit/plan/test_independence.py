@@ -41,7 +41,7 @@ def test_a_task_with_passages_is_refused_by_name(task: str) -> None:
     assert f"'cluster_by: {CLUSTERED_TASKS[task]}'" in caught.value.hint
 
 
-@pytest.mark.parametrize("mended", [{"cluster_by": "passage"}, {"about": "benchmark"}])
+@pytest.mark.parametrize("mended", [{"cluster_by": "passage"}])
 def test_what_mends_it(mended: dict[str, str]) -> None:
     listener = Listener()
     check_known_tasks(policy(**mended), listener)

@@ -18,7 +18,7 @@ from three_suites import three_suites
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage_record import StageSpec
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan, VariantPlan, repeat_role
@@ -112,8 +112,8 @@ def wanted(tmp_path: Path) -> Wanted:
 
 
 def judge_of(plan: Plan, variant: VariantPlan) -> StageSpec:
-    """The verdict after the first rounds, of a run that has not begun."""
-    return plan.judge_stage(variant, variant.find_reached(nothing_found), nothing_found)
+    """The verdict of a run that has not begun."""
+    return plan.judge_stage(variant, nothing_found)
 
 
 def nothing_found(spec: StageSpec) -> None:
@@ -124,8 +124,6 @@ def policy() -> Policy:
     """Three suites; MMLU's first questions are asked of the baseline twice."""
     demo = three_suites()
     counts: dict[str, Any] = {
-        "test": "sequential",
-        "batch": 8,
         "questions": 128,
         "noise_floor_questions": 0,
     }
@@ -289,9 +287,8 @@ class TestPolicy:
         assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("mmlu",)) | JUDGES
 
     def test_tier_and_claim(self, wanted: Wanted) -> None:
-        for change in ({"tier": "advisory"}, {"about": "benchmark"}):
-            other = with_suite(wanted, "mmlu", **change)
-            assert changed(wanted, other) == of((FP8, AWQ), ("mmlu",)) | JUDGES
+        other = with_suite(wanted, "mmlu", tier="advisory")
+        assert changed(wanted, other) == of((FP8, AWQ), ("mmlu",)) | JUDGES
 
     def test_how_questions_are_asked(self, wanted: Wanted) -> None:
         other = with_suite(wanted, "rouge", max_tokens=31)
@@ -299,72 +296,25 @@ class TestPolicy:
         assert changed(wanted, other) == asked | JUDGES
 
 
-class TestRounds:
-    def test_each_variants_round_follows_the_baselines(self, wanted: Wanted) -> None:
-        plan = wanted.plan()
-        for variant in plan.variants:
-            for suite, rounds in variant.rounds.items():
-                theirs = plan.baseline.rounds[suite]
-                assert [spec.inputs["baseline"].key for spec in rounds] == [s.key for s in theirs]
-                sizes = [spec.parameters["max_questions"] for spec in rounds]
-                assert sizes == [spec.parameters["max_questions"] for spec in theirs]
-                assert sizes == sorted(set(sizes))
-
-    def test_the_last_round_is_the_cap(self, wanted: Wanted) -> None:
+class TestRules:
+    def test_each_variant_follows_the_baseline(self, wanted: Wanted) -> None:
         plan = with_suite(wanted, "mmlu", questions=99).plan()
-        assert plan.baseline.rounds["mmlu"][-1].parameters["max_questions"] == 99
+        for variant in plan.variants:
+            for suite in plan.policy.suites:
+                theirs = plan.baseline.stages[suite]
+                assert variant.stages[suite].inputs["baseline"].key == theirs.key
+        assert plan.baseline.stages["mmlu"].parameters["max_questions"] == 99
 
-    def test_a_fixed_test_has_one_round_that_no_bet_ends(self, wanted: Wanted) -> None:
-        plan = with_suite(wanted, "mmlu", test="fixed").plan()
-        (only,) = plan.variants[0].rounds["mmlu"]
-        assert only.parameters["rule"]["test"] == "fixed"
-        assert only.parameters["rule"]["planned_bet"] is None
-        assert only.parameters["max_questions"] == 128
-
-    def test_asking_stops_at_the_strictest_of_holms_levels(self, wanted: Wanted) -> None:
-        rule = wanted.plan().variants[0].rounds["mmlu"][0].parameters["rule"]
-        assert rule["alpha"] == pytest.approx(0.9 * wanted.policy.alpha / 2)
+    def test_variants_share_alpha(self, wanted: Wanted) -> None:
+        rule = wanted.plan().variants[0].stages["mmlu"].parameters["rule"]
+        assert rule["alpha"] == pytest.approx(wanted.policy.alpha / 2)
 
     def test_asking_and_judging_have_the_same_rules(self, wanted: Wanted) -> None:
         plan = wanted.plan()
         for variant in plan.variants:
             judge = judge_of(plan, variant)
-            rules = {name: r[0].parameters["rule"] for name, r in variant.rounds.items()}
+            rules = {name: variant.stages[name].parameters["rule"] for name in plan.policy.suites}
             assert judge.parameters["gates"] == rules != {}
-
-    def test_open_rounds_call_for_the_next(self, wanted: Wanted) -> None:
-        plan = with_suite(wanted, "mmlu", questions=280, expected_flips=0.01).plan()
-        first, second, third, *_ = plan.variants[0].rounds["mmlu"]
-        open_rounds = {first.key: True, second.key: True}
-
-        def find(spec: StageSpec) -> StageRecord | None:
-            if spec.key not in open_rounds:
-                return None
-            return StageRecord(
-                **spec.model_dump(include={"stage", "variant", "key", "parameters", "inputs"}),
-                input_digests={},
-                result={
-                    "metric": "acc",
-                    "n": 1,
-                    "answers_digest": "d",
-                    "has_more": open_rounds[spec.key],
-                },
-                notes=[],
-                seconds=1,
-                finished="",
-            )
-
-        assert plan.variants[0].find_reached(find)["mmlu"] == third
-        assert plan.variants[1].find_reached(find)["mmlu"] == plan.variants[1].rounds["mmlu"][0]
-        labels = [(spec.variant, spec.key) for spec in plan.stages(find)]
-        baseline = plan.baseline.rounds["mmlu"]
-        assert labels.index((BASELINE, baseline[2].key)) < labels.index((FP8, third.key))
-        judged = plan.judge_stage(plan.variants[0], plan.variants[0].find_reached(find), find)
-        assert judged.inputs["candidate.mmlu"].key == third.key
-        assert judged.inputs["baseline.mmlu"].key == baseline[2].key
-
-        open_rounds[second.key] = False
-        assert plan.variants[0].find_reached(find)["mmlu"] == second
 
 
 class TestMachine:
@@ -390,13 +340,13 @@ class TestMachine:
         assert awq.arguments is not None
         assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
         assert awq.arguments.engine_arguments["dtype"] == "float32"
-        judge = other.plan().judge_stage(awq, {}, nothing_found)
+        judge = other.plan().judge_stage(awq, nothing_found)
         assert set(judge.parameters["profile"]["cpu_overrides"]) == {"float32", "kv-cache-not-fp8"}
 
     def test_a_cpu_that_lacks_nothing_has_no_override(self, wanted: Wanted) -> None:
         fitted = wanted.profile.fit_to(("avx2", "avx512f", "avx512_bf16"))
         assert changed(wanted, replace(wanted, profile=fitted)) == set()
-        judge = wanted.plan().judge_stage(wanted.plan().variants[0], {}, nothing_found)
+        judge = wanted.plan().judge_stage(wanted.plan().variants[0], nothing_found)
         assert judge.parameters["profile"]["cpu_overrides"] == {}
 
     def test_features_to_do_with_are_in_every_key(self, wanted: Wanted) -> None:

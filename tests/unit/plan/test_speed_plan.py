@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from loose_stage import stage_spec
+from some_attempt import some_trial
 
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
 from pipeline.core.errors import UsageError
@@ -22,7 +23,6 @@ from pipeline.plan.speed_plan import (
     speed_stages,
 )
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages.attempts import Attempt, AttemptScope
 from recipes.catalog import load_policy, load_profile, policy_names, profile_names
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
@@ -257,15 +257,6 @@ def side(tmp_path: Path, name: str) -> SpeedSide:
     return SpeedSide(name, ServedModel(checkpoint=name), coherence)
 
 
-ATTEMPT = Attempt(
-    scope=AttemptScope(baseline={}, policy="p"),
-    number=1,
-    variants={"fp8": ""},
-    alpha=0.05,
-    spending="per_run",
-)
-
-
 def stages(
     tmp_path: Path, claims: Sequence[SpeedGatePlan] | None = None, **changes: Any
 ) -> dict[str, StageSpec]:
@@ -277,8 +268,8 @@ def stages(
     claimed = policy(slo=[SLO, {**SLO, "compare": "baseline"}])
     return speed_stages(
         Sides(**given),
-        ATTEMPT,
-        lambda level: claims or find_claims(claimed, profile(), alpha=level),
+        some_trial(),
+        claims or find_claims(claimed, profile(), alpha=0.05),
     )
 
 

@@ -123,13 +123,7 @@ class TestSuites:
         "key_and_value",
         [
             ("tier", "important"),
-            ("test", "peeking"),
-            ("about", "everything"),
             ("questions", 0),
-            ("batch", 0),
-            ("time_budget_minutes", 0),
-            ("expected_flips", 0),
-            ("expected_flips", 1.1),
             ("noise_floor_questions", -1),
             ("concurrency", 0),
         ],
@@ -161,11 +155,10 @@ class TestSuites:
             ),
         }
 
-    def test_a_fixed_test_has_no_time_budget(self) -> None:
-        suite = {"margins": MARGINS, "time_budget_minutes": 5}
-        assert MmluSuite.model_validate(suite).time_budget_minutes == 5
-        with pytest.raises(ValidationError, match="'time_budget_minutes'"):
-            MmluSuite.model_validate({**suite, "test": "fixed"})
+    @pytest.mark.parametrize("change", [{"flips": 1.1}, {"flips": -0.1}, {"flips": 0.1, "loss": 1}])
+    def test_the_usual_variant_is_possible(self, change: dict[str, float]) -> None:
+        with pytest.raises(ValidationError):
+            MmluSuite.model_validate({"margins": MARGINS, "usual": {"fp8": change}})
 
     def test_a_problem_counts_once(self) -> None:
         problems = ["HumanEval/0", "HumanEval/1", "HumanEval/0"]
@@ -223,14 +216,9 @@ class TestPolicy:
     @pytest.mark.parametrize(
         ("named", "suite", "words"),
         [
-            ("code", {"test": "sequential"}, "write 'test: fixed' to suites.code"),
-            (
-                "code",
-                {"test": "fixed", "samples": 2, "sampling": {"temperature": 1}},
-                "thinking: keep",
-            ),
-            ("other", {"test": "fixed"}, "no suite 'other'"),
-            ("code", {"kind": "mmlu", "test": "fixed"}, "generates no answers"),
+            ("code", {"samples": 2, "sampling": {"temperature": 1}}, "thinking: keep"),
+            ("other", {}, "no suite 'other'"),
+            ("code", {"kind": "mmlu"}, "generates no answers"),
         ],
     )
     def test_a_cost_is_of_complete_generated_answers(

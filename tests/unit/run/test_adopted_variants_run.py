@@ -95,7 +95,7 @@ def test_both_kinds_and_a_recipe_in_one_run(tmp_path: Path) -> None:
     made = FakeRun(tmp_path / "store", adopted=(vendor(tmp_path), online()))
     verdicts = {each.recipe: each.verdict for each in made.run().variants}
     assert verdicts == dict.fromkeys(["one", "vendor-fp8", "online"], "pass")
-    assert made.plan().attempt is not None
+    assert made.plan().trial is not None
 
 
 def test_doubled_scales_end_before_it_is_served(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def losing(*losers: str, every: int = 3) -> Callable[[str, str, int], float]:
 def attributed(root: Path, *losers: str, every: int = 3, **more: object) -> FakeRun:
     models = PretendModels(losing(*losers, every=every), questions=QUESTIONS)
     options = {"serving": OTHER_CACHES, "ablate": True, **more}
-    made = FakeRun(root / "store", models, policy(batch=16), (RECIPE,), **options)  # type: ignore[arg-type]
+    made = FakeRun(root / "store", models, policy(), (RECIPE,), **options)  # type: ignore[arg-type]
     made.run()
     return made
 
@@ -130,7 +130,7 @@ def test_a_server_that_fails_leaves_the_verdict_alone(tmp_path: Path) -> None:
     run = FakeRun(
         tmp_path / "store",
         models,
-        policy(batch=16),
+        policy(),
         (RECIPE,),
         serving=OTHER_CACHES,
         ablate=True,

@@ -17,7 +17,6 @@ from artifacts.evidence.recompute import check_run
 from artifacts.evidence.rule_check import find_rule_mismatches
 from artifacts.gate_row import cost_row
 from artifacts.run_record import RunReport
-from eval_gates.suite_criteria import claim_of
 from pipeline.cli.tables import print_run
 from pipeline.stages.judge import JUDGE
 from recipes.policy import Policy
@@ -39,13 +38,14 @@ class Wordy(PretendModels):
 
 def policy(**cost: Any) -> Policy:
     """One fixed suite, and a gate on its tokens."""
-    plain = fake_policy(test="fixed", max_tokens=512).model_dump()
+    plain = fake_policy(max_tokens=512).model_dump()
     given = {"suites": ["code"], "max_ratio": {"fp8": 1.15}, **cost}
     return Policy.model_validate({**plain, "cost": given})
 
 
 def run(folder: Path, longer: float, **cost: Any) -> FakeRun:
-    made = FakeRun(folder / "store", Wordy(equal, longer=longer), policy(**cost))
+    models = Wordy(equal, longer=longer, questions=2200)  # 550 are left at the first look
+    made = FakeRun(folder / "store", models, policy(**cost))
     made.run()
     return made
 
@@ -58,10 +58,9 @@ def only_cost(report: RunReport) -> Any:
 @pytest.mark.parametrize(
     ("longer", "tier", "verdict", "overall"),
     [
-        (1.0, "critical", "pass", "pass"),
-        (1.4, "critical", "fail", "fail"),
+        (1.0, "supporting", "pass", "pass"),
+        (1.4, "supporting", "fail", "fail"),
         (1.4, "advisory", "fail", "pass"),
-        (1.15, "critical", "undecided", "undecided"),
     ],
 )
 def test_a_variant_with_longer_answers_does_not_pass(
@@ -105,15 +104,6 @@ def test_another_rule_than_the_policys_is_told(tmp_path: Path) -> None:
         )
         assert len(found) >= 1
         assert all(line.startswith("cost.code") for line in found)
-
-
-def test_another_ratio_is_another_claim() -> None:
-    claims = [
-        claim_of(each, "fp8")
-        for each in (policy(), policy(max_ratio={"fp8": 1.2}), policy(tier="advisory"))
-    ]
-    assert claims[0] != claims[1] != claims[2]
-    assert "cost" not in claims[2]
 
 
 def test_answers_without_tokens_are_no_evidence(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pipeline.plan.plan import Plan
 from pipeline.run import gate as endpoint_gate
 from pipeline.run.gate import GateRequest, plan_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
-from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evaluate.answer_logs import begin_log
 from pipeline.stages.speed import SPEED
@@ -58,7 +58,9 @@ def keys(request: GateRequest, run_id: str = "run") -> set[str]:
     policy = load_policy(request.policy)
     plan = plan_of(request, policy, settings, run_id, Listener(), NODE)
     sides = (plan.baseline, *plan.variants)
-    return {spec.key for side in sides for rounds in side.rounds.values() for spec in rounds}
+    return {
+        spec.key for side in sides for spec in side.stages.values() if spec.stage == EVALUATE.name
+    }
 
 
 def test_a_session_goes_on(request_of: GateRequest) -> None:
@@ -69,11 +71,11 @@ def test_a_session_goes_on(request_of: GateRequest) -> None:
     assert keys(replace(alone, deployment_id="one run"), "later") == keys(alone, "one run")
 
 
-def easy(request: GateRequest, margin: float = 0.3, spending: str = "per_run") -> Path:
+def easy(request: GateRequest, margin: float = 0.3, attempts: int | None = None) -> Path:
     """A policy that 164 problems decide at any share of the error rate, with a wide margin."""
     file = request.tokenizer.parent / f"easy-{margin}.yaml"
     file.write_text(
-        f"{{name: easy, summary: s, attempts: {spending},"
+        f"{{name: easy, summary: s, attempts: {attempts or 'null'},"
         f" suites: {{code: {{kind: humaneval, margins: {{fp8: {margin}}}}}}}}}"
     )
     return file
@@ -86,60 +88,52 @@ def plan_for(request: GateRequest, run_id: str) -> Plan:
     return plan_of(request, policy, settings, run_id, Listener(), NODE)
 
 
-def begin(plan: Plan, request: GateRequest) -> Plan:
-    """Count the plan's attempt, as its first candidate answer does."""
-    assert plan.attempt is not None
-    AttemptLedger(Store(request.tokenizer.parent / "store")).begin_attempt(plan.attempt)
-    return plan
+def begin(plan: Plan, request: GateRequest, number: int = 1) -> int:
+    """Record the plan's attempt, as its first candidate answer does; its number."""
+    assert plan.trial is not None
+    ledger = AttemptLedger(Store(request.tokenizer.parent / "store"))
+    ledger.begin(Counted(trial=plan.trial, gate="code"), number)
+    return ledger.history(plan.trial).attempt
 
 
 def level(plan: Plan) -> float:
     return float(plan.variants[0].stages["code"].parameters["rule"]["alpha"])
 
 
-def test_a_gate_that_never_asked_its_candidate_is_no_attempt(request_of: GateRequest) -> None:
-    again = replace(request_of, deployment_id=None, policy=str(easy(request_of)))
-    plans = [plan_for(again, f"run {number}") for number in range(3)]
-    assert [plan.attempt.number for plan in plans if plan.attempt] == [1, 1, 1]
-    assert [level(plan) for plan in plans] == [pytest.approx(0.9 * 0.05)] * 3
-
-
-@pytest.mark.parametrize(
-    ("spending", "shares"), [("per_run", (1, 1, 1)), ("spend", (1 / 2, 1 / 4, 1 / 12))]
-)
+@pytest.mark.parametrize(("attempts", "alpha"), [(None, 0.05), (4, 0.0125)])
 def test_a_gate_that_is_tried_again_is_another_attempt(
-    request_of: GateRequest, spending: str, shares: tuple[float, ...]
+    request_of: GateRequest, attempts: int | None, alpha: float
 ) -> None:
-    policy = easy(request_of, spending=spending)
+    policy = easy(request_of, attempts=attempts)
     again = replace(request_of, deployment_id=None, policy=str(policy))
-    plans = [begin(plan_for(again, f"run {number}"), again) for number in range(3)]
-    assert [plan.attempt.number for plan in plans if plan.attempt] == [1, 2, 3]
-    assert [level(p) for p in plans] == [pytest.approx(0.05 * 0.9 * share) for share in shares]
+    plans = [plan_for(again, f"run {number}") for number in range(3)]
+    assert [begin(plan, again) for plan in plans] == [1, 2, 3]
+    assert [level(p) for p in plans] == [pytest.approx(alpha)] * 3
     # On another port it is the same baseline; one deployment id is the same attempt.
-    moved = replace(again, baseline=replace(again.baseline, url="http://c"))
-    assert begin(plan_for(moved, "run 4"), again).attempt.number == 4  # type: ignore[union-attr]
     named = replace(again, deployment_id="s")
-    found = [begin(plan_for(named, run), again).attempt for run in ("x", "y")]
-    assert [each.number for each in found if each] == [5, 5]
+    moved = replace(named, baseline=replace(again.baseline, url="http://c"))
+    assert [begin(plan_for(named, run), again) for run in ("x", "y")] == [4, 4]
+    if attempts is not None:
+        with pytest.raises(UsageError, match="allows 4 attempts"):
+            plan_for(again, "run 5")
+    else:
+        assert begin(plan_for(moved, "z"), again) == 5
 
 
 def finish_asking(plan: Plan, request: GateRequest) -> None:
     """Leave what a run leaves once the plan's suite is decided."""
     (variant,), store = plan.variants, Store(request.tokenizer.parent / "store")
-    for spec in (*plan.baseline.rounds["code"], *variant.rounds["code"]):
-        counted = EVALUATE.runtime_of(spec).counted
-        assert counted is not None
-        number = EVALUATE.parameters_of(spec).measurement
+    for spec in (plan.baseline.stages["code"], variant.stages["code"]):
         begin_log(store, spec.key)
-        if AttemptLedger(store).measurement(counted.measurement, number) is None:
-            AttemptLedger(store).begin(counted, number, spec.key, is_kept=True)
+        if (counted := EVALUATE.runtime_of(spec).counted) is not None:
+            AttemptLedger(store).begin(counted, EVALUATE.parameters_of(spec).measurement)
         put_record(
             store,
             stage_record(
                 stage="evaluate",
                 key=spec.key,
                 parameters=dict(spec.parameters),
-                result=RESULTS["evaluate"] | {"has_more": False},
+                result=RESULTS["evaluate"],
                 inputs={},
                 input_digests={},
             ),
@@ -154,14 +148,14 @@ def test_a_gate_of_a_session_is_measured_again_on_request(request_of: GateReques
         plan = plan_for(request, run_id)
         return EVALUATE.parameters_of(plan.variants[0].stages["code"]).measurement, level(plan)
 
-    first, second = (1, pytest.approx(0.05 * 0.9)), (2, pytest.approx(0.05 * 0.1 / 2))
+    first, second = (1, pytest.approx(0.05)), (2, pytest.approx(0.05))
     assert planned(again, "run 1") == first  # nothing is over yet
     finish_asking(plan_for(named, "run 1"), named)
     assert planned(named, "run 2") == first
     assert planned(again, "run 2") == second
     finish_asking(plan_for(again, "run 2"), named)
     assert planned(again, "run 2") == planned(named, "run 3") == second
-    assert planned(again, "run 3") == (3, pytest.approx(0.05 * 0.1 / 6))
+    assert planned(again, "run 3") == (3, pytest.approx(0.05))
 
 
 @pytest.mark.parametrize("changes", [{"remeasured": ("none",)}, {"deployment_id": None}])
@@ -194,27 +188,12 @@ def test_other_questions_or_another_way_to_ask_them_is_another_attempt(
 
     def number(**changes: Any) -> int:
         asked = replace(request_of, policy=str(policy), **{"eval_data": folders[0], **changes})
-        attempt = begin(plan_for(asked, "run"), request_of).attempt
-        assert attempt is not None
-        return attempt.number
+        return begin(plan_for(asked, "run"), request_of)
 
     assert [number(eval_data=folder) for folder in folders] == [1, 2, 1]
     assert number(family="int4") == 3
     assert number(max_length=512) == 4
     assert number() == 1
-
-
-def test_no_attempt_is_refused_for_its_number_unless_the_rate_is_spent(
-    request_of: GateRequest,
-) -> None:
-    for spending in ("per_run", "spend"):
-        policy = easy(request_of, 0.045, spending)
-        again = replace(request_of, deployment_id=None, policy=str(policy))
-        begin(plan_for(again, f"{spending} 1"), again)
-    with pytest.raises(UsageError) as caught:
-        plan_for(again, "spend 2")
-    assert "attempt 3" in caught.value.message
-    assert "name" not in caught.value.hint
 
 
 def test_answers_of_another_form_of_requests_are_others(request_of: GateRequest) -> None:
@@ -320,10 +299,11 @@ def test_speed_that_is_measured_anew_is_another_attempt(
     changed = tmp_path / "changed.yaml"
     changed.write_text(Path(first.policy).read_text().replace(old, new))
     requests = (first, first, replace(first, policy=str(changed)))
-    plans = [begin(plan_for(each, "run"), each) for each in requests]
+    plans = [plan_for(each, "run") for each in requests]
+    numbers = [begin(plan, each) for plan, each in zip(plans, requests, strict=True)]
     keys = [plan.variants[0].stages["speed.ratio.small"].key for plan in plans]
     assert keys[0] == keys[1] != keys[2]
-    assert [plan.attempt.number for plan in plans if plan.attempt] == [1, 1, 2]
+    assert numbers == [1, 1, 2]
 
 
 def test_a_workload_longer_than_the_endpoints_take_is_refused(

@@ -38,7 +38,7 @@ def bench(store: Path) -> FakeRun:
     models = PretendModels(
         lambda v, suite, n: score("baseline" if v == TWO else v, suite, n), QUESTIONS
     )
-    return FakeRun(store, models, policy(noise_floor_questions=16, batch=8), (ONE, TWO))
+    return FakeRun(store, models, policy(noise_floor_questions=16), (ONE, TWO))
 
 
 def in_a_life_of_its_own(work: Callable[[], object]) -> int:

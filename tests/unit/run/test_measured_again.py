@@ -1,4 +1,4 @@
-"""A command that is repeated after its folders were deleted gets no fresh chance."""
+"""Runs of the same and of other variants, and gates that are measured again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import pytest
 from fake_run import ONE, FakeRun, equal, lost
 from pretend_stages import PretendModels
 
-from artifacts.run_record import RunReport
-from pipeline.plan.plan import Plan
+from artifacts.run_record import VariantReport
+from pipeline.core.errors import UsageError
 from pipeline.stages.attempts import AttemptLedger
 
-FOLDERS = ("stages", "stages/evaluate", "stages/quantize", "answers")
 
-
-def measured(run: FakeRun, variant: str = ONE) -> dict[int, float]:
+def levels(run: FakeRun, variant: str = ONE) -> dict[int, float]:
     """By number of the measurement, the level that it was decided at."""
     records = [r.parameters for r in run.store.records("evaluate") if r.variant == variant]
     return {each["measurement"]: each["rule"]["alpha"] for each in records}
@@ -27,87 +25,54 @@ def forget(run: FakeRun, *folders: str) -> None:
         shutil.rmtree(run.root / folder)
 
 
-def test_all_that_was_measured_is_deleted(tmp_path: Path) -> None:
-    run = FakeRun(tmp_path / "store")
-    assert run.verdict().attempt == 1
-    for number, share in ((2, 0.1 / 2), (3, 0.1 / 6)):
-        forget(run, "stages", "answers", "runs")
-        assert run.verdict().attempt == 1
-        assert measured(run) == {number: pytest.approx(0.05 * share)}
+def attempt(found: VariantReport) -> int:
+    assert found.history is not None
+    return found.history.attempt
 
 
-def test_a_stage_whose_answers_are_kept_is_no_new_measurement(tmp_path: Path) -> None:
+def test_kept_answers_are_used_again(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "store")
     before = run.verdict()
+    asked = run.asked(ONE)
     forget(run, "stages/evaluate", "stages/judge")
     assert run.verdict() == before
-    assert list(measured(run)) == [1]
-
-
-def test_the_answers_alone_are_deleted(tmp_path: Path) -> None:
-    run = FakeRun(tmp_path / "store")
-    run.run()
-    forget(run, "answers")
-    run.run()
-    assert sorted(measured(run)) == [1, 2]
-
-
-def test_the_baselines_answers_are_no_chance_either(tmp_path: Path) -> None:
-    """Else they could be thrown away until they are low, before the candidate is asked."""
-    run = FakeRun(tmp_path / "store", PretendModels(equal, broken={ONE}))
-    run.run()
-    assert not AttemptLedger(run.store).attempts(attempt_of(run.plan()))
-    forget(run, "answers", "stages/evaluate")
-    run.models.broken = set()
-    run.run()
-    assert measured(run) == {2: pytest.approx(0.05 * 0.1 / 2)}
-
-
-def attempt_of(plan: Plan):  # type: ignore[no-untyped-def]
-    assert plan.attempt is not None
-    return plan.attempt.scope
-
-
-def test_weights_that_were_made_again_otherwise_are_another_measurement(tmp_path: Path) -> None:
-    """A key names what goes into a stage, and quantizing is not bit-stable on a GPU."""
-    run = FakeRun(tmp_path / "store")
-    run.run()
-    forget(run, "stages/quantize", "stages/check_weights", "stages/evaluate")
-    run.models.weights = "other"
-    report = run.run()
-    assert list(measured(run)) == [2]
-    assert [note for note in report.notes if "planned again" in note]
+    assert run.asked(ONE) == asked
+    assert len(list(AttemptLedger(run.store).all())) == 1
 
 
 def test_a_run_whose_candidate_never_answered_is_no_attempt(tmp_path: Path) -> None:
     broken = FakeRun(tmp_path / "store", PretendModels(equal, broken={ONE}))
     broken.run()
-    ledger = AttemptLedger(broken.store)
-    assert list(ledger.all()) == []
+    assert list(AttemptLedger(broken.store).all()) == []
     healed = FakeRun(tmp_path / "store")
-    assert healed.verdict().attempt == 1
-    (attempt,) = ledger.all()
-    assert attempt.run == healed.report.run
-    assert list(measured(healed)) == [1]
+    assert attempt(healed.verdict()) == 1
+    (found,) = AttemptLedger(healed.store).all()
+    assert found.run == healed.report.run
 
 
-def test_another_variant_is_another_attempt_and_is_told_beside_the_verdict(tmp_path: Path) -> None:
+def test_another_variant_is_another_attempt_at_the_same_level(tmp_path: Path) -> None:
     FakeRun(tmp_path / "store").run()
     second = FakeRun(tmp_path / "store", recipes=("two",))
     found = second.verdict("two")
-    assert found.attempt == 2
-    assert "at most 0.1 " in found.reason
-    assert measured(second, "two") == {1: pytest.approx(0.045)}
+    assert attempt(found) == 2
+    assert "attempt 2 against this baseline: 1 variants were judged before" in found.reason
+    assert levels(second, "two") == {1: pytest.approx(0.05)}
 
 
-def test_a_rate_that_is_spent_over_attempts(tmp_path: Path) -> None:
-    levels = []
+def test_a_policy_with_attempts_divides_alpha_and_refuses_more(tmp_path: Path) -> None:
+    def run(name: str) -> FakeRun:
+        made = FakeRun(tmp_path / "store", recipes=(name,))
+        made.policy = made.policy.model_copy(update={"attempts": 2})
+        return made
+
     for name in (ONE, "two"):
-        run = FakeRun(tmp_path / "store", recipes=(name,))
-        run.policy = run.policy.model_copy(update={"attempts": "spend"})
-        run.run()
-        levels += measured(run, name).values()
-    assert levels == [pytest.approx(0.9 * 0.05 / 2), pytest.approx(0.9 * 0.05 / 4)]
+        made = run(name)
+        made.run()
+        assert levels(made, name) == {1: pytest.approx(0.025)}
+    assert run(ONE).verdict().verdict == "pass"
+    third = run("three").verdict("three")
+    assert third.verdict == "error"
+    assert "allows 2 attempts" in third.reason
 
 
 def test_a_gate_is_measured_again_on_request(tmp_path: Path) -> None:
@@ -117,24 +82,11 @@ def test_a_gate_is_measured_again_on_request(tmp_path: Path) -> None:
     run.models.score = equal
     run.run(frozenset({"code"}))
     assert run.asked(ONE) > asked
-    assert max(measured(run)) == 2
+    assert levels(run) == {1: pytest.approx(0.05), 2: pytest.approx(0.05)}
+    assert run.report.variants[0].verdict == "pass"
+    assert [each.measured for each in AttemptLedger(run.store).all()] == [{}, {"code": 2}]
     # The same command without it goes on with the latest.
-    assert statuses(run.run()) == {"reused"}
-
-
-def statuses(report: RunReport) -> set[str]:
-    return {stage.status for stage in report.stages}
-
-
-def test_a_verdict_is_decided_at_its_own_level(tmp_path: Path) -> None:
-    """'decided at 26 of n = 72' was of the policy's level, and 72 were asked for the attempt's."""
-    for name in (ONE, "two", "three"):
-        run = FakeRun(tmp_path / "store", recipes=(name,))
-        run.policy = run.policy.model_copy(update={"attempts": "spend"})
-        (gate,) = run.verdict(name).gates
-        assert gate.alpha == pytest.approx(measured(run, name)[1])
-        assert gate.decided_at is not None
-        assert gate.n - gate.decided_at < 16  # questions of one batch
+    assert {stage.status for stage in run.run().stages} == {"reused"}
 
 
 def test_the_key_of_a_verdict_is_the_same_whichever_run_began_the_attempt(tmp_path: Path) -> None:
@@ -147,12 +99,21 @@ def test_the_key_of_a_verdict_is_the_same_whichever_run_began_the_attempt(tmp_pa
     assert keys[0] == keys[1]
 
 
-def test_an_attempt_that_the_verdict_is_the_first_to_count_has_the_id_of_its_run(
-    tmp_path: Path,
-) -> None:
+def test_the_verdict_records_an_attempt_that_nothing_else_did(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "store")
     run.run()
     forget(run, "attempts", "stages/judge")
     run.run()
-    (attempt,) = AttemptLedger(run.store).all()
-    assert attempt.run == run.report.run
+    (found,) = AttemptLedger(run.store).all()
+    assert found.run == run.report.run
+
+
+def test_used_up_attempts_are_refused_before_a_run(tmp_path: Path) -> None:
+    made = FakeRun(tmp_path / "store")
+    made.policy = made.policy.model_copy(update={"attempts": 1})
+    made.run()
+    other = FakeRun(tmp_path / "store", policy=made.policy, recipes=("two",))
+    trial = other.plan().trial
+    assert trial is not None
+    with pytest.raises(UsageError, match="allows 1 attempts"):
+        AttemptLedger(other.store).check_allowed(trial)

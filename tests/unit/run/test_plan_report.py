@@ -37,7 +37,6 @@ OF_BASELINE = (*SERVED, "evaluate quiz again")
 QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)
 SPEED = "speed ratio.short"
 STAGES = (*QUESTIONS, "quantize", "check_weights", *OF_BASELINE, *SERVED, SPEED, "judge")
-MORE = "more rounds of questions may follow while gates are open"
 ALONE = ResourceRequest(cpus="all", exclusive=True)
 SHAPE = {
     "hidden_size": SIZE,
@@ -103,7 +102,7 @@ class Planning:
         more: bool = False,
         **result: Any,
     ) -> None:
-        found = {"coherence": SERVER_FACTS, "evaluate": {"has_more": more}}.get(stage, result)
+        found = {"coherence": SERVER_FACTS, "evaluate": {}}.get(stage, result)
         record = stage_record(
             stage=stage,
             key=key,
@@ -238,7 +237,6 @@ class TestCached:
             planning.finish(spec)
         found = planning.forecast()
         assert found.total() == f"0 stages to run, {len(STAGES)} cached; about 0.0 minutes"
-        assert not found.may_ask_more
         assert found.expected_seconds() == 0
 
     def test_one_that_is_being_written_is_not_done(self, planning: Planning) -> None:
@@ -351,46 +349,11 @@ class TestTimes:
         assert rows(planning.forecast())["check_weights"] == ["to run", "4 s"]
 
 
-class TestRounds:
-    @pytest.fixture
-    def planning(self, planning: Planning) -> Planning:
-        """By a policy whose first round of the quiz is not all the 120 questions there are."""
-        policy = changed_demo(
-            planning, questions=120, batch=16, margins={"fp8": 0.2}, expected_flips=0.02
-        )
-        planning.policy = policy
-        return planning
-
-    def test_it_is_said_that_more_may_follow(self, planning: Planning) -> None:
-        found = planning.forecast()
-        assert found.may_ask_more
-        assert found.total().endswith(MORE)
-        assert found.to_dict()["more_rounds_may_follow"] is True
-
-    def test_an_open_gate_calls_for_another_until_there_is_none(self, planning: Planning) -> None:
-        asked = 0
-        while planning.forecast().may_ask_more:
-            for spec in planning.specs():
-                is_open = spec.variant == RECIPE and spec.stage == "evaluate"
-                planning.finish(spec, more=is_open and spec.runtime["suite"].startswith("quiz"))
-            asked += 1
-            found = planning.forecast()
-            to_run = [(stage.name, stage.variant) for stage in found.stages if not stage.cached]
-            assert to_run == [
-                ("serve", "baseline"),
-                (f"evaluate quiz, round {asked + 1}", "baseline"),
-                ("serve", RECIPE),
-                (f"evaluate quiz, round {asked + 1}", RECIPE),
-                ("judge", RECIPE),
-            ]
-        assert asked >= 2
-        assert MORE not in planning.forecast().total()
-
-    def test_a_decided_gate_calls_for_none(self, planning: Planning) -> None:
+class TestDone:
+    def test_finished_stages_are_cached(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.finish(spec)
         found = planning.forecast()
-        assert not found.may_ask_more
         assert all(stage.cached for stage in found.stages)
 
 

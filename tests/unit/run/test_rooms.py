@@ -33,7 +33,6 @@ class Asked:
 
     models: tuple[str, ...]
     has_two_suites: bool
-    batch: int
     repeat: int
 
     @property
@@ -56,9 +55,9 @@ class Asked:
             broken=self.of_kind("broken"),
             incoherent=self.of_kind("incoherent"),
         )
-        judged = policy(batch=self.batch, noise_floor_questions=self.repeat)
+        judged = policy(noise_floor_questions=self.repeat)
         if self.has_two_suites:
-            other = policy(kind="mmlu", batch=self.batch)
+            other = policy(kind="mmlu")
             judged = judged.model_copy(
                 update={"suites": {**judged.suites, "mmlu": other.suites["code"]}}
             )
@@ -77,7 +76,6 @@ RUNS = st.builds(
     Asked,
     models=st.lists(st.sampled_from(sorted(MODELS)), min_size=1, max_size=3).map(tuple),
     has_two_suites=st.booleans(),
-    batch=st.sampled_from([8, 32]),
     repeat=st.sampled_from([0, 16]),
 )
 

@@ -363,7 +363,7 @@ class TestSideBySide:
         models = PretendModels(
             lambda v, suite, n: worse(v, suite, n) if v == TWO else score(v, suite, n), 600
         )
-        made = FakeRun(store, models, policy(batch=8), (ONE, TWO, THREE), rooms=rooms)
+        made = FakeRun(store, models, policy(), (ONE, TWO, THREE), rooms=rooms)
         arguments = {**made.serving["engine_arguments"], "max-model-len": 16384}
         made.serving = {**made.serving, "engine_arguments": arguments}
         made.policy = made.policy.model_copy(

@@ -88,13 +88,13 @@ def test_speed_is_measured_on_what_it_will_be_kept_for(
 ) -> None:
     run = FakeRun(tmp_path / "store", hardware=hardware("cpu").model_dump())
     plan = run.plan()
-    assert plan.attempt is not None
+    assert plan.trial is not None
     coherence = plan.baseline.stages["coherence"]
     side = SpeedSide("baseline", COHERENCE.parameters_of(coherence), coherence)
     stages = speed_stages(
         Sides(side, side, tokenizer=tmp_path, environment="e", machine=machine),
-        plan.attempt,
-        lambda level: find_claims(load_policy("demo"), load_profile("cpu"), alpha=level),
+        plan.trial,
+        find_claims(load_policy("demo"), load_profile("cpu"), alpha=plan.trial.level),
     )
     loads = serving_task(run).model_copy(update={"specs": list(stages.values())})
     assert loads.specs

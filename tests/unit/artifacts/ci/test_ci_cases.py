@@ -75,7 +75,7 @@ def test_the_figures_are_exact_and_what_is_none_is_left_out() -> None:
     facts = cases_of(variant_report(gates=[gate]))[0].facts
     assert float(facts["bound"]) == gate.bound
     assert float(facts["p_value"]) == 1e-300
-    assert (facts["measured"], facts["n"], facts["margin"]) == ("0.6498", "2048", "1 point")
+    assert (facts["measured"], facts["n"], facts["margin"]) == ("0.6498", "3511", "1 point")
     assert "recovery" not in facts
     assert "nan" not in " ".join(facts.values())
 

@@ -75,7 +75,7 @@ def test_the_figures_are_properties_of_the_case() -> None:
         "measured": "0.6498",
         "bound": "-0.0043",
         "margin": "1 point",
-        "n": "2048",
+        "n": "3511",
         "p_value": "0.02",
     }
     assert properties(load)["measured"] == "1.5"

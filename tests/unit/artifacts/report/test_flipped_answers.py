@@ -87,13 +87,11 @@ def test_gains_are_shown_beside_many_losses() -> None:
     rule = GateRule.model_validate(
         {
             "tier": "critical",
-            "test": "fixed",
-            "about": "population",
             "margin": {"points": 0.1},
             "alpha": 0.05,
         }
     )
-    answered = PairedAnswers(before, after, {}, ROUGE, rule, None)
+    answered = PairedAnswers(before, after, {}, ROUGE, rule)
     words = [example.words for example in _examples("fp8", "rouge", answered).shown]
     assert words == ["right to wrong"] * 5 + ["wrong to right"] * 5
 

@@ -10,7 +10,7 @@ from finished_stage import stage_record
 from measured_loads import blocks, load_in_waves, round_of
 from sample_reports import gate_report
 from sample_stages import PARAMETERS
-from some_attempt import some_attempt
+from some_attempt import some_trial
 
 from artifacts.ci.case import speed_case
 from artifacts.gate_row import speed_row
@@ -52,7 +52,7 @@ def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateReport
     record = stage_record(stage="speed", parameters=measured, result=found)
     asked = JudgeParameters(
         policy=policy(),
-        attempt=some_attempt(),
+        trial=some_trial(),
         family="fp8",
         gates={},
         profile=load_profile("cpu"),
@@ -93,7 +93,7 @@ def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
 
 def test_what_was_not_measured_is_undecided() -> None:
     assert {each.verdict for each in judged({})} == {"undecided"}
-    asked = JudgeParameters(policy=policy(None), attempt=some_attempt(), family="fp8", gates={})
+    asked = JudgeParameters(policy=policy(None), trial=some_trial(), family="fp8", gates={})
     assert speed_of(asked, set(), None, None) == []  # type: ignore[arg-type]
 
 

@@ -1,0 +1,132 @@
+"""Planned looks: when a gate may be decided, and with which share of its error rate.
+
+The looks are fixed before the first answer, at a quarter, a half and all of the values, with 10, 20
+and 70 % of alpha. By the union bound the gate errs with probability at most alpha. A gate of few
+values has one look. A look uses only the first values of the drawn order, so later answers change
+no verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from eval_gates.statistics.bound import mean_bounds, p_value
+
+if TYPE_CHECKING:
+    from eval_gates.statistics.comparison import Comparison, FloatArray
+
+State = Literal["pass", "fail", "open"]
+MIN_VALUES = 64
+"""Fewer values have one look."""
+_LOOKS = ((0.25, 0.1), (0.5, 0.2), (1.0, 0.7))
+
+
+@dataclass(frozen=True)
+class Look:
+    """One planned look."""
+
+    n: int  # of the first values
+    share: float  # of the gate's error rate
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Outcome of the last look that was done: the deciding one, if any."""
+
+    state: State
+    comparison: Comparison
+    alpha: float
+    n: int  # values that the look used
+    planned: int  # values of the last look
+    number: int  # of the look, from 1 on
+    looks: int
+    lower: float  # bounds of the mean value, at this look's share of alpha
+    upper: float
+    p_value: float  # of 'the candidate is worse than allowed', over all looks so far
+    own: float | None = None  # lower bound of :func:`find`'s `own`; None without these
+
+    @property
+    def level(self) -> float:
+        """Error rate of the look's bounds."""
+        return self.alpha * planned_looks(self.planned)[self.number - 1].share
+
+
+def planned_looks(values: int) -> tuple[Look, ...]:
+    """Return the looks at that number of values."""
+    if values < 1:
+        raise ValueError("there are no values to look at")
+    if values < MIN_VALUES:
+        return (Look(values, 1.0),)
+    return tuple(Look(math.ceil(part * values), share) for part, share in _LOOKS)
+
+
+def find(
+    before: Sequence[float],
+    after: Sequence[float],
+    comparison: Comparison,
+    alpha: float,
+    planned: int,
+    own: Sequence[float] | None = None,
+    *,
+    can_pass: bool = True,
+) -> Finding:
+    """Do every look that these scores allow, and stop at the first that decides.
+
+    Args:
+        before: the baseline's scores in [0, 1], in the drawn order; one per value, [n].
+        after: the candidate's, [n].
+        planned: number of values of the last look.
+        own: for pairs of values, by how much the candidate's answers score better on their own
+            questions than on the other one's; in [-1, 1]. A pass needs a mean above 0.
+        can_pass: false for an insensitive gate, which may only fail.
+
+    Raises:
+        ValueError: the scores do not reach the first look.
+    """
+    values = comparison.values(before, after)
+    looks = planned_looks(planned)
+    if len(values) < looks[0].n:
+        raise ValueError(f"{len(values)} values do not reach the first look at {looks[0].n}")
+    p, finding = 1.0, None
+    for number, look in enumerate(looks, start=1):
+        if look.n > len(values):
+            break
+        shown, level = values[: look.n], alpha * look.share
+        bounds = mean_bounds(shown, level, lowest=comparison.lowest, highest=comparison.highest)
+        at_least = p_value(shown, comparison.threshold, lowest=comparison.lowest)
+        fits = None
+        if own is not None:
+            fits, p_own = _own(own[: look.n // 2], level)
+            at_least = max(at_least, p_own)
+        p = min(p, at_least / look.share)
+        state: State = "open"
+        if bounds.upper < comparison.threshold:
+            state = "fail"
+        elif can_pass and bounds.lower > comparison.threshold and (fits is None or fits > 0):
+            state = "pass"
+        finding = Finding(
+            state=state,
+            comparison=comparison,
+            alpha=alpha,
+            n=look.n,
+            planned=looks[-1].n,
+            number=number,
+            looks=len(looks),
+            lower=bounds.lower,
+            upper=bounds.upper,
+            p_value=p,
+            own=fits,
+        )
+        if state != "open":
+            break
+    assert finding is not None
+    return finding
+
+
+def _own(differences: Sequence[float] | FloatArray, level: float) -> tuple[float, float]:
+    if not len(differences):
+        return -1.0, 1.0
+    return mean_bounds(differences, level).lower, p_value(differences, 0.0, lowest=-1.0)

@@ -1,0 +1,108 @@
+"""Planned looks: fixed places, shares that sum to alpha, and a level that holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_findings import binary
+
+from eval_gates.statistics.bound import mean_bounds
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.looks import Look, find, planned_looks
+
+TWO = Comparison.points(0.02)
+
+
+def test_places_and_shares() -> None:
+    assert planned_looks(63) == (Look(63, 1.0),)
+    assert planned_looks(64) == (Look(16, 0.1), Look(32, 0.2), Look(64, 0.7))
+    assert [look.n for look in planned_looks(14_042)] == [3511, 7021, 14042]
+    for values in (64, 541, 14_042):
+        assert sum(look.share for look in planned_looks(values)) == pytest.approx(1)
+
+
+def test_an_early_look_decides_and_later_answers_change_nothing() -> None:
+    before, after = binary(4000, 8, 8)
+    found = find(before, after, TWO, 0.05, 4000)
+    assert (found.state, found.number, found.n) == ("pass", 1, 1000)
+    spoilt = after[:1000] + [0.0] * 3000
+    assert find(before, spoilt, TWO, 0.05, 4000) == found
+    assert find(before[:1000], after[:1000], TWO, 0.05, 4000) == found
+
+
+def test_the_bound_is_at_the_looks_share() -> None:
+    before, after = binary(4000, 8, 8)
+    found = find(before, after, TWO, 0.05, 4000)
+    values = [a - b for a, b in zip(after[:1000], before[:1000], strict=True)]
+    assert found.lower == mean_bounds(values, 0.005).lower
+    assert found.level == pytest.approx(0.005)
+
+
+def test_a_broken_variant_fails_at_the_first_look() -> None:
+    before, after = binary(4000, 800, 0)
+    found = find(before, after, TWO, 0.05, 4000)
+    assert (found.state, found.number) == ("fail", 1)
+
+
+def test_between_is_open_at_the_end() -> None:
+    before, after = binary(400, 10, 4)
+    found = find(before, after, TWO, 0.05, 400)
+    assert (found.state, found.number, found.n) == ("open", 3, 400)
+
+
+def test_fewer_answers_than_the_first_look_are_refused() -> None:
+    with pytest.raises(ValueError, match="first look"):
+        find([1.0] * 999, [1.0] * 999, TWO, 0.05, 4000)
+
+
+def test_an_insensitive_gate_only_fails() -> None:
+    same = [1.0] * 4000
+    assert find(same, same, TWO, 0.05, 4000, can_pass=False).state == "open"
+    assert find(same, [0.0] * 4000, TWO, 0.05, 4000, can_pass=False).state == "fail"
+
+
+def test_answers_that_fit_any_question_do_not_pass() -> None:
+    same = [0.2] * 400
+    elsewhere = [0.0] * 200
+    wide = Comparison.points(0.1)
+    assert find(same, same, wide, 0.05, 400, [0.2] * 200).state == "pass"
+    assert find(same, same, wide, 0.05, 400, elsewhere).state == "open"
+
+
+@given(
+    lost=st.integers(0, 60),
+    gained=st.integers(0, 60),
+    alpha=st.sampled_from([0.05, 0.0225, 0.01]),
+    kind=st.sampled_from([TWO, Comparison.points(0.1), Comparison.recovery(0.97)]),
+)
+def test_p_value_says_whether_it_passes(
+    lost: int, gained: int, alpha: float, kind: Comparison
+) -> None:
+    before, after = binary(300, lost, gained)
+    found = find(before, after, kind, alpha, 300)
+    if found.state == "pass":
+        assert found.p_value <= alpha * 1.001
+    if found.state == "open":
+        assert found.p_value >= alpha * 0.999
+
+
+@pytest.mark.parametrize(
+    ("comparison", "lose", "gain"),
+    [
+        (Comparison.points(0.02), 0.02, 0.0),
+        (Comparison.points(0.02), 0.06, 0.04),
+        (Comparison.points(0.25), 0.25, 0.0),
+    ],
+)
+def test_level_at_the_margin(comparison: Comparison, lose: float, gain: float) -> None:
+    """Truth exactly at the margin: false passes at most alpha and two standard errors."""
+    generator, runs, alpha, n = np.random.default_rng(7), 400, 0.05, 300
+    passed = 0
+    for _ in range(runs):
+        drawn = generator.choice([-1, 0, 1], size=n, p=[lose, 1 - lose - gain, gain])
+        before = np.where(drawn == 1, 0.0, 1.0)
+        found = find(before.tolist(), (before + drawn).tolist(), comparison, alpha, n)
+        passed += found.state == "pass"
+    assert passed / runs <= alpha + 2 * np.sqrt(alpha * (1 - alpha) / runs)

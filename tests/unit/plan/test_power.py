@@ -1,0 +1,139 @@
+"""The one formula of power: against replays, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from listener import Listener
+
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.looks import find
+from pipeline.core.errors import UsageError
+from pipeline.plan.power import chances, check_power, format_chance, joint_power, policy_power
+from recipes.catalog import load_policy, load_recipe
+from recipes.policy import Policy
+
+FP8 = [load_recipe("fp8-dynamic")]
+BOTH = [load_recipe("fp8-dynamic"), load_recipe("awq-w4a16")]
+COUNTS = {
+    **{"mmlu": 14_042, "code": 542, "rouge": 11_490, "ifeval": 541, "gsm8k": 1319, "tools": 2116},
+    **{"needles": 600, "mmlu_pro": 3000, "bleu": 2000},
+}
+
+
+def replay(
+    comparison: Comparison, n: int, flips: float, loss: float, runs: int = 250
+) -> tuple[float, float]:
+    draw, passed, failed = np.random.default_rng(1), 0, 0
+    chance = [(flips + loss) / 2, 1 - flips, (flips - loss) / 2]
+    for _ in range(runs):
+        change = draw.choice([-1, 0, 1], size=n, p=chance)
+        before = np.where(change == 0, draw.random(n) < 0.5, change < 0).astype(float)
+        found = find(before.tolist(), (before + change).tolist(), comparison, 0.025, n)
+        passed += found.state == "pass"
+        failed += found.state == "fail"
+    return passed / runs, failed / runs
+
+
+@pytest.mark.parametrize(
+    ("comparison", "n", "flips", "loss"),
+    [
+        (Comparison.points(0.02), 2000, 0.10, 0.008),
+        (Comparison.points(0.02), 2000, 0.04, 0.0),
+        (Comparison.points(0.05), 300, 0.08, 0.0),
+        (Comparison.points(0.02), 600, 0.12, 0.06),
+        (Comparison.points(0.25), 40, 0.15, 0.0),
+        (Comparison.recovery(0.96), 2000, 0.08, 0.005),
+    ],
+)
+def test_it_agrees_with_replays(comparison: Comparison, n: int, flips: float, loss: float) -> None:
+    told = chances(comparison, 0.025, n, flips=flips, loss=loss)
+    passed, failed = replay(comparison, n, flips, loss)
+    assert told.passes == pytest.approx(passed, abs=0.09)
+    assert told.fails == pytest.approx(failed, abs=0.09)
+
+
+def test_more_loss_and_fewer_questions_pass_less() -> None:
+    def passes(n: int, loss: float) -> float:
+        return chances(Comparison.points(0.01), 0.05, n, flips=0.04, loss=loss).passes
+
+    assert passes(14_042, 0) > passes(14_042, 0.003) > passes(14_042, 0.006)
+    assert passes(14_042, 0.003) > passes(3000, 0.003)
+    assert passes(14_042, 0.01) < 0.05 * 1.1
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("default", 0.9), ("strict", 0.8), ("general", 0.8), ("code", 0.9), ("reasoning", 0.9)],
+)
+def test_carried_policies_pass_their_usual_variants(name: str, least: float) -> None:
+    policy = load_policy(name)
+    counts = {suite: COUNTS[suite] for suite in policy.suites}
+    for joint in joint_power(policy_power(policy, BOTH, counts)):
+        assert joint.usual_passes is not None
+        assert joint.usual_passes >= least
+        assert joint.passes is not None
+        assert joint.passes >= joint.usual_passes
+    check_power(policy, BOTH, counts, Listener())
+
+
+def made(**suite: Any) -> Policy:
+    mmlu = {"kind": "mmlu", "margins": {"fp8": 0.02}, **suite}
+    other = {"kind": "humaneval", "margins": {"fp8": 0.3}}
+    return Policy.model_validate(
+        {"name": "p", "summary": "s", "suites": {"mmlu": mmlu, "code": other}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("suite", "available", "words"),
+    [
+        ({}, 100, "cannot decide its margin"),
+        ({"margins": {"fp8": 0.75}}, 3000, "insensitive"),
+        ({"margins": {"fp8": {"recovery": 0.25}}}, 3000, "insensitive"),
+        ({"usual": {"fp8": {"flips": 0.3}}}, 400, "would pass only"),
+    ],
+)
+def test_hopeless_suites_are_refused(suite: dict[str, Any], available: int, words: str) -> None:
+    counts = {"mmlu": available, "code": 164}
+    with pytest.raises(UsageError, match=words) as caught:
+        check_power(made(**suite), FP8, counts, Listener())
+    assert caught.value.where == "policy key suites.mmlu.margins.fp8"
+    check_power(made(**suite, tier="advisory"), FP8, counts, Listener())
+
+
+def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
+    suite = {"usual": {"fp8": {"flips": 0.3}}, "tier": "supporting"}
+    policy, counts = made(**suite), {"mmlu": 400, "code": 164}
+    check_power(policy, FP8, counts, Listener())
+    gate = policy_power(policy, FP8, counts)[0]
+    assert "fails" in gate.words
+    assert gate.fails is not None
+    assert gate.fails < 0.05
+
+
+def test_an_unknown_number_is_told_later() -> None:
+    policy, counts = made(), {"mmlu": None, "code": 164}
+    check_power(policy, FP8, counts, Listener())
+    gate = policy_power(policy, FP8, counts)[0]
+    assert (gate.questions, gate.passes) == (None, None)
+    assert joint_power([gate])[0].passes is None
+
+
+def test_each_variant_has_its_share() -> None:
+    policy = load_policy("strict")
+    counts = {suite: COUNTS[suite] for suite in policy.suites}
+    assert all(g.alpha == pytest.approx(0.002) for g in policy_power(policy, BOTH, counts))
+
+
+def test_chances_are_not_rounded_to_certainty() -> None:
+    assert [format_chance(c) for c in (None, 0.0, 0.001, 0.5, 0.999, 1.0)] == [
+        "-",
+        "0 %",
+        "< 1 %",
+        "50 %",
+        "> 99 %",
+        "100 %",
+    ]
