@@ -384,7 +384,7 @@ class TestCollection:
         left = [p for p in good.store.root.rglob("*") if p.is_file() and p.suffix != ".lock"]
         # A later measurement has to find what was measured before.
         kept = {p.relative_to(good.store.root).parts[0] for p in left}
-        assert kept == {"attempts", "measurements"}
+        assert kept == {"attempts", "lock", "locks", "measurements"}
 
     def test_what_a_history_names_stays(self, good: FakeRun) -> None:
         """The run is named, and with it all that it used; another run's branch goes."""
@@ -468,8 +468,11 @@ class TestCollection:
 
         log = RunRecorder(good.store, "model", {"checkpoint": "c"})
         with pytest.raises(StoreError, match=f"run {log.run_id}"):
-            self.paths(good)
-        log._alive.release()
+            good.store.refuse_in_use()
+        with pytest.raises(StoreError, match=f"run {log.run_id}"), good.store.collect():
+            pass
+        log.finish("finished", 0)
+        good.store.refuse_in_use()
 
     def test_the_command(self, good: FakeRun) -> None:
         arguments = ["gc", "--older-than", "0", "--store", str(good.store.root), "--json"]
