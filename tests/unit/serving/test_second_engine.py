@@ -14,7 +14,7 @@ from outside import declare
 from pydantic import ValidationError
 
 from artifacts.deployable import Deployable
-from pipeline.core.errors import EvidenceError, ServingError, UsageError
+from pipeline.core.errors import ServingError, UsageError
 from pipeline.core.events import NullProgress
 from pipeline.core.plugins import ENGINES
 from pipeline.core.store import Store
@@ -105,9 +105,8 @@ def test_it_tells_its_version() -> None:
     ("key", "text"),
     [
         ("engine", PROFILE.replace("tiny", "nosuch")),
-        ("engine_arguments", PROFILE.replace("slots", "max-num-seqs")),
         ("engine_arguments", PROFILE.replace("slots: 3", "listen: everywhere")),
-        ("engine_arguments", PROFILE.replace("engine: tiny\n", "")),
+        ("environment", PROFILE.replace("engine: tiny\n", "")),
         ("environment", PROFILE.replace("TINY_SPEED", "VLLM_SPEED")),
         ("environment", PROFILE.replace("TINY_SPEED", "TINY_SECRET")),
         (
@@ -116,7 +115,7 @@ def test_it_tells_its_version() -> None:
             + "cpu_overrides: {f: {if_missing: amx, reason: x, environment: {VLLM_A: '1'}}}\n",
         ),
     ],
-    ids=["unknown", "of another", "ours", "of the first", "variable", "key", "fallback"],
+    ids=["unknown", "ours", "of the first", "variable", "key", "fallback"],
 )
 def test_a_profile_is_checked_by_its_engine(tmp_path: Path, key: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -146,5 +145,3 @@ def test_evidence_names_it_and_none_names_the_first() -> None:
     assert "engine" not in first.members["serving"]
     with pytest.raises(ValidationError):
         judged({"engine": "nosuch"})
-    with pytest.raises(EvidenceError):
-        judged({"engine": "tiny", "engine_arguments": {"max-num-seqs": 1}})
