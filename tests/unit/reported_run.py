@@ -73,9 +73,10 @@ class TalkingModels(PretendModels):
             return {"answer": likelihoods, "score": score, "subject": question["subject"]}
         if suite == "humaneval":
             outcome = "passed" if score else "failed"
-            return {"answer": f"{self.texts.answer} {score}", "score": score, "outcome": outcome}
+            answer = f"{self.texts.answer} {n} {score}"
+            return {"answer": answer, "score": score, "outcome": outcome}
         score = 0.3 - 0.1 * loses
-        answer = f"{self.texts.answer} {score}"
+        answer = f"{self.texts.answer} {n} {score}"
         return {"answer": answer, "score": score, "rougeL": score, "unrelated": 0.05}
 
     def layers(self) -> Rows:

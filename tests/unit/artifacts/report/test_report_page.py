@@ -19,7 +19,7 @@ from pipeline.core.store import Store
 HOSTILE = "</script></pre><img src=x onerror=alert(1)><script>alert(2)</script>\"'>{{7*7}}"
 HALF_A_PAIR = "\ud800"
 SECTIONS = (
-    *("gates", "quality", "evidence", "speed", "flips", "answers"),
+    *("gates", "quality", "margins", "speed", "flips", "answers"),
     "provenance",
 )
 
@@ -62,7 +62,7 @@ def test_every_plot_has_its_place_words_and_table(page: PageParts) -> None:
     assert {name for name in plots if not name.endswith("-title")} == set(drawn)
     assert {name.removeprefix("figure-").partition("-")[0] for name in drawn} == {
         "quality",
-        "evidence",
+        "margins",
         "speed",
         "flips",
     }
@@ -196,7 +196,7 @@ def test_a_run_whose_stages_were_collected(made: FakeRun) -> None:
     assert "awq-w4a16 passed and was promoted" in page.words
     assert {name.partition("-")[2].partition("-")[0] for name in page.figures} == {
         "quality",
-        "evidence",
+        "margins",
         "speed",
     }
     assert "No answers are kept that could be compared." in page.words
