@@ -1,4 +1,4 @@
-"""How often the carried policies pass their usual variants: replays beside the plan's formula.
+"""How often the carried policies pass their usual variants: replays next to the plan's formula.
 
     .venv/bin/python benchmarks/policy_power.py [--runs 400]
 
