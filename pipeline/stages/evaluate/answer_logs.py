@@ -36,6 +36,7 @@ def begin_log(store: Store, key: str) -> None:
     """Create an empty log, unless there is one."""
     if not has_log(store, key):
         folder = store.root / FOLDER
+        store.make_root()
         make_folder(folder)
         with private_umask(folder):
             (folder / f"{key}.{FIRST}").touch()

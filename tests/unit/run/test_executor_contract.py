@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
 from loose_stage import stage_spec
-from outside import install, on_the_path
 from played_slurm import play_slurm
 from quantized_checkpoint import inspected
 from sample_stages import RESULTS
@@ -162,23 +161,19 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-@pytest.fixture(params=["local", "outside", "slurm", "ray"])
+@pytest.fixture(params=["local", "slurm", "ray"])
 def anywhere(
     request: pytest.FixtureRequest, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Run]:
+) -> Run:
     """On each executor."""
-    with ExitStack() as stack:
-        keys = {"kind": request.param}
-        if request.param == "outside":
-            install(tmp_path / "site")
-            stack.enter_context(on_the_path(tmp_path / "site"))
-        elif request.param == "slurm":
-            play_slurm(tmp_path / "slurm", monkeypatch)
-        elif request.param == "ray":
-            keys["address"] = request.getfixturevalue("ray_address")
-        settings = Settings(home=tmp_path / "home", store=tmp_path / "store", executor=keys)
-        run.executor = executor_of(settings)
-        yield run
+    keys = {"kind": request.param}
+    if request.param == "slurm":
+        play_slurm(tmp_path / "slurm", monkeypatch)
+    elif request.param == "ray":
+        keys["address"] = request.getfixturevalue("ray_address")
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "store", executor=keys)
+    run.executor = executor_of(settings)
+    return run
 
 
 def test_room_and_node(anywhere: Run) -> None:
@@ -210,11 +205,11 @@ def test_a_worker_in_an_interpreter_of_its_own(anywhere: Run) -> None:
     anywhere.submit(spec).wait(anywhere.listener)
     record = anywhere.store.find("questions", spec.key)
     assert record is not None
-    assert record.result["questions"] == 32
+    assert record.result["questions"] == 64
     assert record.peak_memory_bytes is not None
     assert record.peak_memory_bytes > 1_000_000
     folder = anywhere.store.stage_folder("questions", spec.key)
-    assert len((folder / "questions.jsonl").read_text().splitlines()) == 32
+    assert len((folder / "questions.jsonl").read_text().splitlines()) == 64
 
 
 def test_a_stage_that_is_done_is_not_run_again(anywhere: Run) -> None:
