@@ -26,7 +26,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plan(model: Path, prompt_format: str, *options: str) -> tuple[int, str]:
     policy = model.parent / "policy.yaml"
     policy.write_text(
-        "{name: mine, summary: s, suites: {code: {kind: humaneval, about: benchmark, "
+        "{name: mine, summary: s, suites: {code: {kind: humaneval, "
         f"prompt_format: {prompt_format}, margins: {{fp8: 0.1}}}}}}}}"
     )
     words = ["plan", str(model), "--policy", str(policy), "--profile", "cpu"]

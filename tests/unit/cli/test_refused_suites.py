@@ -75,12 +75,6 @@ def refusal(command: str, model: Path, suite: dict[str, Any], **policy: Any) -> 
             ("suites.mine.form", "/model", "'form: prompt'"),
             id="a template without tools",
         ),
-        pytest.param(
-            {**GSM8K, "max_tokens": 20},
-            {"cost": {"suites": ["mine"], "max_ratio": {"fp8": 1.01}, "expected_tokens": 2}},
-            ("cost.max_ratio.fp8", "problems are needed", "a lower max_tokens"),
-            id="an undecidable gate on costs",
-        ),
     ],
 )
 def test_it_is_refused_with_its_place_and_cure(

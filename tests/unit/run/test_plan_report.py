@@ -363,14 +363,14 @@ class TestGates:
         assert [(gate.suite, gate.family) for gate in found.power] == [
             (suite, family) for suite in SUITES for family in ("fp8", "int4")
         ]
-        assert found.power[0].alpha == pytest.approx(0.0225)
-        assert found.to_dict()["gates"][0]["chance_of_pass"] == found.power[0].chance_of_pass
+        assert found.power[0].alpha == pytest.approx(0.025)
+        assert found.to_dict()["gates"][0]["passes"] == found.power[0].passes
 
     def test_the_number_of_questions_is_the_sources(self, planning: Planning) -> None:
-        data = write_files(planning.folder / "data", {"summarization_test.jsonl": b"{}\n" * 20})
+        data = write_files(planning.folder / "data", {"summarization_test.jsonl": b"{}\n" * 40})
         by_suite = {gate.suite: gate for gate in planning.forecast(eval_data=data).power}
-        assert by_suite["rouge"].questions == 20
-        assert by_suite["humaneval"].questions == 16
+        assert by_suite["rouge"].questions == 40
+        assert by_suite["humaneval"].questions == 164
 
     def test_of_a_checkpoint_that_is_not_here_yet(self, planning: Planning) -> None:
         demo = planning.forecast(checkpoint="demo:smollm2-135m")

@@ -364,7 +364,7 @@ def test_run_again_it_measures_nothing_again(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_another_winner_of_the_same_race_has_a_share_of_the_rate(tmp_path: Path) -> None:
+def test_another_winner_of_the_same_race_has_the_full_level(tmp_path: Path) -> None:
     seconds = {"fast": 0.7, "other": 0.8}
     made = tried(tmp_path, seconds, fast=FASTER, other=OTHER)
     made.run()
@@ -376,7 +376,7 @@ def test_another_winner_of_the_same_race_has_a_share_of_the_rate(tmp_path: Path)
     made.run()
     assert made.report.winner == "other"
     assert made.report.confirmation is not None
-    assert made.report.confirmation.alpha == pytest.approx(0.05 * 0.1 / 2)
+    assert made.report.confirmation.alpha == pytest.approx(0.05)
 
 
 def test_other_candidates_are_another_attempt(tmp_path: Path) -> None:
