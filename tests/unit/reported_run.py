@@ -21,7 +21,7 @@ from recipes.speed import SpeedPolicy
 
 WEIGHTS = {"fp8-dynamic": 150_000_000, "awq-w4a16": 100_000_000}
 SUBJECTS = ("anatomy", "virology", "sociology", "jurisprudence")
-QUESTIONS = {"mmlu": 64, "humaneval": 16, "rouge": 32}
+QUESTIONS = {"mmlu": 64, "humaneval": 96, "rouge": 160}
 
 
 @dataclass
