@@ -87,7 +87,7 @@ def test_kustomize(python: Path, tmp_path: Path) -> None:
     write(tmp_path, "kubernetes")
     command = [python.with_name("kubectl"), "kustomize", tmp_path]
     built = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    assert len(list(yaml.safe_load_all(built))) == 8
+    assert len(list(yaml.safe_load_all(built))) == 9
 
 
 def test_operators(python: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ NAME = "demo"
 POLICY = """
 name: itself
 summary: summaries by messages alone
-suites: {rouge: {kind: rouge, about: benchmark, margins: {fp8: 0.08}, batch: 8, max_tokens: 32,
+suites: {rouge: {kind: rouge, margins: {fp8: 0.08}, max_tokens: 32,
   noise_floor_questions: 8}}
 """
 
