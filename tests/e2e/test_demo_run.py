@@ -154,8 +154,9 @@ def test_both_variants_are_judged_on_every_suite_and_their_speed(demo: Demo) -> 
             assert gate["bound"] - 1e-12 <= gate["difference"] <= gate["upper_bound"] + 1e-12
             assert gate["baseline"] > 0
             assert 0 <= gate["p_value"] <= 1
-            assert gate["verdict"] != "undecided", gate["reason"]
-            assert all(each["p_value"] <= 0.025 for each in gate["chance_baselines"])
+            if gate["tier"] == "critical":
+                assert gate["verdict"] != "undecided", gate["reason"]
+                assert all(each["p_value"] <= 0.025 for each in gate["chance_baselines"])
         (speed,) = variant["speed"]
         if any(gate["verdict"] == "fail" for gate in variant["gates"]):
             assert speed["reason"] == "not measured"  # who has failed is not put under load
@@ -167,17 +168,17 @@ def test_both_variants_are_judged_on_every_suite_and_their_speed(demo: Demo) -> 
         assert variant["verdict"] in {"pass", "fail", "undecided"}, variant["reason"]
 
 
-def test_a_sequential_gate_stops_when_it_knows(demo: Demo) -> None:
+def test_a_gate_is_decided_at_a_planned_look(demo: Demo) -> None:
     (gate,) = [
         gate
         for variant in demo.report["variants"]
         for gate in variant["gates"]
         if (variant["recipe"], gate["suite"]) == ("fp8-dynamic", "quiz")
     ]
-    assert gate["test"] == "sequential"
-    assert gate["look"] < gate["looks"], gate["reason"]
-    assert gate["n"] < gate["planned"]
-    assert gate["e_process"][-1]["n"] == gate["n"]
+    assert 1 <= gate["look"] <= gate["looks"] == 3, gate["reason"]
+    assert (
+        gate["n"] == [gate["planned"] // 4, gate["planned"] // 2, gate["planned"]][gate["look"] - 1]
+    )
     # The baseline is asked some questions twice: what serving alone changes.
     assert gate["noise_floor"]["n"] > 0
     assert {group["group"] for group in gate["groups"] if not group["is_subject"]} <= {
