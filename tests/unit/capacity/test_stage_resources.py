@@ -34,7 +34,7 @@ def planned(
     kind = gpu or catalog.load_gpu("h100")
     recipes = [catalog.load_recipe(name) for name in (FP8, "fp8-block", AWQ)]
     profile = catalog.profile_for_gpu(kind.driver_name)
-    return capacity_plan(model, recipes, kind, 1, profile=profile, store=store)
+    return capacity_plan(model, recipes, kind, 1, profile=profile)
 
 
 def stage(plan: CapacityPlan, variant: str, name: str) -> dict[str, Any]:

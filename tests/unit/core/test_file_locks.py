@@ -36,9 +36,10 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     with locked(path) as first, locked(path, wait=False) as second:
         assert (first, second) == (True, False)
         assert is_locked(path)
-        assert len(held_descriptors()) == len(before) + 1
+        held = set(held_descriptors()) - set(before)
+        assert held
     assert not is_locked(path)
-    assert held_descriptors() == before
+    assert not held & set(held_descriptors())
     with locked(path, wait=False) as again:
         assert again
 
