@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 
 # Unit tests first: they say in minutes what the end-to-end tests would say in half an hour. These
 # share one server and run one after another.
-# The marker `of_everything` leaves tests that pin libraries to `make test-all`.
+# `make test-all` runs the end-to-end modules that tests/e2e/conftest.py does not list, too, and tests marked `of_everything`.
 test: unit
 	$(BIN)/python -m pytest tests/e2e --durations=20
 

@@ -210,7 +210,7 @@ def test_choices_are_the_texts_in_the_cloze_form(found: dict[str, Any]) -> None:
 
 def test_a_batch_costs_what_it_asks_not_what_there_is(found: dict[str, Any]) -> None:
     assert found["many"] > 14_042
-    assert found["seconds_a_batch_of_many"] < 1.0
+    assert found["seconds_a_batch_of_many"] < 10.0
 
 
 def test_texts_with_needles_are_made_as_they_are_asked(found: dict[str, Any]) -> None:
