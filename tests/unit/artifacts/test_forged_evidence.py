@@ -36,7 +36,7 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
 
 # Answers lost, with which it passes alone and not next to another, and the first of them.
-CLOSE, FIRST = 3, 58
+CLOSE, FIRST = 4, 58
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ class TestForgedCounts:
         self.drop(forged)
         text = self.finish(forged)
         assert "no verdict depends on this stage" in text
-        assert f"its attempt is of bad, {RECIPE}" in text
+        assert f"its trial is of bad, {RECIPE}" in text
 
     def test_and_their_stages_too(self, forged: Path) -> None:
         self.drop(forged)
@@ -189,7 +189,7 @@ class TestForgedCounts:
             shutil.rmtree(stage_folder(forged, stage, "bad"))
         text = self.finish(forged)
         assert "no verdict rests" not in text
-        assert f"its attempt is of bad, {RECIPE}" in text
+        assert f"its trial is of bad, {RECIPE}" in text
 
     def test_and_the_count_with_its_key(self, forged: Path) -> None:
         """The rounds were asked at a level that says how many there were."""
@@ -198,7 +198,7 @@ class TestForgedCounts:
         edit(judge / RECORD, lambda record: record["parameters"]["attempt"]["variants"].pop("bad"))
         rename_stage(forged, judge)
         text = self.finish(forged)
-        assert "its attempt is of" not in text
+        assert "its trial is of" not in text
         assert "candidate.code: not the rule of its policy, profile and trial: alpha" in text
 
     def test_one_without_evidence_is_said_to_be_sure(self, forged: Path) -> None:
