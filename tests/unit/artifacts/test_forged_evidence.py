@@ -195,7 +195,7 @@ class TestForgedCounts:
         """The rounds were asked at a level that says how many there were."""
         self.drop(forged)
         judge = stage_folder(forged, "judge")
-        edit(judge / RECORD, lambda record: record["parameters"]["attempt"]["variants"].pop("bad"))
+        edit(judge / RECORD, lambda record: record["parameters"]["trial"]["variants"].pop("bad"))
         rename_stage(forged, judge)
         text = self.finish(forged)
         assert "its trial is of" not in text
