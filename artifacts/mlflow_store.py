@@ -279,7 +279,7 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
         EvidenceError: it contains something that is neither a file nor a folder.
     """
     if not (source / "config.json").is_file() or not any(
-        file.suffix in (".safetensors", ".gguf") for file in source.iterdir()
+        file.suffix == ".safetensors" for file in source.iterdir()
     ):
         raise RegistryError(
             "the version's source is not a checkpoint's folder",

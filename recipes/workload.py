@@ -15,7 +15,7 @@ Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Arrivals(ConfigModel):
-    """Arrivals of requests: `{rate: 12}`, `{concurrency: 64}` or `trace`."""
+    """Arrivals of requests: `{rate: 12}` or `{concurrency: 64}`."""
 
     rate: float | None = Field(
         None,
@@ -26,25 +26,18 @@ class Arrivals(ConfigModel):
     concurrency: int | None = Field(
         None, ge=1, le=100_000, description="requests in flight: one begins where another ends"
     )
-    trace: bool = Field(False, description="at the trace's own times; written as `trace`")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_word_is_the_trace(cls, value: Any) -> Any:
-        return {"trace": True} if value == "trace" else value
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Arrivals:
-        given = [self.rate is not None, self.concurrency is not None, self.trace]
-        if sum(given) != 1:
-            raise ValueError("give one of {rate: 12}, {concurrency: 64} and trace")
+        if (self.rate is None) == (self.concurrency is None):
+            raise ValueError("give one of {rate: 12} and {concurrency: 64}")
         return self
 
     @property
     def words(self) -> str:
         if self.rate is not None:
             return f"{self.rate:g} requests/s"
-        return "the trace's own times" if self.trace else f"{self.concurrency} requests in flight"
+        return f"{self.concurrency} requests in flight"
 
 
 class WorkloadBase(ConfigModel):
@@ -63,15 +56,9 @@ class WorkloadBase(ConfigModel):
         10,
         ge=0,
         le=600,
-        description="for a rate or a trace: these seconds do not count at the start, and are sent "
+        description="for a rate: these seconds do not count at the start, and are sent "
         "again at the end, so that the last counted requests run under the same load",
     )
-
-    @model_validator(mode="after")
-    def _only_a_trace_has_times(self) -> WorkloadBase:
-        if self.arrivals.trace and not isinstance(self, TraceWorkload):
-            raise ValueError("'arrivals: trace' needs 'kind: trace': nothing else has times")
-        return self
 
     @property
     def longest(self) -> int | None:
@@ -183,21 +170,8 @@ class RequestsWorkload(FileWorkload):
     )
 
 
-class TraceWorkload(FileWorkload):
-    """Requests of a trace in Mooncake's format: times, lengths, block hashes; no content."""
-
-    kind: Literal["trace"]
-    file: str = Field(
-        min_length=1,
-        description="JSON Lines of timestamp (ms), input_length, output_length and hash_ids",
-    )
-    block_tokens: int = Field(
-        512, ge=1, le=1_000_000, description="prompt tokens that one of the hash_ids represents"
-    )
-
-
 AnyWorkload = Annotated[
-    RandomWorkload | SharedPrefixWorkload | RequestsWorkload | TraceWorkload,
+    RandomWorkload | SharedPrefixWorkload | RequestsWorkload,
     Field(discriminator="kind"),
 ]
 

@@ -132,7 +132,7 @@ class LoadRun(NumericRecord):
     )
     seed: Count = Field(description="of prompts and arrivals; each block has another one")
     prompts_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of all prompts")
-    arrivals: Literal["concurrency", "rate", "trace"]
+    arrivals: Literal["concurrency", "rate"]
     concurrency: Annotated[int, Field(ge=1)] | None = Field(
         None, description="requests in flight; None unless arrivals are 'concurrency'"
     )
@@ -140,10 +140,10 @@ class LoadRun(NumericRecord):
         None, description="declared requests per second; None unless arrivals are 'rate'"
     )
     warmup_s: Seconds | None = Field(
-        None, description="for a rate or trace: the time cut off at the start; otherwise None"
+        None, description="for a rate: the time cut off at the start; otherwise None"
     )
     measured_s: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
-        None, description="for a rate or trace: the time after it that counts; otherwise None"
+        None, description="for a rate: the time after it that counts; otherwise None"
     )
     started: Annotated[float, Field(ge=0)] = Field(description="unix time, seconds")
     seconds: Seconds = Field(description="from the first request to the last answer")
@@ -171,7 +171,7 @@ class LoadRun(NumericRecord):
             raise ValueError("exactly loads with arrivals 'rate' have 'rate'")
         timed = self.warmup_s is not None and self.measured_s is not None
         if (self.arrivals == "concurrency") == timed:
-            raise ValueError("exactly loads with a rate or trace have 'warmup_s' and 'measured_s'")
+            raise ValueError("exactly loads with a rate have 'warmup_s' and 'measured_s'")
         return self
 
 

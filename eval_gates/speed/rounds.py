@@ -45,8 +45,8 @@ class Timing:
 def next_timing(workload: Mapping[str, Any], loads: Sequence[LoadRun]) -> Timing | None:
     """Return the timing of the round after these loads; None at a fixed concurrency.
 
-    Over-saturated rounds are ignored, because their answers are as long as their queue. A trace has
-    its own times. A round that would be too long gets the workload's seconds.
+    Over-saturated rounds are ignored, because their answers are as long as their queue. A round
+    that would be too long gets the workload's seconds.
     """
     arrivals = workload["arrivals"]
     if arrivals["concurrency"]:
@@ -56,7 +56,7 @@ def next_timing(workload: Mapping[str, Any], loads: Sequence[LoadRun]) -> Timing
         median_answer_s(load) for load in loads[-RECENT_LOADS:] if not is_over_saturated(load)
     ]
     known = [answer for answer in answers if answer is not None]
-    if arrivals["trace"] or not known:
+    if not known:
         return declared
     wanted = LENGTH_FACTOR * median(known)
     found = Timing(

@@ -1,7 +1,7 @@
 """Steady state of a load: the time between its start-up and its end.
 
 At a fixed concurrency the first wave starts together, and the last requests run on an emptying
-server. At a rate or trace the queue must fill first.
+server. At a rate the queue must fill first.
 """
 
 from __future__ import annotations

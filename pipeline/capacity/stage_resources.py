@@ -14,6 +14,7 @@ from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.verification.chunk_size import CHUNK_ELEMENTS, MAX_THREADS, ROW_STEP
+from pipeline.workers.quantize_model_free import MEMORY_A_WORKER
 from recipes.engines import find_engine
 from recipes.quantization import Calibration
 from recipes.schema import Recipe, ServingProfile
@@ -22,7 +23,6 @@ LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB, with
 CHECKING_BYTES = GIB // 8  # Python with numpy
 COMPARED_COPIES = 8  # of the rows that a thread compares, in 32 bits
 SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache
-STREAMED_SHARDS = 2  # one being read or cast, one being written
 ELEMENT_BYTES = 2  # of the type that models are loaded in
 CACHED_COPIES = 2  # the inputs of a layer, and its outputs, of all samples
 LAYER_COPIES = 4  # of one batch inside a layer, in 32 bits: input, gate, up and their product
@@ -75,9 +75,9 @@ def quantize_need(
         # A published model with unknown file sizes counts as one file, an upper estimate.
         source = inspection.recipe_source
         shard = source.largest_file_bytes or source.weights_bytes
-        host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
+        host = int(MEMORY_A_WORKER * shard) + LIBRARIES_BYTES
         return StageResources(
-            "quantize", recipe.name, host, disk, "two weight files and the libraries"
+            "quantize", recipe.name, host, disk, "2.5 weight files and the libraries"
         )
     wide = profile is not None and profile.quantizes_in_float32
     loaded = sixteen_bit_bytes(inspection) * (2 if wide else 1)

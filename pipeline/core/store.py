@@ -254,7 +254,7 @@ class Store:
                 _stores[root] = (ExitStack(), 1)
             try:
                 yield
-                shutil.rmtree(root / LOCKS, ignore_errors=True)  # nobody holds one
+                shutil.rmtree(root / LOCKS, ignore_errors=True)  # no process holds one
             finally:
                 with _stores_guard:
                     del _stores[root]

@@ -42,8 +42,8 @@ from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, ServingProfile
 from recipes.speed import SloGate, SpeedGate, SpeedPolicy, ThroughputRatioGate
-from recipes.traffic_file import check_workload, read_traffic
-from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload, without_place
+from recipes.traffic_file import check_workload
+from recipes.workload import AnyWorkload, FileWorkload, without_place
 
 
 @dataclass(frozen=True)
@@ -200,34 +200,15 @@ def _check_percentiles(
 def _check_size(workload: AnyWorkload, where: str) -> None:
     """Check that a load has at most the maximum number of requests."""
     arrivals = workload.arrivals
-    requests, key = 0.0, "arrivals"
+    requests = 0.0
     if arrivals.rate is not None:
         requests = send_seconds(workload) * arrivals.rate
     elif arrivals.concurrency is not None:
         requests = MIN_LOAD_WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
-    elif isinstance(workload, TraceWorkload):
-        times, key = read_traffic(workload, where).times, "file"
-        requests = sum(each <= send_seconds(workload) for each in times)
-        ends = workload.warmup_seconds + workload.seconds
-        if times[-1] < ends:
-            raise UsageError(
-                f"the trace ends after {times[-1]:g} seconds, and a load of it lasts {ends:g} and "
-                "more",
-                where=f"{where}, key seconds",
-                hint="give fewer 'seconds' and 'warmup_seconds', or a longer trace",
-            )
-    if isinstance(workload, TraceWorkload) and not arrivals.trace:
-        there = read_traffic(workload, where).requests
-        if there < requests:
-            raise UsageError(
-                f"the trace has {there:,} requests, and a load of it {requests:,.0f}",
-                where=f"{where}, key file",
-                hint="name a longer trace, or ask for fewer requests at a time",
-            )
     if requests > MAX_REQUESTS:
         raise UsageError(
             f"a load of it has {requests:,.0f} requests, and {MAX_REQUESTS:,} are the most",
-            where=f"{where}, key {key}",
+            where=f"{where}, key arrivals",
             hint="ask for fewer at a time, or give fewer 'seconds' and 'warmup_seconds'",
         )
 
@@ -388,9 +369,7 @@ def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
     workload = claim.workload
     if not isinstance(workload, FileWorkload):
         return workload.model_dump(), None
-    times = read_traffic(workload, claim.where).times if workload.arrivals.trace else ()
-    plain = without_place(pin_file(workload))
-    return {**plain, **({"times": list(times)} if times else {})}, str(workload.path)
+    return without_place(pin_file(workload)), str(workload.path)
 
 
 def pin_file(workload: AnyWorkload) -> AnyWorkload:

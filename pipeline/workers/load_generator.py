@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ServingError
-from pipeline.core.untrusted.lines import read_lines
 from pipeline.workers.bounded_load import BACKEND, bound_load
 from pipeline.workers.engine_metrics import MetricsPoller
 from pipeline.workers.unix_socket import connect_through
@@ -27,7 +26,6 @@ COLUMNS = (
     *("input_tokens", "output_tokens", "error"),
 )
 MAX_ERROR_CHARACTERS = 300  # letters
-BLOCKS_APART = 1_000_000_000  # a block's hash_ids are not another's
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class LoadTarget:
     model: str  # as requests call it
     socket: str | None  # of a server that has one
     counters: Mapping[str, str]  # the engine's names of its counters
-    keeps_connections: bool = True  # as in `Engine`
 
 
 class LoadGenerator:
@@ -49,7 +46,6 @@ class LoadGenerator:
         workload: as in recipes/workload.py, with the file that the stage laid out.
         tokenizer: folder.
         trust_remote_code: run Python code from that folder.
-        folder: for the files of single loads.
     """
 
     def __init__(
@@ -59,12 +55,10 @@ class LoadGenerator:
         *,
         tokenizer: str,
         trust_remote_code: bool,
-        folder: Path,
     ) -> None:
         self._workload = workload
         self._tokenizer = tokenizer
         self._trust_remote_code = trust_remote_code
-        self._folder = folder
         self._serve = serve
         self._prompts = ""
         self._lengths: list[int] = []
@@ -92,15 +86,12 @@ class LoadGenerator:
         Raises:
             ServingError: not one request was answered.
         """
-        connect_through(endpoint.socket, keep=endpoint.keeps_connections)
+        connect_through(endpoint.socket)
         parser = argparse.ArgumentParser()
         self._serve.add_cli_args(parser)
         options = parser.parse_args(self.arguments(endpoint, requests, seed, rate))
-        try:
-            watch = MetricsPoller(endpoint.url, endpoint.counters)
-            return asyncio.run(self._measure(options, watch))
-        finally:
-            self._own_trace.unlink(missing_ok=True)
+        watch = MetricsPoller(endpoint.url, endpoint.counters)
+        return asyncio.run(self._measure(options, watch))
 
     async def _measure(self, options: argparse.Namespace, watch: MetricsPoller) -> dict[str, Any]:
         before = await watch.counters()
@@ -135,7 +126,7 @@ class LoadGenerator:
         return self._workload.get("output") == "natural"
 
     def _warm_after(self, ends: list[float | None]) -> float:
-        """Return seconds until the first wave is answered, or a rate's or trace's warm-up ends."""
+        """Return seconds until the first wave is answered, or a rate's warm-up ends."""
         at_once = self._workload["arrivals"]["concurrency"]
         if at_once:
             return max((each for each in ends[:at_once] if each is not None), default=0.0)
@@ -183,35 +174,7 @@ class LoadGenerator:
                 *("--prefix-repetition-suffix-len", str(workload["suffix_tokens"])),
                 *("--prefix-repetition-output-len", str(workload["output_tokens"])),
             ]
-        if workload["kind"] == "requests":
-            return ["--dataset-name", "custom"]  # see _read_prompts
-        return [
-            *("--dataset-name", "timed_trace", "--dataset-path", str(self._trace(seed))),
-            *("--timed-trace-chunk-hash-size", str(workload["block_tokens"])),
-            *("--timed-trace-sec-multiplier", "0.001"),
-            *([] if workload["arrivals"]["trace"] else ["--no-self-timed"]),
-        ]
-
-    @property
-    def _own_trace(self) -> Path:
-        """File of the load's trace; two loads may run at the same time."""
-        return self._folder / f"trace.{os.getpid()}.jsonl"
-
-    def _trace(self, seed: int) -> Path:
-        """Return the trace with hash_ids that no other load has, so that the prompts differ.
-
-        It begins immediately: the load generator would wait until the time that it names.
-        """
-        path = self._own_trace
-        first: float | None = None
-        with path.open("w") as changed:
-            for line in filter(str.strip, read_lines(Path(self._workload["file"]))):
-                row = json.loads(line)
-                first = row["timestamp"] if first is None else first
-                row["timestamp"] -= first
-                row["hash_ids"] = [each + seed * BLOCKS_APART for each in row["hash_ids"]]
-                changed.write(json.dumps(row) + "\n")
-        return path
+        return ["--dataset-name", "custom"]  # see _read_prompts
 
     def _read_prompts(self, requests: int, seed: int, tokenizer: Any) -> list[Any]:
         """Return the file's prompts in the load's order.

@@ -67,7 +67,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec["workload"],
         tokenizer=spec["tokenizer"],
         trust_remote_code=spec["trust_remote_code"],
-        folder=output,
     )
     endpoints = {side: LoadTarget(**each) for side, each in spec["endpoints"].items()}
     gpus = [gpu.uuid for gpu in visible_gpus()] if spec["on_gpus"] else []
@@ -235,8 +234,6 @@ def size_of(spec: dict[str, Any], loads: Sequence[LoadRun], seed: int, requests:
     timing = next_timing(workload, loads)
     if timing is None:
         return Size(grown(requests, loads, float(workload["seconds"])))
-    if workload["arrivals"]["trace"]:
-        return Size(len([each for each in workload["times"] if each <= timing.total_s]), timing)
     number = count_arrivals(seed, float(workload["arrivals"]["rate"]), timing.total_s)
     return Size(number, timing, number / timing.total_s)
 
@@ -266,9 +263,7 @@ def describe_arrivals(workload: dict[str, Any], timing: Timing | None) -> dict[s
     if timing is None:
         return {"arrivals": "concurrency", "concurrency": arrivals["concurrency"]}
     timed = {"warmup_s": timing.warmup_s, "measured_s": timing.measured_s}
-    if arrivals["rate"]:
-        return {"arrivals": "rate", "rate": arrivals["rate"], **timed}
-    return {"arrivals": "trace", **timed}
+    return {"arrivals": "rate", "rate": arrivals["rate"], **timed}
 
 
 def count_requests(

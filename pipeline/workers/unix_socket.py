@@ -9,16 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 # The settings of a TCPConnector that a connector of sockets has as well.
-_SHARED = ("limit", "limit_per_host")
-_KEPT = ("keepalive_timeout", "force_close")
+_SHARED = ("limit", "limit_per_host", "keepalive_timeout", "force_close")
 
 
-def connect_through(path: str | None, *, keep: bool = True) -> None:
-    """Send all requests of this process through the socket; None changes nothing.
-
-    Args:
-        keep: whether requests share connections, as the library's settings say.
-    """
+def connect_through(path: str | None) -> None:
+    """Send all requests of this process through the socket; None changes nothing."""
     if path is None:
         return
     import aiohttp
@@ -30,9 +25,7 @@ def connect_through(path: str | None, *, keep: bool = True) -> None:
         """A connector that accepts a TCPConnector's settings."""
 
         def __init__(self, **settings: Any) -> None:
-            names = (*_SHARED, *_KEPT) if keep else _SHARED
-            shared = {name: settings[name] for name in names if name in settings}
-            super().__init__(socket, **shared, **({} if keep else {"force_close": True}))
+            super().__init__(socket, **{n: settings[n] for n in _SHARED if n in settings})
 
     aiohttp.TCPConnector = UnixSocketConnector
     aiohttp.connector.TCPConnector = UnixSocketConnector

@@ -68,8 +68,6 @@ class Engine(Protocol):
     environment: str  # name of the environment that it runs in
     modules: tuple[str, ...]  # modules that must be importable there
     accelerators: tuple[str, ...] = ("cpu", "cuda")
-    # Whether requests may share a connection; else a client may meet one that the server closed.
-    keeps_connections: bool = True
     key_variable: str  # environment variable of the API key
     health: str = "/health"  # path that returns 200 when the server is ready
     dialect: ApiCapabilities = ApiCapabilities()

@@ -37,15 +37,12 @@ original = serve.get_samples
 for name, workload in json.loads(sys.argv[3]).items():
     serve.get_samples = original
     folder = Path(sys.argv[2])
-    generator = LoadGenerator(
-        serve, workload, tokenizer=sys.argv[5], trust_remote_code=False, folder=folder
-    )
+    generator = LoadGenerator(serve, workload, tokenizer=sys.argv[5], trust_remote_code=False)
     loads = [generator.measure(endpoint, requests=6, seed=seed) for seed in (1, 1, 2)]
     (folder / f"{name}.json").write_text(json.dumps(loads))
 """
-AT_ONCE = {"rate": None, "concurrency": 3, "trace": False}
-AT_A_RATE = {"rate": 20.0, "concurrency": None, "trace": False}
-IN_THEIR_TIME = {"rate": None, "concurrency": None, "trace": True}
+AT_ONCE = {"rate": None, "concurrency": 3}
+AT_A_RATE = {"rate": 20.0, "concurrency": None}
 
 
 @pytest.fixture
@@ -56,19 +53,12 @@ def socket(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_path: Path) -> None:
-    trace, prompts = tmp_path / "given.jsonl", tmp_path / "prompts.jsonl"
-    row = {"input_length": 40, "output_length": 5}
-    rows = [{**row, "timestamp": 50 * n, "hash_ids": [0, n, n + 9]} for n in range(6)]
-    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"Hello {n}"}) + "\n" for n in range(6)))
     shared = {"prefixes": 2, "prefix_tokens": 30, "suffix_tokens": 10, "output_tokens": 5}
     workloads: dict[str, dict[str, Any]] = {
         "random": {"kind": "random", "input_tokens": 40, "output_tokens": 5, "arrivals": AT_ONCE},
         "shared": {"kind": "shared_prefix", **shared, "arrivals": AT_A_RATE},
-        "trace": {
-            **{"kind": "trace", "file": str(trace), "block_tokens": 16},
-            "arrivals": IN_THEIR_TIME,
-        },
         "requests": {
             **{"kind": "requests", "file": str(prompts), "output_tokens": 5},
             "arrivals": AT_ONCE,
@@ -100,5 +90,3 @@ def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_pat
                 assert all(abs(tokens - 40) <= 2 for tokens in requests.input_tokens), name
             # A load of a few milliseconds is over before the client was looked at.
             assert "client_lag_s" in load or workloads[name]["arrivals"] is AT_ONCE
-    starts = json.loads((tmp_path / "trace.json").read_text())[0]["requests"]["start_s"]
-    assert starts[-1] == pytest.approx(0.25, abs=0.1)

@@ -29,7 +29,7 @@ COUNTERS = dict(Vllm.counters)
 CLIENT = """
 import asyncio, json, sys
 from pipeline.workers.unix_socket import connect_through
-connect_through(sys.argv[1], keep=sys.argv[3] == "keep")
+connect_through(sys.argv[1])
 from aiohttp import ClientSession, TCPConnector
 
 async def ask():
@@ -71,12 +71,11 @@ def socket(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("keep", ["keep", "close"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_tcp_connector_goes_through_the_socket(name: str, keep: str, socket: Path) -> None:
+def test_a_tcp_connector_goes_through_the_socket(name: str, socket: Path) -> None:
     python = ensure(name, Accelerator.CPU, load_settings(), NullProgress()).python
     asked = subprocess.run(
-        [python, "-c", CLIENT, str(socket), json.dumps(SETTINGS[name]), keep],
+        [python, "-c", CLIENT, str(socket), json.dumps(SETTINGS[name])],
         capture_output=True,
         text=True,
         cwd=ROOT,

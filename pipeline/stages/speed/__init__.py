@@ -47,14 +47,13 @@ class SpeedParameters(Record):
 
     @property
     def decided_by(self) -> SpeedGateRule:
-        """Return the rule for the verdict, without the times of a trace.
+        """Return the rule for the verdict.
 
         Raises:
             ValidationError: it is a screening, which decides nothing.
         """
-        workload = {key: value for key, value in self.workload.items() if key != "times"}
         return SpeedGateRule.model_validate(
-            {"name": self.name, "workload": workload, "rule": self.rule}
+            {"name": self.name, "workload": self.workload, "rule": self.rule}
         )
 
 

@@ -176,8 +176,6 @@ class PromptFile:
                 for prompt in prompts_of(Path(self._file)):
                     lines.write(json.dumps({"prompt": prompt}) + "\n")
             return {**self._workload, "file": str(self._copy)}
-        if self._workload["kind"] == "trace":
-            return {**self._workload, "file": self._file}
         return self._workload
 
     def __exit__(self, *_: object) -> None:
@@ -203,7 +201,6 @@ def worker_spec(
                 "socket": each.socket,
                 # The engine of a user's endpoint is unknown; most are vLLM's.
                 "counters": dict(engines[side].counters),
-                "keeps_connections": engines[side].keeps_connections,
             }
             for side, each in runtime.endpoints.items()
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +27,7 @@ def llama() -> CheckpointInspection:
     return inspected(LLAMA_3_8B)
 
 
-def planned(
-    model: CheckpointInspection, gpu: GpuType | None = None, store: Path | None = None
-) -> CapacityPlan:
+def planned(model: CheckpointInspection, gpu: GpuType | None = None) -> CapacityPlan:
     kind = gpu or catalog.load_gpu("h100")
     recipes = [catalog.load_recipe(name) for name in (FP8, "fp8-block", AWQ)]
     profile = catalog.profile_for_gpu(kind.driver_name)
@@ -54,15 +51,17 @@ class TestNeeds:
         assert found["disk_bytes"] == awq + 50_000_000
 
     @pytest.mark.parametrize("recipe", [FP8, "fp8-block"])
-    def test_a_stream_holds_two_files(self, llama: CheckpointInspection, recipe: str) -> None:
-        """Here the model is one file; with a file's size known, two of that."""
-        assert stage(planned(llama), recipe, "quantize")["host_bytes"] == 4 * PARAMETERS + GIB
+    def test_a_cast_without_data_holds_parts_of_files(
+        self, llama: CheckpointInspection, recipe: str
+    ) -> None:
+        """Here the model is one file; with a file's size known, 2.5 of that."""
+        assert stage(planned(llama), recipe, "quantize")["host_bytes"] == 5 * PARAMETERS + GIB
         shards = CheckpointInspection(
             source=type(llama.source)(**{**vars(llama.source), "largest_file_bytes": 5 * 10**9}),
             shape=llama.shape,
             cache=llama.cache,
         )
-        assert stage(planned(shards), recipe, "quantize")["host_bytes"] == 10**10 + GIB
+        assert stage(planned(shards), recipe, "quantize")["host_bytes"] == 12_500_000_000 + GIB
 
     def test_checking_holds_some_rows(self, llama: CheckpointInspection) -> None:
         """Measured with two threads: 169 MB, of AutoAWQ 185."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,8 @@ from recipes.speed import SpeedPolicy
 SMALL = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "arrivals": {"concurrency": 2}}
 SLO = {"workload": "chat", "rate": 2.0, "limits": {"ttft_ms_p95": 800.0}}
 
-TRACE = {"kind": "trace", "arrivals": "trace", "seconds": 1, "warmup_seconds": 0}
-
-
-def row_at(second: float) -> str:
-    row = {"timestamp": 1000 * second, "input_length": 8, "output_length": 4, "hash_ids": [1]}
-    return json.dumps(row) + "\n"
+REQUESTS = {"kind": "requests", "output_tokens": 4, "arrivals": {"rate": 2.0}}
+PROMPT = '{"prompt": "Hello"}\n'
 
 
 def policy(**speed: Any) -> Policy:
@@ -167,21 +162,13 @@ def test_a_workload_longer_than_the_context_is_refused() -> None:
     [
         ({"arrivals": {"rate": 1000.0}, "seconds": 60}, "arrivals"),
         ({"arrivals": {"rate": 8.0}, "seconds": 1, "warmup_seconds": 0}, None),
-        ({**TRACE, "seconds": 3}, "seconds"),
-        ({**TRACE, "seconds": 2}, None),
-        ({**TRACE, "seconds": 2, "arrivals": {"rate": 8.0}}, "file"),
     ],
 )
 def test_a_round_that_would_be_cut_short_is_refused(
-    tmp_path: Path, changes: dict[str, Any], key: str | None
+    changes: dict[str, Any], key: str | None
 ) -> None:
     """The first 40 of 60 seconds at 1,000 a second would be sent, and no queue seen to grow."""
-    if "kind" in changes:
-        file = tmp_path / "t.jsonl"
-        file.write_text(row_at(0) + row_at(2))
-        mine = {**changes, "file": str(file)}
-    else:
-        mine = {**SMALL, **changes}
+    mine = {**SMALL, **changes}
     claims = policy(slo=[{"workload": "mine", "limits": {"ttft_ms_p50": 800.0}}])
     if key is None:
         find_claims(claims, profile(mine=mine))
@@ -211,11 +198,12 @@ def test_a_percentile_of_rounds_with_few_requests_is_refused(
 def test_no_hits_of_a_files_prompts_are_to_be_counted(tmp_path: Path) -> None:
     """Random ones are new in each load."""
     file = tmp_path / "t.jsonl"
-    file.write_text(row_at(0) + row_at(2))
-    claims = policy(slo=[{"workload": "mine", "limits": {"ttft_ms_p50": 800.0}}])
+    file.write_text(PROMPT * 2)
+    slo = {"workload": "mine", "rate": 2.0, "limits": {"ttft_ms_p50": 800.0}}
+    claims = policy(slo=[slo])
     found = {}
     for declared in ({}, {"hit_rate": 0}, {"hit_rate": 0.5}):
-        (claim,) = find_claims(claims, profile(mine={**TRACE, "file": str(file), **declared}))
+        (claim,) = find_claims(claims, profile(mine={**REQUESTS, "file": str(file), **declared}))
         found[str(declared)] = claim.rule.must_count_hits
     assert list(found.values()) == [False, True, False]
 
@@ -290,17 +278,15 @@ def test_another_tuple_or_generator_is_another_measurement(tmp_path: Path) -> No
     assert keys == {spec.key for spec in stages(tmp_path, tokenizer=tmp_path / "moved").values()}
 
 
-def test_a_trace_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) -> None:
-    first, last = (row_at(second) for second in (0.1, 2))
+def test_a_file_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) -> None:
     keys = []
-    for name, text in (("a.jsonl", first), ("b.jsonl", first), ("c.jsonl", first * 2)):
-        (tmp_path / name).write_text(text + last)
-        trace = {**TRACE, "file": str(tmp_path / name)}
-        slo = {"workload": "mine", "limits": {"ttft_ms_p95": 800.0}}
-        claims = find_claims(policy(slo=[slo]), profile(mine=trace))
+    for name, text in (("a.jsonl", PROMPT), ("b.jsonl", PROMPT), ("c.jsonl", PROMPT * 2)):
+        (tmp_path / name).write_text(text)
+        slo = {"workload": "mine", "rate": 2.0, "limits": {"ttft_ms_p95": 800.0}}
+        requests = {**REQUESTS, "file": str(tmp_path / name)}
+        claims = find_claims(policy(slo=[slo]), profile(mine=requests))
         (stage,) = stages(tmp_path, claims=claims).values()
         assert stage.runtime["file"] == str(tmp_path / name)
-        assert stage.parameters["workload"]["times"][0] == 0
         keys.append(stage.key)
     assert keys[0] == keys[1] != keys[2]
 

@@ -1,4 +1,4 @@
-"""Files of requests and traces: read once before anything runs, each fault with line and key."""
+"""Files of requests: read once before anything runs, each fault with line and key."""
 
 from __future__ import annotations
 
@@ -12,17 +12,7 @@ from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
 from pipeline.core.untrusted.json import MAX_VALUES
 from recipes.traffic_file import check_workload, read_traffic
-from recipes.workload import Arrivals, RequestsWorkload, TraceWorkload
-
-ROW = {"timestamp": 0, "input_length": 20, "output_length": 4, "hash_ids": [1, 2]}
-
-
-def trace(tmp_path: Path, *rows: Any, **keys: Any) -> TraceWorkload:
-    path = tmp_path / "trace.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return TraceWorkload(
-        kind="trace", file=str(path), block_tokens=16, arrivals=Arrivals(trace=True), **keys
-    )
+from recipes.workload import Arrivals, RequestsWorkload
 
 
 def requests(path: Path, text: str, **keys: Any) -> RequestsWorkload:
@@ -32,68 +22,22 @@ def requests(path: Path, text: str, **keys: Any) -> RequestsWorkload:
     )
 
 
-def test_a_trace_says_when_how_long_and_what_is_shared(tmp_path: Path) -> None:
-    workload = trace(tmp_path, {**ROW, "timestamp": 500}, {**ROW, "timestamp": 1500})
-    found = read_traffic(workload, "w")
-    assert (found.requests, found.longest, found.times, found.shares) == (2, 24, (0, 1), True)
-
-
-@pytest.mark.parametrize(
-    ("rows", "line", "key"),
-    [
-        ([ROW, {**ROW, "timestamp": 5}, {**ROW, "timestamp": 4}], 3, "timestamp"),
-        ([{**ROW, "timestamp": -1}], 1, "timestamp"),
-        ([{**ROW, "input_length": 0}], 1, "input_length"),
-        ([{**ROW, "output_length": "4"}], 1, "output_length"),
-        ([{**ROW, "output_length": True}], 1, "output_length"),
-        ([{**ROW, "input_length": 20.5}], 1, "input_length"),
-        ([{**ROW, "output_length": 10**400}], 1, "output_length"),
-        ([{**ROW, "timestamp": 1e300}], 1, "timestamp"),
-        ([{**ROW, "input_length": 40}], 1, "hash_ids"),
-        ([{**ROW, "hash_ids": []}], 1, "hash_ids"),
-        ([{**ROW, "hash_ids": ["a", "b"]}], 1, "hash_ids"),
-        ([{"timestamp": 0}], 1, "input_length"),
-    ],
-)
-def test_a_wrong_line_is_named_with_its_key(
-    tmp_path: Path, rows: list[Any], line: int, key: str
-) -> None:
-    workload = trace(tmp_path, *rows)
-    with pytest.raises(UsageError) as caught:
-        read_traffic(workload, "w")
-    assert caught.value.where == f"{workload.file}, line {line}, key {key}"
-
-
-def test_an_empty_trace_a_missing_one_and_one_that_is_no_json_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        read_traffic(trace(tmp_path), "mine.yaml")
-    assert caught.value.where.startswith("mine.yaml, key file")
-    missing = trace(tmp_path).model_copy(update={"file": str(tmp_path / "no.jsonl")})
-    with pytest.raises(UsageError) as caught:
-        read_traffic(missing, "mine.yaml")
-    assert caught.value.where == f"mine.yaml, key file: {missing.file}"
-    (tmp_path / "trace.jsonl").write_text("{")
-    with pytest.raises(UsageError) as caught:
-        read_traffic(missing.model_copy(update={"file": str(tmp_path / "trace.jsonl")}), "w")
-    assert caught.value.where == f"{tmp_path / 'trace.jsonl'}, line 1"
-    with pytest.raises(UsageError) as caught:
-        read_traffic(trace(tmp_path, [1]), "w")
-    assert caught.value.where == f"{tmp_path / 'trace.jsonl'}, line 1"
+def test_an_empty_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    empty = requests(tmp_path / "a.jsonl", "\n")
+    missing = empty.model_copy(update={"file": str(tmp_path / "no.jsonl")})
+    for workload in (empty, missing):
+        with pytest.raises(UsageError) as caught:
+            read_traffic(workload, "mine.yaml")
+        assert caught.value.where == f"mine.yaml, key file: {workload.file}"
 
 
 def test_a_hit_rate_without_a_shared_prefix_is_refused(tmp_path: Path) -> None:
-    rows = [ROW, {**ROW, "hash_ids": [3, 4]}]
+    other, same = ("".join(f'{{"prompt": "{word}"}}\n' for word in words) for words in ("ab", "aa"))
     with pytest.raises(UsageError) as caught:
-        check_workload(trace(tmp_path, *rows, hit_rate=0.5), "mine.yaml", None)
+        check_workload(requests(tmp_path / "a.jsonl", other, hit_rate=0.5), "mine.yaml", None)
     assert caught.value.where == "mine.yaml, key hit_rate"
-    check_workload(trace(tmp_path, *rows, hit_rate=0.0), "mine.yaml", None)
-    check_workload(trace(tmp_path, ROW, ROW, hit_rate=0.5), "mine.yaml", None)
-
-
-def test_a_trace_that_is_longer_than_the_context_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        check_workload(trace(tmp_path, ROW), "mine.yaml", 23)
-    assert caught.value.where == "mine.yaml, key file"
+    check_workload(requests(tmp_path / "a.jsonl", other, hit_rate=0.0), "mine.yaml", None)
+    check_workload(requests(tmp_path / "a.jsonl", same, hit_rate=0.5), "mine.yaml", None)
 
 
 def test_prompts_are_read_from_lines_and_from_conversations(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from pipeline.core.errors import UsageError
 from recipes import catalog
 from recipes.traffic_file import check_workload
-from recipes.workload import AnyWorkload, Arrivals, RequestsWorkload, TraceWorkload, change_arrivals
+from recipes.workload import AnyWorkload, Arrivals, RequestsWorkload, change_arrivals
 
 workloads: TypeAdapter[Any] = TypeAdapter(AnyWorkload)
 
@@ -48,17 +48,17 @@ def test_a_profiles_own_come_first_and_are_named_where_there_is_none() -> None:
 
 
 def test_a_policys_own_come_before_all_and_its_files_lie_beside_it(tmp_path: Path) -> None:
-    trace = {"kind": "trace", "file": "t.jsonl", "arrivals": "trace"}
+    requests = {"kind": "requests", "file": "t.jsonl", "output_tokens": 4, "arrivals": {"rate": 1}}
     speed = {
         "slo": [{"workload": "mine", "limits": {"ttft_ms_p95": 800.0}}],
-        "workloads": {"chat": RANDOM, "mine": trace},
+        "workloads": {"chat": RANDOM, "mine": requests},
     }
     demo = yaml.safe_load((catalog.RECIPES / "policies" / "demo.yaml").read_text())
     path = tmp_path / "policy.yaml"
     path.write_text(yaml.safe_dump({**demo, "speed": speed}))
     found = catalog.load_policy(str(path)).speed
     mine, where = catalog.load_workload("mine", found)
-    assert isinstance(mine, TraceWorkload)
+    assert isinstance(mine, RequestsWorkload)
     assert (mine.file, mine.path) == ("t.jsonl", tmp_path / "t.jsonl")
     assert where == "policy key speed.workloads.mine"
     chat, _ = catalog.load_workload("chat", found, catalog.load_profile("cpu"))
@@ -90,7 +90,6 @@ def test_a_file_is_looked_for_beside_the_workload_that_names_it(tmp_path: Path) 
         ({**RANDOM, "arrivals": {"concurrency": 0}}, "workload.arrivals.concurrency"),
         ({**RANDOM, "arrivals": {}}, "workload.arrivals"),
         ({**RANDOM, "arrivals": {"rate": 1.0, "concurrency": 1}}, "workload.arrivals"),
-        ({**RANDOM, "arrivals": "trace"}, "workload"),
         ({**RANDOM, "arrivals": "poisson"}, "workload.arrivals"),
         ({**RANDOM, "hit_rate": 0.5}, "workload.hit_rate"),
         ({**RANDOM, "seconds": 0.5}, "workload.seconds"),
@@ -113,8 +112,6 @@ def test_what_is_wrong_is_refused_with_its_file_and_key(
 def test_the_same_requests_can_come_at_other_times() -> None:
     workload = change_arrivals(workloads.validate_python(RANDOM), Arrivals(rate=12.0))
     assert (workload.arrivals.rate, workload.arrivals.concurrency) == (12.0, None)
-    with pytest.raises(ValidationError, match="trace"):
-        change_arrivals(workload, Arrivals(trace=True))
 
 
 def test_the_declared_hit_rate_is_none_of_random_prompts_and_the_users_of_shared_ones() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -17,9 +16,8 @@ from pipeline.workers.engine_metrics import MetricsPoller
 from pipeline.workers.load_generator import LoadGenerator, LoadTarget, to_columns
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 3}
-AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
-AT_A_RATE = {"rate": 2.5, "concurrency": None, "trace": False}
-IN_THEIR_TIME = {"rate": None, "concurrency": None, "trace": True}
+AT_ONCE = {"rate": None, "concurrency": 4}
+AT_A_RATE = {"rate": 2.5, "concurrency": None}
 
 
 def generator(tmp_path: Path, serve: Serve, **workload: Any) -> LoadGenerator:
@@ -28,7 +26,6 @@ def generator(tmp_path: Path, serve: Serve, **workload: Any) -> LoadGenerator:
         {"arrivals": AT_ONCE, "warmup_seconds": 1.0, **workload},
         tokenizer="t",
         trust_remote_code=False,
-        folder=tmp_path,
     )
 
 
@@ -186,43 +183,3 @@ def test_a_files_prompts_come_in_an_order_of_the_loads_own_and_not_from_the_cach
     assert [each.prompt for each in first[:8]] != [each.prompt for each in second[:8]]
     sent = [(each.prompt, each.request_overrides["cache_salt"]) for each in first + second]
     assert len(set(sent)) == 24
-
-
-def test_a_trace_begins_at_once(tmp_path: Path) -> None:
-    """Its first request may be of noon, or follow an empty line, which the check lets pass."""
-    file = tmp_path / "given.jsonl"
-    row = {"input_length": 8, "output_length": 4, "hash_ids": [1]}
-    file.write_text(
-        "\n".join(json.dumps({**row, "timestamp": at}) + "\n" for at in (43_200_000, 43_200_500))
-    )
-    trace = {"kind": "trace", "file": str(file), "block_tokens": 16, "arrivals": IN_THEIR_TIME}
-    lines = Path(options(tmp_path, trace)["--dataset-path"]).read_text().splitlines()
-    assert [json.loads(line)["timestamp"] for line in lines] == [0, 500]
-
-
-def test_a_packed_trace_is_read_as_the_check_reads_it(tmp_path: Path) -> None:
-    file = tmp_path / "given.jsonl.gz"
-    row = {"timestamp": 0, "input_length": 8, "output_length": 4, "hash_ids": [-1]}
-    file.write_bytes(gzip.compress(json.dumps(row).encode()))
-    trace = {"kind": "trace", "file": str(file), "block_tokens": 16, "arrivals": IN_THEIR_TIME}
-    (line,) = Path(options(tmp_path, trace)["--dataset-path"]).read_text().splitlines()
-    assert json.loads(line)["input_length"] == 8
-
-
-def test_a_trace_shares_the_same_blocks_under_other_names_in_every_load(tmp_path: Path) -> None:
-    file = tmp_path / "given.jsonl"
-    row = {"timestamp": 0, "input_length": 20, "output_length": 4}
-    file.write_text("".join(json.dumps({**row, "hash_ids": [1, n]}) + "\n" for n in (2, 3)))
-    trace = {"kind": "trace", "file": str(file), "block_tokens": 16, "arrivals": IN_THEIR_TIME}
-    asked = []
-    for seed in (1, 2):
-        found = options(tmp_path, trace, seed)
-        assert found["--timed-trace-sec-multiplier"] == "0.001"
-        assert "--no-self-timed" not in found
-        lines = Path(found["--dataset-path"]).read_text().splitlines()
-        asked.append([json.loads(line)["hash_ids"] for line in lines])
-    for first, second in asked:
-        assert first[0] == second[0]
-        assert first[1] != second[1]
-    assert not {h for row in asked[0] for h in row} & {h for row in asked[1] for h in row}
-    assert "--no-self-timed" in options(tmp_path, {**trace, "arrivals": AT_A_RATE})

@@ -29,7 +29,7 @@ from pipeline.workers.speed import (
     measure_server_run,
 )
 
-AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
+AT_ONCE = {"rate": None, "concurrency": 4}
 WORKLOAD = {
     **{"kind": "random", "input_tokens": 8, "output_tokens": 3},
     **{"seconds": 1.0, "warmup_seconds": 2.0},
@@ -111,7 +111,7 @@ def test_natural_answers_get_more_waves() -> None:
 def test_a_round_sends_a_drawn_number_of_requests_that_fills_its_time() -> None:
     """2.5 requests/s for a second that counts, with a warm-up of two before and after it."""
     measuring = Measuring()
-    rate = {"rate": 2.5, "concurrency": None, "trace": False}
+    rate = {"rate": 2.5, "concurrency": None}
     rounds = list(islice(units(measuring, sides=("candidate",), arrivals=rate), 8))
     assert [len(load.requests) for (load,) in rounds] == [
         count_arrivals(load.seed, 2.5, 5.0) for (load,) in rounds
@@ -124,7 +124,7 @@ def test_a_round_sends_a_drawn_number_of_requests_that_fills_its_time() -> None:
 
 def test_rounds_become_as_long_as_their_answers_need() -> None:
     """Answers of half a second: ten of them and a quarter more, after a warm-up of two."""
-    rate = {"rate": 40.0, "concurrency": None, "trace": False}
+    rate = {"rate": 40.0, "concurrency": None}
     given, loads = spec(("candidate",), arrivals=rate, warmup_seconds=0.5), [answered_in(0.5)]
     rounds = generate_units(given, ServerRun(**given["server_run"]), Measuring(), loads)
     (second,) = next(rounds)
@@ -136,13 +136,6 @@ def answered_in(seconds: float) -> LoadRun:
     requests = round_of(0).requests.model_dump()
     ends = [start + seconds for start in requests["start_s"]]
     return round_of(0, requests={**requests, "end_s": ends})
-
-
-def test_a_trace_ends_where_its_round_does() -> None:
-    measuring = Measuring()
-    times = {"rate": None, "concurrency": None, "trace": True}
-    next(units(measuring, sides=("candidate",), arrivals=times, times=[0, 1, 4.9, 5.1, 60]))
-    assert [requests for _, requests, _ in measuring.asked] == [3]
 
 
 @dataclass
@@ -280,7 +273,7 @@ class TestApart:
 def test_each_round_of_limits_has_a_start_of_its_own() -> None:
     """A warm-up at the rate that counts for nothing, and one round."""
     measuring, lives = Measuring(), ServerRunSchedule(("candidate",), 1)
-    rate = {"rate": 2.5, "concurrency": None, "trace": False}
+    rate = {"rate": 2.5, "concurrency": None}
     given, loads = spec(("candidate",), arrivals=rate), list[LoadRun]()
     for number in range(3):
         life = lives.next_server_run(1, number, loads)
