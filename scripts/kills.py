@@ -55,6 +55,7 @@ def copy(root: Path, *, locks: bool) -> None:
             if "took over" not in error.message:  # without locks
                 raise
             pieces.append((stage, name))
+            time.sleep(order.uniform(0, 0.1))  # else three copies can stop each other forever
 
 
 def do(store: Store, stage: str, name: str) -> None:

@@ -150,7 +150,7 @@ def test_a_policy_that_insists_on_chat_is_refused_before_anything_is_made(
     policy = tmp_path / "chat.yaml"
     policy.write_text(
         "{name: chat, summary: s,"
-        " suites: {code: {kind: humaneval, prompt_format: chat, about: benchmark, margins: {fp8: "
+        " suites: {code: {kind: humaneval, prompt_format: chat, margins: {fp8: "
         "0.1}}}}"
     )
     asked = replace(
@@ -292,7 +292,7 @@ def test_the_plan_has_the_exit_code_of_the_run(
     machine_of(monkeypatch, free_disk_bytes=disk)
     policy = tmp_path / "policy.yaml"
     policy.write_text(
-        "{name: mine, summary: s, suites: {code: {kind: humaneval, about: benchmark, "
+        "{name: mine, summary: s, suites: {code: {kind: humaneval, "
         f"prompt_format: {prompt_format}, margins: {{fp8: 0.1, int4: 0.1}}}}}}}}"
     )
     asked = replace(request(checkpoint(tmp_path / "model")), recipes=recipes, policy=str(policy))
