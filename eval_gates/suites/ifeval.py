@@ -83,6 +83,9 @@ class Ifeval(InstalledSuite[IfevalTask]):
             "kwargs": arguments,
         }
 
+    def load_graders(self) -> None:
+        load_checkers()
+
     def check(self, document: Row, place: str) -> None:
         check_instructions(document["instruction_id_list"], document["kwargs"], place)
 

@@ -92,11 +92,15 @@ class InstalledSuite(SuiteKind[Generating]):
             for row, document in zip(numbered, asked.eval_docs, strict=True)
         ], self.facts(numbered)
 
+    def load_graders(self) -> None:
+        """Import what :meth:`check` needs: each check runs in a child with a limit of CPU time."""
+
     def facts(self, rows: Rows) -> dict[str, Any]:
         """Return facts for the record."""
         return {}
 
     def _documents(self, task: Generating, order: QuestionOrder) -> Iterator[Row]:
+        self.load_graders()
         for place, row in self._rows(order, self.folder_stem, order.source.split):
             document = self.document(row, place)
             self._check_limited(document, place)

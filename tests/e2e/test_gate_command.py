@@ -80,6 +80,7 @@ def test_a_margin_that_reaches_below_any_summary_decides_nothing(
     server: Server, demo_model: Path, tmp_path: Path
 ) -> None:
     wide = SUMMARIES.replace("0.08", "0.3").replace("max_tokens: 64", "max_tokens: 24")
+    wide = wide.replace("tier: advisory", "tier: critical")
     code, report = gate(server, demo_model, tmp_path / "store", wide)
     assert code == 5, report
     assert "insensitive" in report["variants"][0]["gates"][0]["reason"]
