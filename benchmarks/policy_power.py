@@ -20,9 +20,9 @@ import math
 import sys
 
 import numpy as np
+from gate_power import Replay
 from numpy.typing import NDArray
 
-from eval_gates.statistics.looks import find
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
 from pipeline.plan.power import policy_power
@@ -61,11 +61,11 @@ def pass_rate(suite: AnySuite, family: str, n: int, level: float, runs: int) -> 
     usual = next(change for name, change in suite.usual.items() if name == family)
     margin = next(margin for name, margin in suite.margins.items() if name == family)
     generator, passed = np.random.default_rng(20261126), 0
+    replay = Replay(comparison_of(margin), level)
     for _ in range(runs):
         change = differences(suite, usual, n, generator).clip(-1, 1)
         before, after = np.maximum(-change, 0), np.maximum(change, 0)
-        found = find(before.tolist(), after.tolist(), comparison_of(margin), level, n)
-        passed += found.state == "pass"
+        passed += replay.passes(before, after)
     return passed / runs
 
 
