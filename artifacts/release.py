@@ -26,8 +26,8 @@ from artifacts.evidence.bundle import BundleVerdict, write_bundle
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.card import write_card
 from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
-from artifacts.evidence.recompute import check_run, claims_of, find_missing
 from artifacts.evidence.signing import Signer, sign_with_key
+from artifacts.evidence.verify import check_run, claims_of, find_missing
 from artifacts.registry import (
     EVIDENCE_TAG,
     MANIFEST_TAG,

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
 from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
-from artifacts.evidence.recompute import RecordedVerdicts, VariantCheck, check_claims
-from artifacts.evidence.rule_check import find_served_otherwise
-from artifacts.evidence.source import Evidence
+from artifacts.evidence.verify import Evidence, RecordedVerdicts, VariantCheck, check_claims
 from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
 from pipeline.checkpoint.weight_files import weights_digest
@@ -28,6 +26,7 @@ from pipeline.core.errors import CheckpointError, EvidenceError, StoreError, rai
 from pipeline.core.stage_record import StageReference
 from pipeline.core.untrusted.record import read_record
 from pipeline.stages.judge import policy_digest
+from pipeline.stages.judge.consistency import find_served_otherwise
 
 
 @dataclass(frozen=True)
@@ -98,14 +97,14 @@ def check_bundle(folder: Path) -> BundleCheck:
     try:
         kept = verdict.variant.verdict
         with open_bundle(bundle) as (store, stages):
-            source = Evidence(store, bundle, has_answers=not withheld)
+            source = Evidence(store, bundle, not withheld)
             variants = check_claims(
                 RecordedVerdicts(verdict.variants, verdict.attempted, verdict.judges), source
             )
             try:
                 problems += find_bundle_mismatches(manifest, verdict, source, stages)
                 if judge := verdict.judges.get(verdict.recipe):
-                    made_by = VerdictInputs.load_by_key(source.find, judge).made_by
+                    made_by = VerdictInputs.load_by_key(source.store.find, judge).made_by
                 if has_weights:
                     problems += find_other_weights(folder, manifest, verdict, source)
             except (EvidenceError, StoreError) as error:  # a record is gone or damaged
@@ -162,7 +161,7 @@ def find_bundle_mismatches(
             f"the verdict on '{verdict.recipe}' is '{verdict.variant.verdict}', and no reason is "
             "given for promoting it anyway"
         )
-    judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])
+    judged = VerdictInputs.load_by_key(source.store.find, verdict.judges[verdict.recipe])
     if verdict.source.digest != judged.coherence.parameters.checkpoint:
         found.append(f"{VERDICT}: the source is not the checkpoint that was the baseline")
     profile = judged.judge.parameters.profile
@@ -205,7 +204,7 @@ def find_unused_stages(there: set[str], verdict: BundleVerdict, source: Evidence
         EvidenceError: a stage that a verdict uses is missing.
     """
     judges = [StageReference(stage="judge", key=key) for key in verdict.judges.values()]
-    records = collect_stages(source.find, judges)
+    records = collect_stages(source.store.find, judges)
     claimed = {f"stages/{record.stage}/{record.key}" for record in records}
     found = [f"{place}: no verdict depends on this stage" for place in sorted(there - claimed)]
     judged = [record for record in records if record.stage == "judge"]
@@ -220,7 +219,7 @@ def find_other_weights(
     """Return how the weights and auxiliary files differ from the judged ones."""
     if verdict.recipe not in verdict.judges:
         return []
-    judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])
+    judged = VerdictInputs.load_by_key(source.store.find, verdict.judges[verdict.recipe])
     listed = {each.path: each.sha256 for each in manifest.model_files}
     try:
         digest = weights_digest(folder, lambda file: listed.get(file.name, ""))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from artifacts.evidence.source import Evidence
-from artifacts.evidence.tuning_check import check_tuning
+from artifacts.evidence.verify import Evidence, check_tuning
 from artifacts.run_loader import read_run
 from artifacts.tuning_report import TuningReport
 from pipeline.core.errors import PrepareError

@@ -23,7 +23,7 @@ from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, log_line
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
-    from artifacts.evidence.recompute import VariantCheck
+    from artifacts.evidence.verify import VariantCheck
 
 MAX_LINES = 50  # of one list
 
@@ -124,20 +124,15 @@ def registered_folder(
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
-    from artifacts.evidence.recompute import check_run
-    from artifacts.evidence.source import Evidence
     from artifacts.evidence.tuned_profile_check import check_tuned
-    from artifacts.evidence.tuning_check import check_tuning
+    from artifacts.evidence.verify import check_run
     from artifacts.run_loader import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
     found = Store(load_settings(store).store)
     report = find_run(found, run)
-    if report.tuning is not None:
-        checks = [check_tuning(report, Evidence(found))]
-    else:
-        checks = check_run(report, found)
+    checks = check_run(report, found)
     told = report.options.tuned_claim
     tuned = check_tuned(told, None, found) if told else None
     same = not any(check.differences for check in checks)

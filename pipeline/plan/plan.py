@@ -18,8 +18,8 @@ from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.stages.attempts import Trial
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeRuntime, cost_rules_of
-from pipeline.stages.speed import ROLE, SPEED
+from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
+from pipeline.stages.speed import SPEED
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
@@ -143,8 +143,6 @@ class Plan:
             if repeat_role(suite) in self.baseline.stages:
                 inputs[f"again.{suite}"] = self.baseline.stages[repeat_role(suite)]
         inputs |= self.speed_stages(variant, find)
-        asked = {suite: EVALUATE.parameters_of(spec) for suite, spec in answered.items()}
-        gates = {suite: each.rule for suite, each in asked.items() if each.rule is not None}
         return JUDGE.spec(
             variant.recipe.name,
             JudgeParameters(
@@ -152,14 +150,7 @@ class Plan:
                 recipe=variant.recipe.name,
                 trial=self.trial,
                 family=variant.recipe.family,
-                gates=gates,
                 profile=variant.profile or self.profile,
-                speed={
-                    role.removeprefix(ROLE): SPEED.parameters_of(spec).decided_by
-                    for role, spec in variant.stages.items()
-                    if spec.stage == SPEED.name
-                },
-                cost=cost_rules_of(self.policy, variant.recipe.family, gates, asked),
             ),
             inputs,
             JudgeRuntime(run=self.run),

@@ -27,6 +27,7 @@ from pipeline.release.recorded_verdict import (
     refuse_changed_tags,
     refuse_code,
 )
+from pipeline.stages.speed import ROLE
 from recipes.workload import read_pinned
 
 MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_ms": "latency"}
@@ -73,7 +74,8 @@ def certified_by(past: RecordedVerdict) -> Certified:
     limits: list[CertifiedLimit] = []
     rates, concurrencies, hit_rates, lengths = [], [], [], []
     for report in past.bundle.variant.speed:
-        gate = past.judged.judge.parameters.speed.get(report.gate)
+        measured = past.judged.speed.get(ROLE + report.gate)
+        gate = measured.parameters if measured is not None else None
         rule = gate.rule if gate is not None else None
         if gate is None or report.verdict != "pass" or not isinstance(rule, SloRule):
             continue

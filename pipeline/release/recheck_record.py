@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pydantic import Field, ValidationError
 
 from artifacts.deployable import Deployable, TupleDifference
-from artifacts.evidence.recompute import check_run, claims_of
+from artifacts.evidence.verify import check_run, claims_of
 from artifacts.registry import Version, who_am_i
 from artifacts.run_loader import find_run
 from artifacts.run_record import VariantReport

@@ -102,7 +102,8 @@ class RecordedVerdict:
         own = judge.policy.speed.workloads if judge.policy.speed is not None else {}
         workloads = {
             each.name: read_pinned(each.workload)
-            for each in reversed(judge.speed.values())  # of limits, the claim has the rate
+            # Of limits, the claim has the rate.
+            for each in [measured.parameters for measured in self.judged.speed.values()][::-1]
             if "file" not in each.workload and each.name not in own
         }
         profile = judge.profile.model_copy(update={"workloads": workloads})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.deployable import Deployable, TupleDifference
-from artifacts.evidence.recompute import claims_of
+from artifacts.evidence.verify import claims_of
 from artifacts.multiple_testing import exit_code_of
 from artifacts.registry import Registry, Version
 from artifacts.run_record import RunReport, VariantReport

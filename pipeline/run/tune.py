@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from artifacts.evidence.tuned_profile_check import tuned_of
-from artifacts.evidence.tuning_check import judge_confirmed
+from artifacts.evidence.verify import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from eval_gates.answer_log import read_answers
-from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.core.errors import EvaluationDataError
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.context import StageContext
 from pipeline.stages.judge import JudgeParameters, JudgeResult, JudgeRuntime
-from pipeline.stages.judge.verdict import judge_evidence
+from pipeline.stages.judge.verdict import StageInputs, judge_evidence
 
 
 def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
@@ -21,15 +19,9 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
     # Where all answers were there already, nothing has recorded the attempt yet.
     trial, ledger = context.parameters.trial, AttemptLedger(context.store)
     ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
+    inputs = StageInputs(context.store, context.spec.inputs)
     try:
-        return judge_evidence(
-            context.parameters,
-            set(context.spec.inputs),
-            lambda role: read_answers(context.input_folder(role)),
-            context.input_record,
-            lambda role: read_loads(context.input_folder(role) / LOADS),
-            ledger.history(trial),
-        )
+        return judge_evidence(context.parameters, inputs, ledger.history(trial))
     except ValueError as error:
         raise EvaluationDataError(
             f"the answers of baseline and variant cannot be compared: {error}",

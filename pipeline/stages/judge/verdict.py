@@ -1,52 +1,115 @@
 """One variant's verdict from kept evidence: every suite and every speed gate of the policy.
 
-It is a pure function of the stage's inputs, so anyone can compute it again.
+It is a pure function of the stage's inputs, so `prepare verify` computes it again. The rules of all
+gates follow from the policy, the profile and the trial.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from eval_gates.cost import judge_cost
+from eval_gates.answer_log import ANSWERS, QUESTIONS
+from eval_gates.cost import CostReport, cost_rule_of, judge_cost
 from eval_gates.spec_decode_stats import SpecDecodeStats
-from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.gate_rule import apply_gate_rate, build_rule
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
 from eval_gates.verdicts import judge_suite, overall
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.errors import EvidenceError
+from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.store import Store
+from pipeline.core.untrusted.lines import UntrustedLinesError
+from pipeline.core.untrusted.rows import read_flat_rows
 from pipeline.stages.attempts import History
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JudgeParameters, JudgeResult
-from pipeline.stages.questions import QUESTIONS
-from pipeline.stages.speed import ROLE
-from pipeline.stages.speed import SPEED as LOADED
+from pipeline.stages.judge.consistency import find_mismatches
+from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.speed import ROLE, SPEED
+from recipes.speed import SpeedGate
+from recipes.workload import read_pinned, without_place
 
-Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
 Loads = Callable[[str], list[LoadRun]]
 
 
+class StageInputs:
+    """Records and files of a stage's inputs, by role, in a store that is read only.
+
+    Raises:
+        EvidenceError: a file or record is missing or damaged.
+        StoreError: a record is damaged.
+    """
+
+    def __init__(self, store: Store, references: Mapping[str, StageReference]) -> None:
+        self._store = store
+        self.references = references
+        self._rows: dict[Path, list[dict[str, Any]]] = {}
+
+    def record(self, role: str) -> StageRecord:
+        reference = self.references[role]
+        found = self._store.find(reference.stage, reference.key)
+        if found is None:
+            raise EvidenceError(
+                f"the stage '{reference.stage}' that the verdict depends on is gone",
+                where=str(self._store.stage_folder(reference.stage, reference.key)),
+                hint="run the model again; what is still there is reused",
+            )
+        return found
+
+    def answers(self, role: str) -> list[dict[str, Any]]:
+        """Return a stage's answers in the order of asking, without nested values."""
+        return self._read_rows(role, ANSWERS)
+
+    def questions(self, role: str) -> list[dict[str, Any]]:
+        """Return a suite's questions, without nested values."""
+        return self._read_rows(role, QUESTIONS)
+
+    def loads(self, role: str) -> list[LoadRun]:
+        """Return a stage's loads in the order of measuring."""
+        path = self._path(role, LOADS)
+        try:
+            return read_loads(path)
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+
+    def _read_rows(self, role: str, name: str) -> list[dict[str, Any]]:
+        path = self._path(role, name)
+        if path not in self._rows:
+            try:
+                self._rows[path] = list(read_flat_rows(path))
+            except (OSError, UntrustedLinesError) as error:
+                raise _unreadable(path, error) from error
+        return self._rows[path]
+
+    def _path(self, role: str, name: str) -> Path:
+        reference = self.references[role]
+        return self._store.stage_folder(reference.stage, reference.key) / name
+
+
 def judge_evidence(
-    parameters: JudgeParameters,
-    roles: set[str],
-    answers: Answers,
-    record: Record,
-    loads: Loads,
-    history: History,
+    parameters: JudgeParameters, inputs: StageInputs, history: History
 ) -> JudgeResult:
     """Return the verdict from kept evidence; nothing else is read.
 
     Args:
         parameters: of the judge stage.
-        roles: of the available stages.
-        answers: returns a stage's answers in the order of asking, by role.
-        record: returns a stage's record, by role.
-        loads: returns a stage `speed`'s loads in the order of measuring, by role.
+        inputs: of the judge stage.
         history: of the baseline; it is shown and decides nothing.
+
+    Raises:
+        ValueError: the evidence does not belong together.
+        EvidenceError, StoreError: see `StageInputs`.
     """
-    policy = parameters.policy
+    policy, record, answers = parameters.policy, inputs.record, inputs.answers
+    roles = set(inputs.references)
     check_asked_alike(policy.suites, record)
-    questions = {name: QUESTIONS.result_of(record(f"questions.{name}")) for name in policy.suites}
+    mismatches = find_mismatches(parameters, inputs.references, record, answers, inputs.questions)
+    if found := list(mismatches):
+        raise ValueError("; ".join(found))
+    questions = {name: ASKED.result_of(record(f"questions.{name}")) for name in policy.suites}
     gates = [
         judge_suite(
             name,
@@ -60,11 +123,8 @@ def judge_evidence(
         )
         for name, suite in policy.suites.items()
     ]
-    speed = speed_of(parameters, roles, record, loads)
-    cost = [
-        judge_cost(name, rule, answers(f"baseline.{name}"), answers(f"candidate.{name}"))
-        for name, rule in parameters.cost.items()
-    ]
+    speed = speed_of(parameters, roles, record, inputs.loads)
+    cost = cost_of(parameters, inputs)
     verdict, reason, p_value = overall(gates, speed, cost)
     return JudgeResult(
         verdict=verdict,
@@ -93,19 +153,34 @@ def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeSta
     return {name: drafted for name, drafted in found.items() if drafted is not None}
 
 
+def cost_of(parameters: JudgeParameters, inputs: StageInputs) -> list[CostReport]:
+    """Return a report for each suite of the policy's gate on tokens per solved task."""
+    cost, reports = parameters.policy.cost, []
+    for name in cost.suites if cost is not None else ():
+        assert cost is not None
+        asked = EVALUATE.parameters_of(inputs.record(f"candidate.{name}"))
+        alpha = parameters.gates[name].alpha
+        rule = cost_rule_of(cost, asked.suite, parameters.family, alpha, asked.max_length)
+        answers = (inputs.answers(f"{side}.{name}") for side in ("baseline", "candidate"))
+        reports.append(judge_cost(name, rule, *answers))
+    return reports
+
+
 def speed_of(
     parameters: JudgeParameters, roles: set[str], record: Record, loads: Loads
 ) -> list[SpeedGateReport]:
     """Return a report for each speed gate of the policy; one that was not measured is undecided.
 
     Raises:
-        LookupError: a gate has no rule.
+        ValueError: a gate was measured by another rule than the policy's.
     """
     reports = []
     for claim in parameters.policy.claims_on(parameters.accelerator):
-        role, rule = ROLE + claim.name, parameters.speed[claim.name].rule
-        if role in roles:
-            rule = rule.model_copy(update={"began": LOADED.result_of(record(role)).began})
+        role = ROLE + claim.name
+        measured = record(role) if role in roles else None
+        rule = rule_of(parameters, claim, measured)
+        if measured is not None:
+            rule = rule.model_copy(update={"began": SPEED.result_of(measured).began})
         reports.append(
             decide_speed_gate(
                 claim.name,
@@ -118,3 +193,36 @@ def speed_of(
             )
         )
     return reports
+
+
+def rule_of(parameters: JudgeParameters, claim: SpeedGate, measured: StageRecord | None) -> Any:
+    """Return the rule of a speed gate.
+
+    Args:
+        parameters: of the judge stage.
+        claim: of the policy.
+        measured: the stage that measured it, whose workload is recorded with what its file held.
+
+    Raises:
+        ValueError: it was measured by another rule.
+    """
+    level, accelerator, profile = parameters.trial.level, parameters.accelerator, parameters.profile
+    if measured is None:
+        return build_rule(claim, level, accelerator, None, profile)
+    loaded, speed = SPEED.parameters_of(measured), parameters.policy.speed
+    own = speed.workloads if speed is not None else {}
+    known = own[claim.workload] if claim.workload in own else read_pinned(loaded.workload)
+    workload = apply_gate_rate(claim, known)
+    rule = build_rule(claim, level, accelerator, workload, profile)
+    if (loaded.name, loaded.workload, loaded.rule) != (
+        claim.workload,
+        without_place(workload),
+        rule,
+    ):
+        raise ValueError(f"{ROLE}{claim.name}: measured by another rule than the policy's")
+    return rule
+
+
+def _unreadable(path: Path, error: Exception) -> EvidenceError:
+    why = getattr(error, "strerror", None) or error
+    return EvidenceError(f"a file is gone or damaged: {why}", where=str(path))

@@ -24,7 +24,7 @@ from artifacts import release
 from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import list_files
-from artifacts.evidence.recompute import check_run
+from artifacts.evidence.verify import check_run
 from artifacts.mlflow_store import MlflowStore
 from artifacts.registry import Cause, Registry
 from artifacts.run_record import RunReport

@@ -24,14 +24,13 @@ def certified(*gates: tuple[dict[str, Any], dict[str, Any], str]) -> Certified:
         claim = SpeedGate(name, "chat", SloGate.model_validate(keys))
         workload = {"kind": "random", "input_tokens": 9, "output_tokens": 9, "arrivals": arrivals}
         rule = build_rule(claim, 0.05, "cpu")
-        rules[name] = SpeedGateRule.model_validate(
-            {"name": "chat", "workload": workload, "rule": rule}
-        )
+        measured = {"name": "chat", "workload": workload, "rule": rule}
+        gate = SpeedGateRule.model_validate(measured)
+        rules[f"speed.{name}"] = SimpleNamespace(parameters=gate)
         reports.append(speed_claim(gate=name, kind="slo", verdict=verdict))
-    parameters = SimpleNamespace(speed=rules)
     past: Any = SimpleNamespace(
         bundle=SimpleNamespace(variant=SimpleNamespace(speed=[*reports, speed_claim()])),
-        judged=SimpleNamespace(judge=SimpleNamespace(parameters=parameters)),
+        judged=SimpleNamespace(speed=rules),
     )
     return certified_by(past)
 

@@ -10,7 +10,7 @@ from fake_run import RECIPE, SERVING, FakeRun, policy
 from listener import Listener
 from pretend_stages import PretendModels
 
-from artifacts.evidence.recompute import check_run
+from artifacts.evidence.verify import check_run
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_outcome import attribution_lines

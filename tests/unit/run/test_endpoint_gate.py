@@ -15,7 +15,6 @@ from listener import Listener
 from sample_stages import RESULTS
 from some_node import NODE
 
-from artifacts.evidence.rule_check import find_other_claim
 from eval_gates.suites.chat_form import ChatForm
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
@@ -28,9 +27,7 @@ from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evaluate.answer_logs import begin_log
-from pipeline.stages.speed import SPEED
-from recipes.catalog import load_policy, load_profile
-from recipes.schema import ServingProfile
+from recipes.catalog import load_policy
 
 
 @pytest.fixture
@@ -265,26 +262,6 @@ def test_claims_on_speed_are_measured_on_both_endpoints_in_this_session(
     assert speed.runtime["tokenizer"] == str(request.tokenizer)
     (tomorrow,) = plan_for(replace(request, deployment_id="tomorrow"), "run").variants
     assert tomorrow.stages["speed.ratio.small"].key != speed.key
-
-
-def test_verify_lays_the_rule_for_endpoints_out_as_it_was_planned(
-    request_of: GateRequest, tmp_path: Path
-) -> None:
-    plan = plan_for(fast(request_of, tmp_path), "run")
-    (variant,), speed = plan.variants, plan.policy.speed
-    assert speed is not None
-    (claim,) = speed.claims
-    spec = variant.stages["speed.ratio.small"]
-    told = SPEED.parameters_of(spec).decided_by
-    level = SPEED.parameters_of(spec).rule.alpha
-
-    def found(profile: ServingProfile | None, **rule: float) -> list[str]:
-        forged = told.model_copy(update={"rule": told.rule.model_copy(update=rule)})
-        return list(find_other_claim("r", forged, claim, speed.workloads, profile, level))
-
-    assert found(None) == []
-    assert len(found(None, restart_allowance=0.1, restart_allowance_alpha=0.001)) == 2
-    assert len(found(load_profile("cpu"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pretend_stages import PretendModels
 
-from artifacts.evidence.recompute import check_run
+from artifacts.evidence.verify import check_run
 from artifacts.run_loader import read_run
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.stage_record import StageSpec

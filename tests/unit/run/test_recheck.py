@@ -20,7 +20,7 @@ from spoilt_bundle import repack, rewrite_manifest, stage_folder
 from typer.testing import CliRunner
 
 from artifacts.evidence.manifest import MANIFEST
-from artifacts.evidence.recompute import check_run
+from artifacts.evidence.verify import check_run
 from artifacts.registry import MANIFEST_TAG, Registry
 from artifacts.release import PromotionRequest, promote_run
 from artifacts.run_loader import find_run

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pretend_stages import PretendExecutor, PretendJob, PretendModels, Score
 
-from artifacts.evidence.recompute import check_run
+from artifacts.evidence.verify import check_run
 
 QUESTIONS = 96
 MODELS: dict[str, Score] = {

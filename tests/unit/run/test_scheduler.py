@@ -14,7 +14,7 @@ from fake_run import ONE, TWO, FakeRun, flipping, lost, policy
 from listener import Listener
 from pretend_stages import PretendExecutor, PretendJob, PretendModels
 
-from artifacts.evidence.recompute import check_run
+from artifacts.evidence.verify import check_run
 from pipeline.core.errors import StageError, StoreError
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageRecord, StageSpec

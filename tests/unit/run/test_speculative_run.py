@@ -11,7 +11,7 @@ from pretend_stages import DRAFTED
 from small_checkpoint import checkpoint_files, write_files
 
 from artifacts.deployable import Deployable
-from artifacts.evidence.recompute import check_run
+from artifacts.evidence.verify import check_run
 from artifacts.run_outcome import drafting_lines
 from artifacts.run_record import RunReport
 from artifacts.verdict_inputs import VerdictInputs

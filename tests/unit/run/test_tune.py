@@ -14,9 +14,8 @@ from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels
 from some_node import NODE
 
-from artifacts.evidence.source import Evidence
 from artifacts.evidence.tuned_profile_check import TunedProfileCheck, check_tuned
-from artifacts.evidence.tuning_check import check_tuning
+from artifacts.evidence.verify import Evidence, check_tuning
 from artifacts.release import PromotionRequest, choose_variants
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport

@@ -6,16 +6,14 @@ import dataclasses
 from typing import Any
 
 import pytest
-from finished_stage import stage_record
 from measured_loads import blocks, load_in_waves, round_of
 from sample_reports import gate_report
-from sample_stages import PARAMETERS
 from some_attempt import some_trial
 
 from artifacts.ci.case import speed_case
 from artifacts.gate_row import speed_row
 from eval_gates.gate_report import Tier
-from eval_gates.speed.gate_rule import SpeedGateRule, build_rule
+from eval_gates.speed.gate_rule import build_rule
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
 from eval_gates.speed.slo import SloRule
@@ -23,6 +21,7 @@ from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from eval_gates.verdicts import overall
 from pipeline.stages.judge import JudgeParameters
 from pipeline.stages.judge.verdict import speed_of
+from pipeline.stages.speed import ROLE
 from recipes.catalog import load_profile
 from recipes.policy import Policy
 
@@ -47,27 +46,20 @@ def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
 
 def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateReport]:
     """By the policy, of what was measured of each of its claims."""
-    measured = {**PARAMETERS["speed"], "rule": {**RATIO.model_dump(), **rule}}
-    found = {"units": 0, "state": "open", "seed": 1, "loads_digest": ""}
-    record = stage_record(stage="speed", parameters=measured, result=found)
-    asked = JudgeParameters(
-        policy=policy(),
-        trial=some_trial(),
-        family="fp8",
-        gates={},
-        profile=load_profile("cpu"),
-        speed={
-            claim.name: SpeedGateRule(
-                name="chat",
-                workload={},
-                rule=build_rule(claim, 0.045, "cpu").model_copy(
-                    update=rule if claim.kind == "ratio" else {}
-                ),
-            )
-            for claim in policy().claims_on("cpu")
-        },
-    )
-    return speed_of(asked, set(loads), lambda _: record, lambda role: loads[role])
+    return [
+        decide_speed_gate(
+            claim.name,
+            build_rule(claim, 0.045, "cpu").model_copy(
+                update=rule if claim.kind == "ratio" else {}
+            ),
+            workload=claim.workload,
+            tier=claim.tier,
+            loads=loads.get(ROLE + claim.name, []),
+            at=claim.at,
+            note=load_profile("cpu").speed_note,
+        )
+        for claim in policy().claims_on("cpu")
+    ]
 
 
 def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedGateReport:
@@ -93,7 +85,7 @@ def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
 
 def test_what_was_not_measured_is_undecided() -> None:
     assert {each.verdict for each in judged({})} == {"undecided"}
-    asked = JudgeParameters(policy=policy(None), trial=some_trial(), family="fp8", gates={})
+    asked = JudgeParameters(policy=policy(None), trial=some_trial(), family="fp8")
     assert speed_of(asked, set(), None, None) == []  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Whether answers are those to the questions; what a forger gains is in test_bundle_check.py."""
+"""Whether answers are those to the questions; what a forger gains is in test_forged_evidence.py."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from artifacts.evidence.question_check import (
-    find_answer_count_mismatches,
-    find_question_mismatches,
-    identify,
-)
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages.judge.consistency import find_miscounted_questions, find_other_questions
 
 QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]
 
@@ -42,7 +38,7 @@ def answered(n: int, **parameters: Any) -> StageRecord:
 def asked(n: int, *, told: int | None = None, **parameters: Any) -> list[str]:
     suite = {"kind": "rouge", "cluster_by": "passage"}
     evaluate = answered(n if told is None else told, suite=suite, **parameters)
-    return list(find_question_mismatches("r", evaluate, QUESTIONS[:n], QUESTIONS))
+    return list(find_other_questions("r", evaluate, QUESTIONS[:n], QUESTIONS))
 
 
 def test_all_of_them() -> None:
@@ -66,7 +62,7 @@ def test_another_number_than_is_told() -> None:
 
 def test_another_order() -> None:
     evaluate = answered(6, rule=RULE)
-    (fault,) = find_question_mismatches("r", evaluate, QUESTIONS[::-1], QUESTIONS)
+    (fault,) = find_other_questions("r", evaluate, QUESTIONS[::-1], QUESTIONS)
     assert "not those to the first of the questions" in fault
 
 
@@ -92,9 +88,5 @@ def test_what_the_questions_are_said_to_be(kind: str, result: dict[str, Any], fa
         },
         **{"questions_digest": "", "guessing": 0.0, **result},
     )
-    assert fault in "\n".join(find_answer_count_mismatches("r", laid_out, QUESTIONS))
-    assert bool(fault) == bool(list(find_answer_count_mismatches("r", laid_out, QUESTIONS)))
-
-
-def test_only_what_says_which() -> None:
-    assert identify(iter([{"id": "a", "score": 1.0}])) == [{"id": "a"}]
+    assert fault in "\n".join(find_miscounted_questions("r", laid_out, QUESTIONS))
+    assert bool(fault) == bool(list(find_miscounted_questions("r", laid_out, QUESTIONS)))

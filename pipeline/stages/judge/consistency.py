@@ -1,0 +1,153 @@
+"""Checks that a verdict's evidence belongs together.
+
+All answers and loads are of one baseline and one variant, each served by the profile, of the trial
+of that policy, and to the first of the same questions, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from eval_gates.clusters import labels_of, whole_end
+from eval_gates.suites.suite_kind import kind_of
+from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.serving.served_model import ServedModel
+from pipeline.serving.serving_arguments import ServingArguments, under_load
+from pipeline.stages.attempts import trial_of
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.judge import JudgeParameters
+from pipeline.stages.questions import QUESTIONS
+from pipeline.stages.speed import ROLE, SPEED
+from recipes.schema import ServingProfile
+
+Rows = Sequence[Mapping[str, Any]]
+Inputs = Mapping[str, StageReference]
+Find = Callable[[str], StageRecord]
+
+# Prefixes of a judge stage's roles, by side: `again` is the baseline, asked a second time.
+SIDES = {"baseline": ("baseline.", "again."), "candidate": ("candidate.",)}
+
+
+def find_mismatches(
+    parameters: JudgeParameters,
+    inputs: Inputs,
+    record: Find,
+    answers: Callable[[str], Rows],
+    questions: Callable[[str], Rows],
+) -> Iterator[str]:
+    """Yield where the evidence of a verdict does not belong together.
+
+    Args:
+        parameters: of the judge stage.
+        inputs: its inputs, by role.
+        record: returns an input's record, by role.
+        answers: returns a stage's answers, by role.
+        questions: returns a suite's questions, by role.
+
+    Raises:
+        EvidenceError: a record has another shape.
+        LookupError: an input is missing.
+    """
+    trial, policy = parameters.trial, parameters.policy
+    if trial != trial_of(trial.baseline, trial.variants, policy):
+        yield "the trial has other criteria than the policy"
+    if parameters.recipe is not None and parameters.recipe not in trial.variants:
+        yield f"the trial is of {', '.join(sorted(trial.variants))}, not of {parameters.recipe}"
+    records = {role: record(role) for role in inputs}
+    yield from find_mixed_sides(inputs, records)
+    claims = {ROLE + claim.name for claim in policy.claims_on(parameters.accelerator)}
+    for role, found in records.items():
+        side, _, suite = role.partition(".")
+        if found.stage == SPEED.name:
+            loaded = SPEED.parameters_of(found)
+            if role not in claims:
+                yield f"{role}: the policy makes no such claim"
+            for name, served in loaded.sides.items():
+                mode = loaded.rule.server_mode
+                yield from find_served_otherwise(role, name, served, parameters.profile, mode)
+        elif found.stage == EVALUATE.name:
+            asked = EVALUATE.parameters_of(found)
+            yield from find_served_otherwise(role, side, asked, parameters.profile)
+            if side == "candidate" and asked.rule != parameters.gates[suite]:
+                yield f"{role}: asked by another rule than it is judged by"
+            yield from find_other_questions(
+                role, found, answers(role), questions(f"questions.{suite}")
+            )
+        elif found.stage == QUESTIONS.name:
+            yield from find_miscounted_questions(role, found, questions(role))
+
+
+def find_mixed_sides(inputs: Inputs, records: Mapping[str, StageRecord]) -> Iterator[str]:
+    """Yield stages of another baseline or variant than the others.
+
+    Each stage names its server's coherence check, and a variant's answers name the baseline's.
+    """
+    for side, beginnings in SIDES.items():
+        stages = [record for role, record in records.items() if role.startswith(beginnings)]
+        for role in ("coherence", "weights"):
+            named = {record.inputs[role].key if role in record.inputs else "" for record in stages}
+            if len(named) > 1:
+                yield f"{side}: its stages do not depend on the same '{role}'"
+            for name, record in records.items():
+                measured = record.inputs.get(side) if name.startswith(ROLE) else None
+                if role == "coherence" and measured is not None and {measured.key} != named:
+                    yield f"{name}: it measured another {side} than was judged"
+    for role, record in records.items():
+        side, _, suite = role.partition(".")
+        for other in ("baseline", "questions"):
+            wanted = inputs.get(f"{other}.{suite}")
+            if side in SIDES and other in record.inputs and record.inputs[other] != wanted:
+                yield f"{role}: it followed other '{other}' than were judged with it"
+
+
+def find_served_otherwise(
+    role: str,
+    side: str,
+    served: ServedModel,
+    profile: ServingProfile | None,
+    server_mode: str = "",
+) -> Iterator[str]:
+    """Yield where a side's serving differs from the profile; the mode is a speed gate's."""
+    if profile is None:
+        return
+    drafted = profile.speculative.model if profile.speculative is not None else None
+    wanted = ServingArguments.of(profile, is_baseline=side != "candidate", draft=drafted)
+    if served.serving != under_load(wanted, profile.accelerator, server_mode):
+        yield f"{role}: its {side} was not served as the verdict's profile says"
+
+
+def find_other_questions(
+    role: str, record: StageRecord, answers: Rows, questions: Rows
+) -> Iterator[str]:
+    """Yield where answers are not those to the first of the questions, all that were planned."""
+    if [_identity(row) for row in answers] != [_identity(row) for row in questions[: len(answers)]]:
+        yield f"{role}: its answers are not those to the first of the questions"
+    parameters, result = EVALUATE.parameters_of(record), EVALUATE.result_of(record)
+    if result.n != len(answers):
+        yield f"{role}: its record counts {result.n} answers, and there are {len(answers)}"
+    if parameters.rule is None:
+        wanted = min(parameters.max_questions or len(questions), len(questions))
+        if parameters.suite.cluster_by:
+            wanted = whole_end(labels_of(questions), wanted)
+        if len(answers) != wanted:
+            yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
+
+
+def find_miscounted_questions(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
+    """Yield where a stage's record differs from its questions."""
+    told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
+    if told.questions != len(questions):
+        yield f"{role}: its record counts {told.questions} questions of {len(questions)}"
+    if suite.cluster_by and told.clusters != len(set(labels_of(questions))):
+        yield f"{role}: its record counts other clusters than its questions have"
+    if not suite.cluster_by and told.clusters:
+        yield f"{role}: its record counts clusters, and the suite has none"
+    # A larger share only makes the gate harder to pass.
+    least = kind_of(suite).guessing
+    if least and not least <= told.guessing <= 1:
+        yield f"{role}: its record says that guessing scores {told.guessing}"
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return row.get("id"), row.get("cluster")
