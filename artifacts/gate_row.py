@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from artifacts.number_format import format_percent, format_points
+from eval_gates.speed.server_runs import OF_THESE_STARTS
 
 if TYPE_CHECKING:
     from artifacts.run_record import VariantReport
@@ -96,31 +97,30 @@ def describe_lengths(gate: GateReport) -> str:
 
 
 def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:
-    """Return a speed gate's row: a ratio or share of rounds, with its lower bound."""
-    is_ratio = speed.kind != "slo"
-    decided = speed.decided_at not in (None, speed.n)
-    kept = sum(point.met_slo is True for point in speed.loads)
+    """Return a speed gate's row: its ratio with the lower bound and the 95 % interval."""
+    is_ratio = speed.is_ratio
 
-    def shown(value: float | None, places: int) -> str:
-        if is_ratio:
-            return f"x {value:.{places + 1}f}" if value is not None else "-"
-        return format_percent(value, places, nothing="-")
+    def shown(value: float | None) -> str:
+        return f"x {value:.{places + 1}f}" if value is not None else "-"
 
-    threshold = f"{speed.threshold:g}" if is_ratio else f"{100 * speed.threshold:g} %"
+    both = ""
+    if speed.interval is not None:
+        low, high = (f"{each:.{places + 1}f}" for each in speed.interval)
+        both = f" ({low} to {high})"
     return GateRow(
         what=speed.name,
         tier=speed.tier,
-        counted=(f"decided at {speed.decided_at} of " * decided)
-        + f"{speed.n} {speed.unit}"
-        + {"one": ", one start", "two": ", two starts"}.get(speed.starts, ""),
+        counted=f"{speed.n} {speed.unit}" + f", {OF_THESE_STARTS}" * (speed.starts == "once"),
         baseline=_typical_rate(speed, "baseline", places) if is_ratio else "",
-        candidate=_typical_rate(speed, "candidate", places) if is_ratio else f"{kept} of {speed.n}",
-        unit="" if is_ratio else " rounds",
-        difference=shown(speed.estimate, places if is_ratio else 0),
-        bound=shown(speed.lower, places if is_ratio else 0) if speed.lower is not None else "",
+        candidate=_typical_rate(speed, "candidate", places)
+        if is_ratio
+        else f"{speed.n - speed.beyond} of {speed.n}",
+        unit="" if is_ratio else " within limits",
+        difference=f"{shown(speed.estimate)}{both}",
+        bound=shown(speed.lower) if speed.lower is not None else "",
         compared="",
         threshold="",
-        margin=f"at least {threshold}",
+        margin=f"at least {speed.threshold:g}",
         is_recovery=False,
         recovery=format_percent(speed.estimate, 1, nothing="") if is_ratio else "",
         verdict=speed.verdict,

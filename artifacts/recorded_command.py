@@ -11,7 +11,6 @@ from typing import Any, Literal
 from pydantic import ConfigDict, ValidationError
 
 from pipeline.core.record import CheckedCopyModel
-from recipes.schema import TuningProvenance
 
 Names = tuple[str, ...]
 RunKind = Literal["model", "gate", "recheck", "tune"]
@@ -63,8 +62,6 @@ class RecordedCommand(CommandOptions):
     kv_cache_note: str | None = None
     speculation: str | None = None
     asked_by: str | None = None
-    tuned: str | None = None
-    tuned_claim: TuningProvenance | None = None
     ablate: bool | None = None
 
 

@@ -45,7 +45,6 @@ def serving_lines(options: RecordedCommand) -> list[str]:
         "GPUs": f"{gpus} a copy (--gpus-a-copy)" if gpus > 1 else "",
         "KV cache": options.kv_cache_note,
         "speculative decoding": options.speculation,
-        "profile": options.tuned,
         "both endpoints asked": options.asked_by,
     }
     return lines + [f"{words}: {note}" for words, note in noted.items() if note]
@@ -111,9 +110,7 @@ def headline(report: RunReport) -> str:
     return {
         "pass": f"{names} passed; nothing was promoted",
         "fail": "no variant passed, and at least one failed its gates",
-        "undecided": "measuring was disturbed, and is to be continued"
-        if is_disturbed(report)
-        else "no variant passed or failed: undecided",
+        "undecided": "no variant passed or failed: undecided",
         "error": "no variant passed, and at least one could not be made or served",
         "interrupted": "interrupted",
     }[verdict_of(report)]
@@ -169,19 +166,7 @@ def next_command(report: RunReport) -> str:
         return f"prepare model {checkpoint} --profile {report.tuning.profile}"
     if report.status == "finished" and list_passed(report):
         return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
-    if is_disturbed(report):
-        return repeating_command(report)
     return f"prepare runs show {report.run}"
-
-
-def is_disturbed(report: RunReport) -> bool:
-    """Return whether the same command would continue a disturbed measurement."""
-    return any(
-        speed.continues
-        for variant in report.variants
-        if variant.verdict == "undecided"
-        for speed in variant.speed
-    )
 
 
 def next_steps(report: RunReport) -> list[str]:
@@ -213,8 +198,6 @@ def next_steps(report: RunReport) -> list[str]:
             f"{command} names the folders with every answer.",
         ]
     if verdict == "undecided":
-        if is_disturbed(report):
-            return [f"{command} continues to measure, best while the machine does less else."]
         return [
             "Put more questions or minutes into the policy.",
             how_to_continue(report),

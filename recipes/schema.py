@@ -15,13 +15,13 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.core.hardware import Hardware
 from recipes.config_model import ConfigModel, Name
 from recipes.engine_arguments import (
     EXPERT_PARALLEL,
     check_arguments,
     check_counts,
     check_variables,
+    memory_share,
 )
 from recipes.engines import DEFAULT, find_engine
 from recipes.engines.engine import KV_DTYPE
@@ -150,32 +150,6 @@ class CpuOverride(ConfigModel):
     )
 
 
-class TuningProvenance(ConfigModel):
-    """Confirmed gain of a profile that `prepare tune` wrote."""
-
-    min_gain: float = Field(
-        ge=1e-3, le=1_000, description="lower bound of output tokens/s over those of the defaults"
-    )
-    gain: float = Field(ge=1e-3, le=1_000, description="estimated gain of the typical block")
-    alpha: float = Field(gt=0, lt=1, description="error rate of the bound")
-    workload: Name = Field(description="name of the measured workload")
-    engine_defaults: list[str] = Field(
-        description="command line of the comparison; the engine chose all other settings"
-    )
-    checkpoint: str = Field(description="digest of the served model")
-    hardware: Hardware = Field(description="hardware that served both")
-    run: Name = Field(description="id of the run that measured it")
-    evidence: str = Field(description="SHA-256 of every request's timings, in that run's store")
-    requires_regate: bool = Field(description="whether an argument changes answers")
-
-    @property
-    def words(self) -> str:
-        return (
-            f"tuned for {self.workload}: at least {self.min_gain:.3f} of the defaults' output "
-            f"tokens/s (run {self.run})"
-        )
-
-
 # The wait of `prepare serve`: verdicts record it, since loading time does not affect them.
 READY_TIMEOUT_SECONDS = 1800.0
 
@@ -215,29 +189,11 @@ class ServingProfile(ConfigModel):
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name; a policy's `speed` prefers these to the built-in ones"
     )
-    server_mode: Literal["auto", "concurrent", "interleaved", "swapped"] = Field(
-        "interleaved",
-        description="how baseline and variant are served while their speeds are measured. "
-        "concurrent: both servers run, on GPUs with half of the memory each, and a pass is "
-        "about one start of each; swapped: both run, on separate GPUs that are swapped "
-        "after half of the blocks, and a pass is about two starts of each; interleaved: one "
-        "after the other, again and again, each time started again, so that a pass is about "
-        "starts in general; auto: concurrent where both and the load fit on the GPUs of one, "
-        "else swapped where twice as many equal GPUs are there",
-    )
-    restart_stddev: float = Field(
-        0.02,
-        ge=0,
-        le=1,
-        description="standard deviation of ln(output tokens/s) between starts of one server. "
-        "With `concurrent` and `swapped`, a ratio must exceed the difference that it explains. "
-        "When absent, the store's measurement on this machine, if it has ten starts, or 0.02",
-    )
-    restart_count: int = Field(
-        1_000,
-        ge=2,
-        le=1_000_000,
-        description="starts that restart_stddev was estimated from; fewer need a larger margin",
+    starts: Literal["fresh", "once"] = Field(
+        "fresh",
+        description="servers whose speed is measured. fresh: a new start for each load, one "
+        "server at a time, so that a verdict is about starts in general; once: the servers of both "
+        "sides stay up, and a verdict is about these starts",
     )
     speed_note: str | None = Field(
         None, description="note next to every speed gate that is measured with this profile"
@@ -246,9 +202,6 @@ class ServingProfile(ConfigModel):
         None, description="effect of the KV cache's type on variants; shown in plan and verdict"
     )
 
-    tuned: TuningProvenance | None = Field(
-        None, description="written by `prepare tune`; changes nothing"
-    )
     cpu_overrides: dict[Name, CpuOverride] = Field(
         default={}, description="by name; only for CPU profiles. Reports show those that apply"
     )
@@ -258,6 +211,16 @@ class ServingProfile(ConfigModel):
         served = find_engine(self.engine).accelerators
         if self.accelerator not in served:
             raise ValueError(f"the engine '{self.engine}' needs accelerator: {' or '.join(served)}")
+        return self
+
+    @model_validator(mode="after")
+    def _two_servers_fit(self) -> Self:
+        share = memory_share(self.engine_arguments)
+        if self.starts == "once" and self.accelerator == "cuda" and share > 0.5:
+            raise ValueError(
+                "with 'starts: once' two servers share each GPU, and this profile gives one of "
+                f"them {share:g} of its memory: set 'gpu-memory-utilization' to at most 0.5"
+            )
         return self
 
     @model_validator(mode="after")
@@ -339,7 +302,6 @@ class ServingProfile(ConfigModel):
                 "speculative": speculative,
                 "workloads": {},
                 "ready_timeout_seconds": READY_TIMEOUT_SECONDS,
-                "tuned": None,
             }
         )
 

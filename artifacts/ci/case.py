@@ -122,7 +122,7 @@ def speed_case(variant: str, speed: SpeedGateReport) -> Case:
         facts=as_text(
             {
                 "tier": speed.tier,
-                "metric": "share of rounds" if speed.kind == "slo" else "ratio",
+                "metric": "limit over time" if speed.kind == "slo" else "ratio",
                 "claim": speed.description,
                 "measured": speed.estimate,
                 "bound": speed.lower,
@@ -130,7 +130,6 @@ def speed_case(variant: str, speed: SpeedGateReport) -> Case:
                 "threshold": speed.threshold,
                 "unit": speed.unit,
                 "n": speed.n,
-                "decided_at": speed.decided_at,
                 "p_value": speed.p_value,
                 "alpha": speed.alpha,
                 "note": speed.note,

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.randomization import SIDES
-from eval_gates.speed.rounds import count_arrivals, next_timing
+from eval_gates.speed.rounds import arrival_times, next_timing
 from pipeline.core.stage_record import StageRecord
 from pipeline.stages.speed import SPEED, SpeedParameters
 
@@ -26,11 +26,11 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
 
     Raises:
         EvidenceError: prepare did not write the record.
-        ValueError: its rule is invalid, or the loads are not blocks or rounds.
+        ValueError: its rule is invalid, or the loads are not blocks.
     """
     kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
-    rule = asked.rule.model_copy(update={"began": found.began})
+    rule = asked.rule
     schedule = rule.schedule([side for side in SIDES if side in asked.sides])
     units, rest = divmod(len(loads), schedule.unit)
     if rest or units != found.units:
@@ -67,5 +67,5 @@ def _comes_as_asked(load: LoadRun, asked: SpeedParameters, before: Sequence[Load
         return False
     rate = arrivals["rate"]
     return said and (
-        not rate or len(load.requests) == count_arrivals(load.seed, rate, timing.total_s)
+        not rate or len(load.requests) == len(arrival_times(load.seed, rate, timing.total_s))
     )

@@ -56,7 +56,6 @@ class Certified(Record):
     rate: float | None = None  # highest, in requests/s
     concurrency: int | None = None  # highest number of requests in flight
     hit_rate: float | None = None  # of the prefix cache, as the workload declares it
-    acceptance_length: float | None = None  # smallest allowed
 
 
 @dataclass(frozen=True)

@@ -256,15 +256,3 @@ class Signals:
                 firing={queries: "0+600x60", hits: "0x60"},
                 quiet={queries: "0+600x60", hits: "0+600x60"},
             )
-        length = certified.acceptance_length
-        if length is not None and self._version.deployable.serving.speculative:
-            drafts, accepted = self.series("drafts"), self.series("accepted_tokens")
-            yield Alert(
-                "PrepareDraftAcceptance",
-                (Condition(f"{PREFIX}draft_acceptance_length", "<", length),),
-                30,
-                "ticket",
-                f"fewer than the certified {length:g} tokens per step with drafts",
-                firing={drafts: "0+60x60", accepted: "0x60"},
-                quiet={drafts: "0+60x60", accepted: f"0+{120 * length:.6f}x60"},
-            )

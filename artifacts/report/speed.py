@@ -1,9 +1,6 @@
-"""Speed gates: evidence by block, and latency against throughput by load."""
+"""Speed gates: latency against throughput by load."""
 
 from __future__ import annotations
-
-import math
-from typing import Any
 
 from artifacts.number_format import format_percent
 from artifacts.report.figure import Figure, Table, UniqueIds, axis, colour, label, symbol
@@ -13,67 +10,13 @@ from eval_gates.speed.report import LoadSummary, SpeedGateReport
 
 
 def speed_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """Return two figures per measured speed gate of each variant."""
+    """Return a figure per measured speed gate of each variant."""
     return [
-        figure
+        _loads(variant, claim, names)
         for variant in evidence.report.variants
         for claim in variant.speed
-        for figure in (
-            _evidence(variant, claim, names) if claim.e_process else None,
-            _loads(variant, claim, names) if claim.loads else None,
-        )
-        if figure is not None
+        if claim.loads
     ]
-
-
-def _evidence(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> Figure:
-    counts = [point.n for point in claim.e_process]
-    needed = -math.log10(claim.alpha)
-    lines = (
-        ("the claim holds", "solid", [point.log10_e_pass for point in claim.e_process]),
-        ("it does not", "dash", [point.log10_e_fail for point in claim.e_process]),
-    )
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": f"for '{name}'",
-            "x": counts,
-            "y": heights,
-            "line": {"color": colour(0), "dash": dash},
-        }
-        for name, dash, heights in lines
-    ]
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "decided",
-            "x": [counts[0], counts[-1]],
-            "y": [needed, needed],
-            "line": {"color": "var(--ink)", "width": 1, "dash": "dot"},
-        }
-    )
-    return Figure(
-        name=names.of("speed", variant.recipe, claim.gate, "evidence"),
-        title=f"{variant.recipe}, speed {claim.gate}: the evidence after each of its {claim.unit}",
-        says=f"{claim.description}. {claim.verdict}: {claim.reason}",
-        data=data,
-        layout={"xaxis": axis(claim.unit), "yaxis": axis("evidence, power of ten")},
-        table=Table(
-            (claim.unit, _estimate_of(claim), "for a pass", "for a fail"),
-            [
-                (
-                    str(point.n),
-                    f"{point.mean:.3f}",
-                    f"{point.log10_e_pass:.2f}",
-                    f"{point.log10_e_fail:.2f}",
-                )
-                for point in claim.e_process
-            ],
-        ),
-        notes=(claim.description, f"{claim.verdict}: {claim.reason}"),
-    )
 
 
 def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> Figure:
@@ -97,7 +40,7 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
     return Figure(
         name=names.of("speed", variant.recipe, claim.gate, "loads"),
         title=f"{variant.recipe}, speed {claim.gate}: latency against throughput, load by load",
-        says=f"{len(claim.loads)} loads; the verdict is not computed from these two numbers",
+        says=f"{claim.description}. {claim.verdict}: {claim.reason}",
         data=data,
         layout={"xaxis": axis(unit), "yaxis": axis("P95 of time to first token, ms")},
         table=Table(
@@ -109,7 +52,7 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
                 "P95 TPOT, ms",
                 "hits",
                 "tokens a step",
-                "met_slo",
+                "within",
             ),
             [
                 (
@@ -120,7 +63,7 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
                     _number(point.tpot_ms_p95),
                     format_percent(point.hit_rate, 0, nothing="-"),
                     "-" if point.acceptance_length is None else f"{point.acceptance_length:.2f}",
-                    "-" if point.met_slo is None else "yes" if point.met_slo else "no",
+                    "-" if point.within is None else "yes" if point.within else "no",
                 )
                 for point in claim.loads
             ],
@@ -130,17 +73,13 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
 
 
 def _groups(claim: SpeedGateReport) -> dict[str, list[LoadSummary]]:
-    """Group loads by side and warm-up, for limits also by outcome."""
-    words = {None: "", True: ", limits kept", False: ", limits not kept"}
+    """Group loads by side and whether they count, for limits also by outcome."""
+    words = {None: "", True: ", within limits", False: ", beyond a limit"}
     groups: dict[str, list[LoadSummary]] = {}
     for point in claim.loads:
-        of = words[point.met_slo] if point.counts else ", warm-up"
+        of = words[point.within] if point.counts else ", not counted"
         groups.setdefault(f"{point.side}{of}", []).append(point)
     return groups
-
-
-def _estimate_of(claim: SpeedGateReport) -> str:
-    return "share kept" if claim.kind == "slo" else "ratio"
 
 
 def _number(value: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -15,41 +15,36 @@ from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.steady_state import (
     NoSteadyStateError,
     count_waves,
-    lag_gain,
     output_rate,
     steady_window,
 )
 from pipeline.core.record import Record
 
 if TYPE_CHECKING:
-    from eval_gates.speed.proportion_test import FloatArray
+    from eval_gates.speed.steady_state import FloatArray
 
 HIT_RATE_TOLERANCE = 0.05
-MAX_LAG_SHARE = 0.1  # of the limited time
 MIN_WAVES = 7  # that end in the steady state; a load has at least eight, and one may be late
 MIN_BACKLOG_SHARE = 0.1  # of the requests in the steady state: more than a momentary queue
 SAMPLES_PER_QUARTER = 64  # of the requests in flight, per quarter of the steady state
-MAX_REPORTED_GAIN = 100.0  # by a punctual client; larger ones are not shown as a number
 
 
 FaultKind = Literal[
     "hit_rate",
     "no_counter",
-    "acceptance",
     "own_cache",
     "unlike",
     "failed_requests",
     "client_lag",
     "too_short",
     "too_few",
-    "drift",
     "throttled",
     "other_process",
 ]
 
 
 class InvalidReason(Record):
-    """Reason of one load; `validity.HANDLING` has its effect."""
+    """Reason of one load; rules.py has its effect."""
 
     kind: FaultKind
     side: str
@@ -88,35 +83,16 @@ def count_drafts(load: LoadRun) -> SpecDecodeStats | None:
     return SpecDecodeStats(**counts) if counts is not None else None
 
 
-def find_uncounted_drafts(load: LoadRun) -> list[InvalidReason]:
-    """Find candidate loads whose engine does not count drafted tokens."""
-    if load.side != "candidate" or count_drafts(load) is not None:
-        return []
-    return [_reason("acceptance", load, "the engine does not count drafted and accepted tokens")]
-
-
 def find_invalid_reasons(
-    loads: Sequence[LoadRun],
-    *,
-    declared: float | None,
-    judged_s: float | None,
-    must_count: bool = False,
-    bounds_lag: bool = False,
+    loads: Sequence[LoadRun], *, declared: float | None, must_count: bool = False
 ) -> list[InvalidReason]:
-    """Find all reasons, in the order of measuring.
+    """Find what is wrong with loads by themselves, in the order of measuring.
 
     Args:
         declared: the workload's hit rate; None if it declares none.
-        judged_s: the shortest limited time, compared with the client's lag; None for each load's
-            median answer.
         must_count: hits must be counted even if none are declared.
-        bounds_lag: the rule accounts for the client's lag.
     """
-    found: list[InvalidReason] = []
-    for load in loads:
-        if not bounds_lag:
-            found += _find_lag_reasons(load, judged_s)
-        found += _find_load_reasons(load, declared, must_count)
+    found = [each for load in loads for each in _find_load_reasons(load, declared, must_count)]
     seen: dict[tuple[str, int], int] = {}
     for load in loads:
         block = seen.setdefault((load.side, load.seed), load.block)
@@ -126,30 +102,18 @@ def find_invalid_reasons(
     return found
 
 
-def _find_lag_reasons(load: LoadRun, judged_s: float | None) -> Iterator[InvalidReason]:
-    shortest = judged_s if judged_s is not None else median_answer_s(load)
+def find_late_client(load: LoadRun, is_late: Callable[[LoadRun], bool]) -> Iterator[InvalidReason]:
+    """Find a load whose client was late by its own clock."""
+    try:
+        if not is_late(load):
+            return
+    except NoSteadyStateError:
+        return  # which is a reason by itself
     lag = load.client_lag_s
-    if lag is None:
-        yield _reason("client_lag", load, "the client's lag is unknown")
-    elif shortest is not None and lag > MAX_LAG_SHARE * shortest:
-        words = (
-            f"the client was late by {1e3 * lag:.0f} ms, more than a tenth of the "
-            f"limited {1e3 * shortest:.0f} ms"
-        )
-        yield _reason("client_lag", load, words + describe_background_load(load))
-
-
-def client_lag_reason(load: LoadRun) -> InvalidReason:
-    """Return the client's lag as a reason."""
-    if load.client_lag_s is None:
-        return _reason("client_lag", load, "the client's lag is unknown")
-    gain = math.exp(min(lag_gain(load), 50.0))
-    most = f"up to {gain:.3g} times" if gain < MAX_REPORTED_GAIN else "any number of times"
-    words = (
-        f"the client was late by {1e3 * load.client_lag_s:.0f} ms a step, so the throughput may be "
-        f"{most} the measured one"
-    )
-    return _reason("client_lag", load, words + describe_background_load(load))
+    words = "the client's lag is unknown"
+    if lag is not None:
+        words = f"the client was late by {1e3 * lag:.0f} ms a step"
+    yield _reason("client_lag", load, words + describe_background_load(load))
 
 
 def describe_background_load(load: LoadRun) -> str:
@@ -207,16 +171,11 @@ def find_failed_requests(loads: Sequence[LoadRun]) -> list[InvalidReason]:
     return found
 
 
-def find_side_differences(baseline: LoadRun, candidate: LoadRun) -> list[InvalidReason]:
+def find_side_differences(block: Sequence[LoadRun]) -> list[InvalidReason]:
     """Find a block whose sides had different prompts."""
-    if baseline.seed == candidate.seed and baseline.prompts_sha256 == candidate.prompts_sha256:
+    if len({(load.seed, load.prompts_sha256) for load in block}) == 1:
         return []
-    return [_reason("unlike", candidate, "the two sides had different prompts")]
-
-
-def drift_reason(last: LoadRun, how: str) -> InvalidReason:
-    """Return drift as a reason."""
-    return _reason("drift", last, f"{how} in the later half as in the earlier, and rising")
+    return [_reason("unlike", block[-1], "the two sides had different prompts")]
 
 
 def find_too_few_requests(load: LoadRun, percentiles: Iterable[int]) -> list[InvalidReason]:

@@ -28,9 +28,6 @@ class MeasurementInProgress(Record):
         description="digests of what the measured servers serve; other loads are dropped"
     )
     server_runs: int = Field(0, description="number of server runs that were started")
-    began: list[int] = Field(
-        [0], min_length=1, description="first server run of each run that may replace lost units"
-    )
 
 
 class LoadLog:
@@ -62,7 +59,7 @@ class LoadLog:
             raise StoreError(
                 "the record of a measurement in progress is damaged",
                 where=str(self._begun),
-                hint="delete the file: the next measurement has a smaller share of the error rate",
+                hint="delete the file to measure again",
             ) from error
 
     def loads(self) -> list[LoadRun]:
@@ -80,12 +77,6 @@ class LoadLog:
         retained = b"".join(line + b"\n" for line in self._lines()[:loads])
         with self._loads.open("a+b") as file:
             file.truncate(len(retained))
-
-    def allow_another_run(self, measurement: MeasurementInProgress) -> None:
-        """Let the next run continue an open measurement with its own budget."""
-        self._save(
-            measurement.model_copy(update={"began": [*measurement.began, measurement.server_runs]})
-        )
 
     def append(self, loads: Iterable[LoadRun]) -> None:
         with self._loads.open("a", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """One measured load on one endpoint; performance verdicts follow from loads alone.
 
-A block has one load for each side, with the same prompts; a round of an SLO has one load. Times are
-seconds of the client's monotonic clock since the load's start. Only a request's first and last
+A block of a ratio has one load for each side, with the same prompts; of limits it has one. Times
+are seconds of the client's monotonic clock since the load's start. Only a request's first and last
 tokens have times; the others are assumed to be evenly spread.
 """
 
@@ -22,8 +22,8 @@ from pipeline.core.untrusted.record import parse_record
 LOADS = "loads.jsonl"
 MAX_LOADS = 20_000
 MAX_CHARACTERS = 64 * MEBIBYTE  # of one gate: about 700,000 requests
-CHARACTERS_PER_REQUEST = 96  # four times of 17 digits, two counts and no error
-MAX_REQUESTS = 50_000  # of one load: eight values each, within the limit of a record
+CHARACTERS_PER_REQUEST = 80  # three times of 17 digits, two counts and no error
+MAX_REQUESTS = 50_000  # of one load: six values each, within the limit of a record
 # Minimum at a fixed concurrency: eight count; the first and the last are cut off.
 MIN_LOAD_WAVES = 10
 LENGTH_FACTOR = 1.2  # such loads are sized by a short one, and should not come out too short
@@ -50,9 +50,6 @@ class RequestColumns(NumericRecord):
     end_s: list[Seconds | None] = Field(
         fail_fast=True, description="time of the last token; None for a failed request"
     )
-    longest_pause_s: list[Seconds | None] = Field(
-        fail_fast=True, description="between two tokens; None if it failed, 0 with one token"
-    )
     input_tokens: list[Count] = Field(fail_fast=True)
     output_tokens: list[Count] = Field(fail_fast=True, description="0 for a failed request")
     error: list[Text | None] = Field(fail_fast=True, description="why it failed; otherwise None")
@@ -63,19 +60,18 @@ class RequestColumns(NumericRecord):
         lengths = {len(column) for column in columns.values()}
         if lengths != {len(self.start_s)}:
             raise ValueError("the columns of the requests differ in length")
-        for start, ttft, end, pause, tokens, error in zip(
+        for start, ttft, end, tokens, error in zip(
             self.start_s,
             self.ttft_s,
             self.end_s,
-            self.longest_pause_s,
             self.output_tokens,
             self.error,
             strict=True,
         ):
             if error is not None:
-                if tokens or ttft is not None or end is not None or pause is not None:
+                if tokens or ttft is not None or end is not None:
                     raise ValueError("a failed request has timings or tokens")
-            elif ttft is None or end is None or pause is None or not tokens:
+            elif ttft is None or end is None or not tokens:
                 raise ValueError("a request has neither an error nor all timings")
             elif end < start:
                 raise ValueError("a request ends before it starts")
@@ -96,20 +92,6 @@ class EngineCounters(NumericRecord):
     accepted_tokens: Count | None = Field(None, description="of the draft tokens")
 
 
-class QueueSamples(NumericRecord):
-    """Queue of the engine, by column, in the order of sampling."""
-
-    at_s: list[Seconds] = Field([], max_length=MAX_REQUESTS, fail_fast=True)
-    running: list[Count] = Field([], fail_fast=True)
-    waiting: list[Count] = Field([], fail_fast=True)
-
-    @model_validator(mode="after")
-    def _validate_columns(self) -> QueueSamples:
-        if not len(self.at_s) == len(self.running) == len(self.waiting):
-            raise ValueError("the columns of the samples differ in length")
-        return self
-
-
 class Interference(NumericRecord):
     """Event on the machine that disturbs a load."""
 
@@ -118,14 +100,13 @@ class Interference(NumericRecord):
 
 
 class LoadRun(NumericRecord):
-    """One side of a block, or one round."""
+    """One load of a block."""
 
     side: Side
     workload: str = Field(max_length=100, description="name of the workload")
-    block: Count = Field(description="number of the block or round, from 0")
+    block: Count = Field(description="number of the block, from 0")
     order: Literal[0, 1] = Field(
-        description="0: a round, or this side of the block or pair went first, or has the first "
-        "GPUs if these are swapped"
+        description="0: this side of the block went first, or it has one side"
     )
     server_run: Count = Field(
         description="number of the server run, from 0, among all that were started"
@@ -150,7 +131,6 @@ class LoadRun(NumericRecord):
     requests: RequestColumns
     before: EngineCounters | None = Field(None, description="None if the engine has no counters")
     after: EngineCounters | None = None
-    samples: QueueSamples = QueueSamples()
     client_lag_s: Seconds | None = Field(
         None, description="99th percentile of the lag of the client's event loop"
     )

@@ -1,10 +1,9 @@
-"""Length of a round, and its number of requests.
+"""Length of a round, which is a load at a rate, and its arrivals.
 
 A round lasts at least `MIN_ANSWERS` median answers; a shorter one does not show lasting traffic.
 Its length depends on earlier loads alone, never on the round itself.
 
-Arrivals at a rate are a Poisson process. vLLM's load generator sends a fixed number and scales the
-gaps, so this module draws the number from the round's seed.
+Arrivals at a rate are a Poisson process that the round's seed draws.
 """
 
 from __future__ import annotations
@@ -78,10 +77,12 @@ def is_too_short(load: LoadRun) -> bool:
     )
 
 
-def count_arrivals(seed: int, rate: float, seconds: float) -> int:
-    """Return a Poisson process's number of requests, at least one."""
+def arrival_times(seed: int, rate: float, seconds: float) -> list[float]:
+    """Return the seconds of a Poisson process's arrivals before `seconds`, at least one."""
     chance = random.Random(f"arrivals {seed}")  # noqa: S311  # traffic, no secret
-    number, now = 0, chance.expovariate(rate)
-    while now < seconds and number < MAX_REQUESTS:
-        number, now = number + 1, now + chance.expovariate(rate)
-    return max(1, number)
+    times: list[float] = []
+    now = chance.expovariate(rate)
+    while now < seconds and len(times) < MAX_REQUESTS:
+        times.append(now)
+        now += chance.expovariate(rate)
+    return times or [0.0]

@@ -13,12 +13,12 @@ from pydantic import Field
 
 from eval_gates.speed.invalid_reasons import (
     InvalidReason,
-    client_lag_reason,
     find_failed_requests,
     find_invalid_reasons,
+    find_late_client,
 )
 from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.server_runs import ServerRunRule
+from eval_gates.speed.server_runs import ServerRunRule, Starts
 from eval_gates.speed.steady_state import lag_gain, output_rate
 
 
@@ -26,7 +26,8 @@ class ScreeningRule(ServerRunRule):
     """Stopping rule of one candidate configuration."""
 
     kind: Literal["screening"] = "screening"
-    repetitions: int = Field(ge=1, description="of a candidate that is not out")
+    starts: Starts = "once"
+    repetitions: int = Field(ge=1, description="loads of a candidate that is not out")
     leader: float | None = Field(
         None,
         gt=0,
@@ -36,11 +37,11 @@ class ScreeningRule(ServerRunRule):
         0.1,
         gt=0,
         lt=1,
-        description="a candidate is out if all rounds are further behind the leader",
+        description="a candidate is out if all loads are further behind the leader",
     )
     hit_rate: float | None = Field(None, description="declared by the workload")
 
-    unit: ClassVar[str] = "rounds"
+    unit: ClassVar[str] = "loads"
     compares: ClassVar[bool] = False
 
     @property
@@ -62,16 +63,15 @@ class ScreeningRule(ServerRunRule):
         return self.state(loads) == "open"
 
     def invalid_reasons(self, loads: Sequence[LoadRun]) -> list[InvalidReason]:
-        found = find_invalid_reasons(loads, declared=self.hit_rate, judged_s=None, bounds_lag=True)
-        most = -math.log1p(-self.prune_margin)
-        late = [
-            client_lag_reason(load)
-            for load in loads
-            if not any((reason.side, reason.block) == (load.side, load.block) for reason in found)
-            and lag_gain(load) > most
+        def is_late(load: LoadRun) -> bool:
+            return lag_gain(load) > -math.log1p(-self.prune_margin)
+
+        return [
+            *find_failed_requests(loads),
+            *find_invalid_reasons(loads, declared=self.hit_rate),
+            *(late for load in loads for late in find_late_client(load, is_late)),
         ]
-        return [*find_failed_requests(loads), *found, *late]
 
     def typical_rate(self, loads: Sequence[LoadRun]) -> float:
-        """Return the geometric mean of output tokens per second over the rounds."""
+        """Return the geometric mean of output tokens per second over the loads."""
         return math.exp(sum(math.log(output_rate(load)) for load in loads) / len(loads))

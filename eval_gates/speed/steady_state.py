@@ -7,8 +7,9 @@ server. At a rate the queue must fill first.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from eval_gates.speed.load_run import LoadRun
 
@@ -133,3 +134,38 @@ def latencies(load: LoadRun) -> Latencies:
         latency_ms=1e3 * (last - sent),
         failed=len(counted) - len(answered),
     )
+
+
+def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
+    """Return percentiles in milliseconds by name, and `errors`: the failed requests.
+
+    A percentile without values is infinite. So is a failed request's time if `errors` allows
+    failures.
+    """
+    import numpy as np
+
+    found = {"errors": float(sum(error is not None for error in load.requests.error))}
+    try:
+        measured = latencies(load)
+    except NoSteadyStateError:
+        measured = None
+    for name in names:
+        if name == "errors":
+            continue
+        what, _, percentile = name.rpartition("_p")
+        values = getattr(measured, what) if measured is not None else np.empty(0)
+        failed = measured.failed if measured is not None else 0
+        found[name] = percentile_with_failures(values, failed, int(percentile))
+    return found
+
+
+def percentile_with_failures(values: FloatArray, failed: int, percentile: int) -> float:
+    """Return the percentile with `failed` infinite times; infinite without any time."""
+    import numpy as np
+
+    if not values.size:
+        return math.inf
+    # A time and infinity cannot be interpolated.
+    method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if failed else "linear"
+    times = np.append(values, np.full(failed, np.inf))
+    return float(np.percentile(times, percentile, method=method))

@@ -17,7 +17,7 @@ from pipeline.core.errors import UsageError
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.variant_size import VariantWeights, stored_weights
-from pipeline.plan.speed_power import PlannedGatePower
+from pipeline.plan.speed_power import SpeedPower
 from pipeline.plan.suitability import find_making_faults
 from recipes import catalog
 from recipes.gpu import GpuType
@@ -37,7 +37,7 @@ class CapacityPlan:
     fits: tuple[FitResult, ...]  # each variant on each number of GPUs, the baseline first
     notes: tuple[str, ...]  # limits of the estimates
     needs: tuple[StageResources, ...] = ()
-    speed: tuple[PlannedGatePower, ...] = ()  # the policy's speed gates
+    speed: tuple[SpeedPower, ...] = ()  # the policy's speed gates
 
     def best(self, variant: str) -> FitResult | None:
         """Return the fit with the fewest GPUs a replica that keeps enough concurrent sequences.

@@ -15,9 +15,8 @@ from pipeline.inspection.header_source import HeaderSource, read_folder, read_hu
 from pipeline.inspection.inspection import inspect
 from pipeline.plan.checkpoint_resolver import demo_stage_of
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
-from pipeline.plan.server_mode import best_mode, fits_twice, in_mode
 from pipeline.plan.serving_profile import draft_reference
-from pipeline.plan.speed_power import PlannedGatePower, claim_powers
+from pipeline.plan.speed_power import SpeedPower, claim_powers
 from recipes import catalog
 from recipes.engine_arguments import DIVIDES_GPUS
 from recipes.schema import ServingProfile
@@ -56,28 +55,15 @@ def answer(
         gpus_a_copy=request.gpus_a_copy,
         adopted={each.recipe.name: each.header for each in choices.adopted if each.header},
     )
-    measuring = _under_load(plan, profile, choices) if profile is not None else None
+    measuring = None
+    if profile is not None:
+        measuring = profile.spread_over(plan.gpus_a_copy, expert_parallel=plan.expert_parallel)
     return replace(plan, speed=_speed_gates(measuring, choices))
-
-
-def _under_load(
-    plan: CapacityPlan, profile: ServingProfile, choices: ResolvedOptions
-) -> ServingProfile:
-    """Return the profile on the plan's GPUs, with the mode in which speeds are measured."""
-    profile = profile.spread_over(plan.gpus_a_copy, expert_parallel=plan.expert_parallel)
-    if profile.server_mode == "auto":
-        site = plan.site
-        fits = fits_twice(
-            profile, choices.policy, site.inspection, site.context, site.gpu.memory_gib
-        )
-        mode = best_mode(profile, choices.policy, fits=fits, gpus=site.gpus)
-        profile = in_mode(profile, mode)
-    return profile
 
 
 def _speed_gates(
     profile: ServingProfile | None, choices: ResolvedOptions
-) -> tuple[PlannedGatePower, ...]:
+) -> tuple[SpeedPower, ...]:
     """Return the policy's speed gates on the plan's GPUs; none without a profile.
 
     Raises:

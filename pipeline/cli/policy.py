@@ -15,19 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.plan.power import GatePower
-    from pipeline.plan.speed_power import PlannedGatePower
+    from pipeline.plan.speed_power import SpeedPower
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Policies: what variants must show."
 )
 
 NameArgument = Annotated[str, argument("Policy name or YAML file.", metavar="NAME")]
-SPEED_HEADINGS = ("claim", "tier", "at most", "fewest", "minutes", "passes if the truth is")
-SPEED_LEGEND = (
-    "minutes: of the most that are measured, with the starts of servers that alternate; - where "
-    "the workload is a profile's. Throughput is taken to vary by {noise:g} % from load to load, "
-    "and from start to start."
-)
 
 
 @app.command("list")
@@ -95,7 +89,7 @@ def check(
     from pipeline.plan.power import check_power, joint_power, policy_power
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
     from pipeline.plan.speed_plan import check_own_workloads
-    from pipeline.plan.speed_power import check_claims_decidable, claim_powers
+    from pipeline.plan.speed_power import claim_powers
     from recipes import catalog
     from recipes.traffic_file import check_workload
 
@@ -130,7 +124,6 @@ def check(
             print_claims(claims)
         note_repeated_fields(policy, sources, progress)
         check_power(policy, recipes, counts, progress)
-        check_claims_decidable(policy, claims)
 
 
 def print_power(power: Sequence[GatePower]) -> None:
@@ -149,38 +142,14 @@ def print_power(power: Sequence[GatePower]) -> None:
         )
 
 
-def print_claims(claims: Sequence[PlannedGatePower]) -> None:
-    """Print each speed gate's power; nothing without one."""
-    from eval_gates.speed.power import NOISE
+def print_claims(claims: Sequence[SpeedPower]) -> None:
+    """Print one line a speed gate: its chances to pass, and what it takes."""
+    from pipeline.plan.speed_power import NOISE
 
-    if not claims:
-        return
-    print_table(SPEED_HEADINGS, [claim_row(claim) for claim in claims])
-    print(SPEED_LEGEND.format(noise=100 * NOISE))
     for claim in claims:
-        starts = f"; at most {claim.starts} starts of servers" * bool(claim.starts)
+        takes = f"; {claim.starts} starts of servers"
+        if claim.minutes is not None:
+            takes += f", about {claim.minutes:.0f} minutes"
         if claim.gpu_minutes is not None:
-            starts += (
-                f", {claim.gpu_minutes:.1f} GPU-minutes a variant; servers {claim.server_mode}"
-            )
-        print(f"speed {claim.gate}: {claim.claim}{starts}")
-
-
-def claim_row(claim: PlannedGatePower) -> list[str]:
-    """One claim's row under SPEED_HEADINGS."""
-    from pipeline.plan.power import format_chance
-
-    ratios = not claim.gate.startswith("slo")
-    chances = [
-        f"{f'x {c.truth:.3g}' if ratios else f'{100 * c.truth:g} %'}: {format_chance(c.passes)} "
-        f"after {c.units:.1f}"
-        for c in claim.chances
-    ]
-    return [
-        f"speed {claim.gate}",
-        claim.tier,
-        f"{claim.most} {claim.unit}",
-        "cannot" if claim.fewest is None else f"{claim.fewest}",
-        "-" if claim.minutes is None else f"{claim.minutes:.0f}",
-        "; ".join(chances),
-    ]
+            takes += f", {claim.gpu_minutes:.0f} GPU-minutes a variant"
+        print(f"{claim.words}; if starts and loads each vary by {100 * NOISE:g} %{takes}")

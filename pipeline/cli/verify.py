@@ -124,7 +124,6 @@ def registered_folder(
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
-    from artifacts.evidence.tuned_profile_check import check_tuned
     from artifacts.evidence.verify import check_run
     from artifacts.run_loader import find_run
     from pipeline.core.store import Store
@@ -133,19 +132,12 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     found = Store(load_settings(store).store)
     report = find_run(found, run)
     checks = check_run(report, found)
-    told = report.options.tuned_claim
-    tuned = check_tuned(told, None, found) if told else None
     same = not any(check.differences for check in checks)
-    same = same and (tuned is None or tuned.state != "differs")
     if as_json:
         variants = [asdict(check) for check in checks]
-        of_profile = {"tuned": asdict(tuned)} if tuned is not None else {}
-        plain = {"run": report.run, "same": same, "variants": variants, **of_profile}
-        print_json({"schema_version": 1, **plain})
+        print_json({"schema_version": 1, "run": report.run, "same": same, "variants": variants})
     else:
         print_checks(checks)
-        if tuned is not None:
-            print(f"what its profile says of its tuning: {log_line(tuned.words)}")
     return same
 
 

@@ -137,14 +137,6 @@ class Store:
         with self.hold(key), self.explain_errors():
             _discard(self.stage_folder(stage, key))
 
-    def reopen(self, stage: str, key: str) -> None:
-        """Make a finished stage unfinished, so that it continues files of its directory."""
-        folder = self.stage_folder(stage, key)
-        with self.hold(key), self.explain_errors():
-            if folder.exists():  # else another process has reopened it
-                folder.rename(_partial_name(folder))
-                flush_folder(folder.parent)
-
     @contextmanager
     def open_for_writing(
         self,

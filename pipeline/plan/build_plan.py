@@ -22,8 +22,6 @@ from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.plan.power import check_power
 from pipeline.plan.resolved_options import ResolvedOptions
-from pipeline.plan.server_mode import with_server_mode
-from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.stages.attempts import AttemptLedger, Remeasured
 from recipes.engines import find_engine
 
@@ -41,8 +39,6 @@ def find_data(choices: ResolvedOptions, settings: Settings, progress: Progress) 
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     counts = sources.counts(choices.policy)
     check_power(choices.policy, choices.recipes, counts, progress)
-    powers = claim_powers(choices.policy, len(choices.recipes), choices.profile)
-    check_claims_decidable(choices.policy, powers)
     return sources
 
 
@@ -98,7 +94,7 @@ def make_planner(
     }
     return ModelPlanner(
         checkpoint=checkpoint,
-        profile=with_server_mode(choices.profile, fitted, checkpoint, choices.node),
+        profile=choices.profile,
         policy=fitted,
         recipes=choices.recipes,
         baseline=choices.baseline,

@@ -15,7 +15,6 @@ from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from pipeline.plan.serving_profile import (
-    check_told_gain,
     choose_profile,
     draft_reference,
     refuse_unfit,
@@ -93,7 +92,6 @@ class ResolvedOptions:
     promote: bool = True
     ablate: bool = False
     remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
-    tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
     adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
     left_out: tuple[str, ...] = ()  # suites that are not run, with the reason
 
@@ -117,14 +115,6 @@ class ResolvedOptions:
             **({"gpus_a_copy": n} if (n := self.profile.gpus_a_copy) else {}),
             "cpu_overrides": self.cpu_overrides,
             "kv_cache_note": self.profile.kv_cache_note,
-            **(
-                {
-                    "tuned": f"{self.profile.tuned.words}; {self.tuned_check}",
-                    "tuned_claim": self.profile.tuned.model_dump(),
-                }
-                if self.profile.tuned
-                else {}
-            ),
             **({"speculation": self.speculation} if self.speculation else {}),
             "policy": self.policy.name,
             "requested": self.asked.to_dict(),
@@ -208,7 +198,6 @@ def choose(
         promote=request.promote,
         ablate=request.ablate,
         remeasured=remeasured,
-        tuned_check=check_told_gain(profile, request.profile, settings, node),
         adopted=adopted,
         left_out=tuple(left_out),
     )

@@ -24,17 +24,14 @@ def needs_to_serve(
     sides: Sequence[ServingArguments],
     *,
     exclusive: bool = False,
-    apart: bool = False,
 ) -> ResourceRequest:
-    """Return the resources of successive servers with these arguments; on a CPU of all together.
+    """Return the resources of servers with these arguments, successive or on the same GPUs.
 
     Args:
         sides: at least one.
         exclusive: whether their speed is measured, on a CPU: cores are shared by all work. On GPUs
             that nothing else uses it takes these.
-        apart: whether each side has separate GPUs, at the same time.
     """
     if accelerator != "cuda":
         return ResourceRequest(cpus="all", exclusive=exclusive)
-    gpus = [count_gpus(side.engine_arguments) for side in sides]
-    return ResourceRequest(gpus=sum(gpus) if apart else max(gpus))
+    return ResourceRequest(gpus=max(count_gpus(side.engine_arguments) for side in sides))

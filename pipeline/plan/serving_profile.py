@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from artifacts.deployable import ACCEPTANCE_KEY
-from artifacts.evidence.tuned_profile_check import check_tuned
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.store import Store
-from pipeline.environments.settings import Settings
 from pipeline.plan.suitability import check_processor
-from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog
 from recipes.schema import ServingProfile
 
@@ -78,30 +74,6 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
             where=f"--profile {asked}, key {ACCEPTANCE_KEY}",
             hint="take 'standard'; `prepare model --no-promote` measures it and promotes nothing",
         )
-
-
-def check_told_gain(profile: ServingProfile, asked: str, settings: Settings, node: NodeInfo) -> str:
-    """Return how the profile's tuning was checked; '' if it has none.
-
-    Args:
-        node: that serves.
-
-    Raises:
-        UsageError: the named run differs.
-    """
-    told = profile.tuned
-    if told is None:
-        return ""
-    is_here = node.hardware(profile.accelerator) == told.hardware
-    serving = ServingArguments.of(profile, is_baseline=False) if is_here else None
-    check = check_tuned(told, serving, Store(settings.store))
-    if check.state == "differs":
-        raise UsageError(
-            f"what the profile says of its tuning is not so: {check.why}",
-            where=f"--profile {asked}, key tuned",
-            hint="leave the key 'tuned' out, or take the profile as `prepare tune` wrote it",
-        )
-    return check.words
 
 
 def draft_reference(profile: ServingProfile) -> CheckpointReference | None:

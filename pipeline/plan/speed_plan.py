@@ -27,15 +27,12 @@ from eval_gates.speed.load_run import (
     MAX_REQUESTS,
     MIN_LOAD_WAVES,
 )
-from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.screening import ScreeningRule
-from eval_gates.speed.slo import SloRule
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.serving.served_model import ServedModel
-from pipeline.serving.serving_arguments import under_load
 from pipeline.stages.attempts import NOTHING, AttemptLedger, Counted, Remeasured, Trial
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from recipes.catalog import load_workload
@@ -84,14 +81,6 @@ def find_claims(
         for claim in speed.claims_on(accelerator)
     ]
     for claim in claims:
-        accepts = isinstance(claim.rule, SloRule) and claim.rule.min_acceptance_length is not None
-        if accepts and profile is not None and profile.speculative is None:
-            raise UsageError(
-                f"{claim.gate} claims what speculative decoding accepts, and variants are served "
-                "without it",
-                where=f"policy key {ROLE}{claim.gate}, profile {profile.name}",
-                hint="give the profile the key 'speculative', or leave min_acceptance_length out",
-            )
         _check_load(claim, max_length)
     return claims
 
@@ -219,9 +208,7 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
     The number of requests at a fixed concurrency is unknown before the measurement.
     """
     rule, rate = claim.rule, claim.workload.arrivals.rate
-    schedule = rule.schedule(SIDES if rule.compares else SIDES[1:])
-    units = 2 * schedule.swap if schedule.swap else rule.cap + rule.warm_up
-    loads = schedule.unit * units
+    loads = 2 * rule.blocks * (2 if rule.compares else 1)  # with as many repeats
     known = rate if rule.kind == "slo" and rate is not None else 0.0
     requests = loads * known * send_seconds(claim.workload)
     most = MAX_CHARACTERS // CHARACTERS_PER_REQUEST
@@ -230,7 +217,7 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
             f"{claim.gate} may come to {loads:,} loads and {requests:,.0f} requests, and "
             f"{MAX_LOADS:,} and {most:,} are the most that can be judged",
             where=f"policy key {ROLE}{claim.gate}",
-            hint=f"allow fewer {'blocks' if rule.kind == 'ratio' else 'rounds'}, or give the "
+            hint=f"ask for fewer {'blocks' if rule.kind == 'ratio' else 'starts'}, or give the "
             "workload fewer 'seconds'",
         )
 
@@ -238,8 +225,8 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
 def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, str]:
     """Return what critical speed gates depend on; any change needs another measurement.
 
-    So even a larger cap is another chance of a lucky pass, and another attempt (attempts.py):
-    blocks of an earlier measurement are not continued. Empty if the policy has no such gate.
+    So even another number of blocks is another chance of a lucky pass, and another attempt
+    (attempts.py). Empty if the policy has no such gate.
     """
     tiers = policy.speed.tiers if policy.speed is not None else {}
     return {
@@ -306,9 +293,7 @@ class Sides:
                 name=claim.name,
                 workload=workload,
                 rule=rule,
-                sides={
-                    name: _loaded(side.identity, rule.server_mode) for name, side in sides.items()
-                },
+                sides={name: side.identity for name, side in sides.items()},
                 environment=self.environment,
                 machine=self.machine,
                 other_weights=list(self.other_weights),
@@ -320,11 +305,6 @@ class Sides:
             ),
             Path(self.candidate.coherence.store),
         )
-
-
-def _loaded(model: ServedModel, server_mode: str) -> ServedModel:
-    serving = under_load(model.serving, model.hardware.accelerator, server_mode)
-    return model.model_copy(update={"serving": serving})
 
 
 def speed_stages(
@@ -350,7 +330,7 @@ def speed_stages(
         def is_over(number: int, claim: SpeedGatePlan = claim) -> bool:
             spec = sides.stage(claim, number)
             record = store.find_current(spec.stage, spec.key)
-            return record is not None and not SPEED.result_of(record).is_disturbed
+            return record is not None
 
         gate = ROLE + claim.gate
         spec = sides.stage(claim, ledger.next_number(trial, claim.gate, is_over, remeasured))

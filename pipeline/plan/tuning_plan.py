@@ -105,7 +105,8 @@ def make_defaults(
     bare = profile.model_copy(
         update={
             **{"engine_arguments": kept, "environment": environment, "kv_cache_dtype": "auto"},
-            **{"kv_cache_note": None, "tuned": None, "speculative": None},
+            **{"kv_cache_note": None, "speculative": None},
+            "starts": "fresh",  # a gain of two starts alone may be gone after the next one
         }
     )
     return _screened(

@@ -53,7 +53,7 @@ def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[Pr
     """
     faults = preflight.faults()
     claims = find_claims(choices.policy, choices.profile)
-    if choices.profile.server_mode == "concurrent" and any(each.rule.compares for each in claims):
+    if choices.profile.starts == "once" and any(each.rule.compares for each in claims):
         faults += preflight.pair_faults()
     source = preflight.source
     faults += generation_faults(choices.policy, source.generation, preflight.longest)

@@ -17,7 +17,7 @@ from artifacts.exports.exported_version import (
 from artifacts.exports.targets import FETCHING, TARGETS
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from eval_gates.speed.report import SpeedGateReport
-from eval_gates.speed.slo import SloRule
+from eval_gates.speed.rules import LimitRule
 from pipeline.core.errors import StoreError, UsageError, raise_as
 from pipeline.environments.settings import Settings
 from pipeline.release.deployment import check_files, find_version, folder_of
@@ -70,29 +70,26 @@ def read_version(
 
 
 def certified_by(past: RecordedVerdict) -> Certified:
-    """Return what the passed gates on absolute limits showed."""
+    """Return what the passed gates on limits showed."""
     limits: list[CertifiedLimit] = []
-    rates, concurrencies, hit_rates, lengths = [], [], [], []
+    rates, concurrencies, hit_rates = [], [], []
     for report in past.bundle.variant.speed:
         measured = past.judged.speed.get(ROLE + report.gate)
         gate = measured.parameters if measured is not None else None
         rule = gate.rule if gate is not None else None
-        if gate is None or report.verdict != "pass" or not isinstance(rule, SloRule):
+        if gate is None or report.verdict != "pass" or not isinstance(rule, LimitRule):
             continue
         workload = read_pinned(gate.workload)
         hit_rates += [rule.hit_rate] if rule.hit_rate else []
-        lengths += [rule.min_acceptance_length] if rule.min_acceptance_length else []
-        if rule.compare == "absolute":
-            limits += _limits_of(report, rule)
-            arrivals = workload.arrivals
-            rates += [arrivals.rate] if arrivals.rate is not None else []
-            concurrencies += [arrivals.concurrency] if arrivals.concurrency is not None else []
+        limits += _limits_of(report, rule)
+        arrivals = workload.arrivals
+        rates += [arrivals.rate] if arrivals.rate is not None else []
+        concurrencies += [arrivals.concurrency] if arrivals.concurrency is not None else []
     return Certified(
         limits=tuple(limits),
         rate=max(rates, default=None),
         concurrency=max(concurrencies, default=None),
         hit_rate=min(hit_rates, default=None),
-        acceptance_length=min(lengths, default=None),
     )
 
 
@@ -148,7 +145,7 @@ def other_versions(
     return number, previous if previous not in (version.version, number) else None
 
 
-def _limits_of(report: SpeedGateReport, rule: SloRule) -> Iterator[CertifiedLimit]:
+def _limits_of(report: SpeedGateReport, rule: LimitRule) -> Iterator[CertifiedLimit]:
     for name, limit in rule.limits.items():
         measure, _, percentile = name.rpartition("_p")
         if measure in MEASURES:

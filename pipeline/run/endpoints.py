@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import ServingError
-from pipeline.core.gpus import visible_gpus
 from pipeline.core.private_files import private_umask
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
-from recipes.engine_arguments import count_gpus
 from recipes.engines import find_engine
 
 
@@ -30,9 +26,6 @@ class Endpoints(Protocol):
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
         """Return a stage's facts on the model's endpoint; open it if necessary."""
-
-    def open_apart(self, models: Sequence[ServingSpec]) -> list[dict[str, Any]]:
-        """Open several models at the same time, on separate GPUs, in this order."""
 
     def check_alive(self) -> None:
         """Raise ServingError, with a reason, if an open endpoint has ended."""
@@ -61,29 +54,14 @@ class LocalServers:
         self._caches_of = caches_of
         self._servers: dict[str, Server] = {}
         self._facts: dict[str, dict[str, Any]] = {}
-        self._arguments: dict[str, ServingArguments] = {}
         self._ask_version = cache(engine_version)
 
-    def open(self, model: ServingSpec, gpus: Sequence[str] = ()) -> dict[str, Any]:
+    def open(self, model: ServingSpec) -> dict[str, Any]:
         if model.endpoint is not None:
             return facts_of(model.endpoint)
-        if self._arguments.get(model.name, model.arguments) != model.arguments:
-            self._stop(model.name)
         if model.name not in self._facts:
-            self._facts[model.name] = self._start(model, gpus)
+            self._facts[model.name] = self._start(model)
         return self._facts[model.name]
-
-    def open_apart(self, models: Sequence[ServingSpec]) -> list[dict[str, Any]]:
-        ours = [each.arguments for each in models if each.arguments is not None]
-        for each in ours:
-            self._stages.python_of(find_engine(each.engine).environment)  # built here, if missing
-        shares = split_gpus([gpu.uuid for gpu in visible_gpus()], ours)
-        with ThreadPoolExecutor() as threads:
-            try:
-                return list(threads.map(self.open, models, shares))
-            except BaseException:
-                self.close()  # else the other one is waited for
-                raise
 
     def check_alive(self) -> None:
         for name, server in list(self._servers.items()):
@@ -99,10 +77,9 @@ class LocalServers:
 
     def _stop(self, name: str) -> None:
         self._facts.pop(name, None)
-        self._arguments.pop(name, None)
         self._servers.pop(name).stop()
 
-    def _start(self, model: ServingSpec, gpus: Sequence[str]) -> dict[str, Any]:
+    def _start(self, model: ServingSpec) -> dict[str, Any]:
         if model.arguments is None:
             raise ValueError(f"{model.name} is not ours to serve")
         engine = model.arguments.engine
@@ -117,11 +94,9 @@ class LocalServers:
             trust_remote_code=model.trust_remote_code,
             draft=Path(model.draft) if model.draft else None,
             caches=self._caches_of(environment),
-            gpus=gpus,
         )
         # Kept before it starts, so that it is always stopped.
         self._servers[model.name] = server
-        self._arguments[model.name] = model.arguments
         ready = self._await(server, model)
         facts = {"ready_seconds": ready, "command": server.command[1:]}
         return {
@@ -169,25 +144,6 @@ class LocalServers:
             )
         progress.note(f"{model.name}: server ready ({ready:.1f} s)")
         return ready
-
-
-def split_gpus(gpus: Sequence[str], sides: Sequence[ServingArguments]) -> list[Sequence[str]]:
-    """Return each side's share of the GPUs, in order; () for each on a machine without GPUs.
-
-    Raises:
-        ServingError: there are too few.
-    """
-    counts = [count_gpus(side.engine_arguments) for side in sides]
-    if not gpus:
-        return [() for _ in sides]
-    if sum(counts) > len(gpus):
-        raise ServingError(
-            f"two servers on separate GPUs need {sum(counts)}, and this process sees {len(gpus)}",
-            where="CUDA_VISIBLE_DEVICES",
-            hint="let CUDA show more GPUs, or write 'server_mode: interleaved' into the profile",
-        )
-    ends = list(accumulate(counts))
-    return [gpus[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def facts_of(endpoint: ExternalEndpoint) -> dict[str, Any]:

@@ -47,7 +47,6 @@ from pipeline.plan.speed_plan import (
     pin_files,
     speed_stages,
 )
-from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.plan.tool_calls import chat_faults
 from pipeline.preflight.preflight import refuse
 from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
@@ -205,7 +204,6 @@ def plan_of(
     planner = EvaluationPlanner(policy, (candidate,), sources, evaluate, settings.store)
     counts = sources.counts(policy)
     check_power(policy, (candidate,), counts, progress)
-    check_claims_decidable(policy, claim_powers(policy, 1))
     asked_as = {
         "deployment_id": request.deployment_id or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, settings.digests)

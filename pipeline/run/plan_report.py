@@ -30,9 +30,8 @@ from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft, 
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.power import GatePower, joint_power, policy_power
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
-from pipeline.plan.server_mode import on_node
 from pipeline.plan.serving_profile import draft_reference
-from pipeline.plan.speed_power import PlannedGatePower, claim_powers
+from pipeline.plan.speed_power import SpeedPower, claim_powers
 from pipeline.preflight.preflight import line, refusal
 from pipeline.preflight.run_preflight import (
     early_faults,
@@ -43,7 +42,7 @@ from pipeline.preflight.run_preflight import (
 from pipeline.run.executors import executor_of
 from pipeline.run.serving_node import find_node
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages import is_unfinished, known_of, stage_named
+from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.coherence import CoherenceResult
@@ -68,7 +67,6 @@ class PlannedStage:
     name: str
     variant: str
     cached: bool
-    continued: bool  # disturbances kept it open, and a run measures on
     expected_seconds: float | None
 
 
@@ -80,7 +78,7 @@ class PlanReport:
     checkpoint: Checkpoint | None
     stages: tuple[PlannedStage, ...]
     power: tuple[GatePower, ...]
-    claims: tuple[PlannedGatePower, ...]
+    claims: tuple[SpeedPower, ...]
     environments: tuple[EnvironmentStatus, ...]
     weights_bytes: dict[str, int]
     not_here: str
@@ -177,9 +175,7 @@ class PlanReport:
 
 def describe_state(stage: PlannedStage) -> str:
     """Describe what a run would do with it."""
-    if stage.cached:
-        return "cached"
-    return "to continue" if stage.continued else "to run"
+    return "cached" if stage.cached else "to run"
 
 
 def describe_expected(stage: PlannedStage) -> str:
@@ -240,8 +236,6 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         assert plan.trial is not None
         policy = plan.policy
         attempt, level = AttemptLedger(store).history(plan.trial).words, plan.trial.level
-        mode = {"server_mode": plan.profile.server_mode} if plan.profile else {}
-        profile = choices.profile.model_copy(update=mode)
         specs = plan.stages(find)
         seen = seen_seconds(store, hardware, checkpoint)
         late = late_faults(preflight, plan, find) if preflight is not None else []
@@ -254,10 +248,6 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         specs = []
         if line(error) not in map(line, early):
             late = [error]  # a run would end before it
-    if profile.server_mode == "auto" and preflight is not None:  # there was no plan
-        length = preflight.longest
-        inspection = preflight.inspection if length is not None else None
-        profile = on_node(profile, policy, inspection, length or 0, choices.node)
     # A run ends with the first group of them that has any.
     refused = refusal(early) or refusal(late)
     return PlanReport(
@@ -312,9 +302,7 @@ def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[P
         if needs_server(spec, stage, store) and spec.variant not in served:
             served.add(spec.variant)
             expected = start_seconds(seen)
-            yield PlannedStage(
-                "serve", spec.variant, cached=False, continued=False, expected_seconds=expected
-            )
+            yield PlannedStage("serve", spec.variant, cached=False, expected_seconds=expected)
         yield stage
 
 
@@ -342,15 +330,8 @@ def has_inputs(spec: StageSpec, store: Store) -> bool:
 
 
 def find_finished(spec: StageSpec, store: Store) -> StageRecord | None:
-    """Return the record that a run would reuse.
-
-    A stage that a run continues will have another result, so its dependents run again, too.
-    """
-    record = store.find_current(spec.stage, spec.key)
-    if record is None or is_unfinished(record):
-        return None
-    inputs = (store.find_current(each.stage, each.key) for each in record.inputs.values())
-    return None if any(each is not None and is_unfinished(each) for each in inputs) else record
+    """Return the record that a run would reuse."""
+    return store.find_current(spec.stage, spec.key)
 
 
 def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
@@ -358,12 +339,10 @@ def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     kind = kind_of(stage_named(spec.stage).parameters_of(spec))
     times = seen.get((spec.stage, kind))
     part = spec.runtime.get("suite") or spec.runtime.get("claim")
-    record = store.find_current(spec.stage, spec.key)
     return PlannedStage(
         name=f"{spec.stage} {part}" if part else spec.stage,
         variant=spec.variant,
         cached=find_finished(spec, store) is not None,
-        continued=record is not None and is_unfinished(record),
         expected_seconds=statistics.median(times) if times else None,
     )
 

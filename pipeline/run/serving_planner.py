@@ -107,10 +107,7 @@ class ServingPlanner:
         sides = [variant.arguments]
         if exclusive and self._plan.baseline.arguments is not None:
             sides.append(self._plan.baseline.arguments)
-        apart = any(
-            SPEED.parameters_of(spec).is_apart for spec in asked if spec.stage == SPEED.name
-        )
-        return needs_to_serve(self._stages.accelerator, sides, exclusive=exclusive, apart=apart)
+        return needs_to_serve(self._stages.accelerator, sides, exclusive=exclusive)
 
 
 def raise_failure(work: ScheduledWork, error: PrepareError | None) -> None:

@@ -160,7 +160,7 @@ class ServingTaskRunner:
             self._endpoints.check_alive()  # a dead server is the better explanation
             raise
         self._endpoints.check_alive()  # else something else may have answered
-        if alternates(spec):
+        if is_fresh(spec):
             self._endpoints.close()
         return record
 
@@ -168,27 +168,15 @@ class ServingTaskRunner:
         """Return the servers that the stage asks; a speed stage may have more than one."""
         if spec.stage != SPEED.name:
             return self._endpoints.open(task.model)
-        served = SPEED.parameters_of(spec).sides
-        sides = {
-            name: side.model_copy(update={"arguments": served[name].serving})
-            if side.endpoint is None and name in served
-            else side
-            for name, side in (("baseline", task.baseline), ("candidate", task.model))
-        }
-        # The candidate's server is up since the questions. If it is to share its GPUs, it starts
-        # again with less memory before the other one starts.
-        wanted: Iterable[str] = sorted(served, reverse=True)
-        if alternates(spec):
+        sides = {"baseline": task.baseline, "candidate": task.model}
+        wanted: Iterable[str] = SPEED.parameters_of(spec).sides
+        if is_fresh(spec):
             self._endpoints.check_alive()
             self._endpoints.close()
             wanted = course_of(spec, self._stages.store).next_sides()
-        if SPEED.parameters_of(spec).is_apart:
-            names = list(wanted)
-            opened = self._endpoints.open_apart([sides[name] for name in names])
-            return {"endpoints": dict(zip(names, opened, strict=True))}
         return {"endpoints": {name: self._endpoints.open(sides[name]) for name in wanted}}
 
 
-def alternates(spec: StageSpec) -> bool:
-    """Whether the stage has its sides' servers started again and again."""
-    return spec.stage == SPEED.name and SPEED.parameters_of(spec).alternates
+def is_fresh(spec: StageSpec) -> bool:
+    """Whether each load of the stage has a new server start."""
+    return spec.stage == SPEED.name and SPEED.parameters_of(spec).is_fresh

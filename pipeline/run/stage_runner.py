@@ -17,7 +17,6 @@ from pipeline.core.stage_record import StageRecord, StageSpec, WorkItem
 from pipeline.core.store import Store, write_atomically
 from pipeline.environments.definition import Accelerator
 from pipeline.run.executors import Allocation, Executor, Job, Listener
-from pipeline.stages import is_unfinished
 from pipeline.stages.context import advance
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import SPEED
@@ -197,10 +196,6 @@ class StageRunner:
             return None
         if self.find_reusable(spec) is None:
             self.store.discard(spec.stage, spec.key)
-            return None
-        if is_unfinished(record):
-            self.progress.note(f"{spec.variant}: {spec.stage} goes on where it was disturbed")
-            self.store.reopen(spec.stage, spec.key)
             return None
         return record
 

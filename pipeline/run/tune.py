@@ -15,7 +15,6 @@ from typing import Any
 
 import yaml
 
-from artifacts.evidence.tuned_profile_check import tuned_of
 from artifacts.evidence.verify import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import ScreeningReport, TuningReport
@@ -373,7 +372,7 @@ class TuningRun:
         )
         if found.verdict == "pass":
             file = self._log.folder / PROFILE
-            text = dump_profile(self._tuned(winner, record))
+            text = dump_profile(self._tuned(winner))
             write_atomically(file, text)
             self._note(profile=str(file))
             if output is not None:
@@ -384,14 +383,16 @@ class TuningRun:
     def _ask(self, variant: VariantPlan) -> None:
         self._asking.hold(variant, self._plan.served_stages(variant, self._stages.find_reusable))
 
-    def _tuned(self, winner: ScreeningCandidate, record: StageRecord) -> ServingProfile:
-        tuned = tuned_of(self._log.run_id, self._report, record)
+    def _tuned(self, winner: ScreeningCandidate) -> ServingProfile:
+        gain = f"tuned for {self._report.workload}: at least {self._report.min_gain or 0:.3f} "
+        gain += f"of the defaults' output tokens/s (run {self._log.run_id})"
         name = f"{self._planner.engine_defaults.profile.name}-tuned"
-        summary = f"{winner.profile.summary}; {tuned.words}"
+        summary = f"{winner.profile.summary}; {gain}"
         known = winner.profile.workloads.items()
         return winner.profile.model_copy(
             update={
-                **{"name": name, "summary": summary, "tuned": tuned, "gpu_name_contains": []},
+                **{"name": name, "summary": summary, "gpu_name_contains": []},
+                "starts": self._profile.starts,
                 "workloads": {name: named_in_full(each) for name, each in known},
             }
         )

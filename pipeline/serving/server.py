@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.core.errors import ServingError
@@ -31,7 +31,6 @@ class Server:
         port: on the loopback, without a key; None for a private socket.
         caches: variables for compile caches; the shell's and the profile's take precedence.
         draft: folder of the draft model, if the arguments use one.
-        gpus: UUIDs of its GPUs; () for those that this process sees.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class Server:
         port: int | None = None,
         caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
-        gpus: Sequence[str] = (),
     ) -> None:
         self._log, self._log_begins = log, 0
         self._model = model
@@ -56,8 +54,6 @@ class Server:
         given = server_environment(os.environ, arguments.environment, python=python)
         compiler = compiler_variables(python, arguments.environment)
         self._environment = {**(caches or {}), **given, **compiler}
-        if gpus:
-            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self._has_port = port is not None
         self.address = ServerAddress(None, port or 0)
         self._process: SupervisedProcess | None = None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pydantic import ConfigDict, Field, model_serializer
 from pydantic.dataclasses import dataclass
 
-from recipes.engine_arguments import MEMORY_SHARE, memory_share
 from recipes.engines import DEFAULT, find_engine
 from recipes.engines.engine import KV_DTYPE
 from recipes.schema import EngineName, EngineValue, ServingProfile
@@ -66,25 +64,6 @@ class ServingArguments:
         if self.speculative is not None:
             plain["speculative"] = self.speculative.to_dict()
         return plain if self.engine == DEFAULT else {"engine": self.engine, **plain}
-
-
-def under_load(
-    serving: ServingArguments, accelerator: str | None, server_mode: str
-) -> ServingArguments:
-    """Return how a side is served while its speed is measured.
-
-    Two servers on the same GPUs get half of the memory each, so that neither has more than the
-    other.
-
-    Args:
-        accelerator: of the server; None for an endpoint.
-        server_mode: of the gate's rule.
-    """
-    if accelerator != "cuda" or server_mode != "concurrent":
-        return serving
-    arguments = serving.engine_arguments
-    share = round(memory_share(arguments) / 2, 4)
-    return replace(serving, engine_arguments={**arguments, MEMORY_SHARE: share})
 
 
 def draft_counters(serving: ServingArguments) -> dict[str, str]:

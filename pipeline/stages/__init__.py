@@ -22,20 +22,14 @@ if TYPE_CHECKING:
 
 
 class StageImplementation(Protocol):
-    """A module `run.py`, which may have two more members.
+    """A module `run.py`.
 
-    `RESUMED`: names in the stage's folder that an interrupted attempt leaves for the
-    next. `is_unfinished(record)`: whether the next run continues from these.
+    It may have `RESUMED`: names in the stage's folder that an interrupted attempt leaves for the
+    next.
     """
 
     def run(self, context: StageContext[Any, Any], /) -> Record | None:
         """Return the declared result; None, with RESUMED, to run again with other servers."""
-
-
-def is_unfinished(record: StageRecord) -> bool:
-    """Return whether the next run continues what the stage left, by its `is_unfinished`."""
-    check = getattr(stage_code(record.stage), "is_unfinished", None)
-    return check is not None and bool(check(record))
 
 
 def stage_code(name: str) -> StageImplementation:

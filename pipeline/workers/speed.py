@@ -1,42 +1,39 @@
-"""Worker: measures blocks or rounds until a speed gate is decided, inside the `serve` environment.
+"""Worker: measures blocks until a speed gate has its number, inside the `serve` environment.
 
-A block is one load per side with the same prompts, one after the other, in random order, or at the
-same time where each side has separate GPUs. A round is one load of the candidate. If server
-starts alternate, one server runs and receives the few loads of its start. Each block has a separate
-seed: with one seed, every prompt would be in the server's cache.
+A block is one load per side with the same prompts, in drawn order. If each load has a new
+server start, one server runs and receives one load, after a short one that warms it up. Each block
+has a separate seed: with one seed, every prompt would be in the server's cache.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval_gates.speed.randomization import Randomization
-from pipeline.core.errors import ServingError
 from pipeline.core.events import Progress
 from pipeline.core.gpu_disturbance import disturbances, gpu_states
 from pipeline.core.gpus import visible_gpus
-from pipeline.workers.load_generator import LoadGenerator, LoadTarget
+from pipeline.workers.load_client import LoadClient, LoadTarget
+from pipeline.workers.load_prompts import open_source
 
 if TYPE_CHECKING:  # both need more than the standard library
     from eval_gates.speed.load_run import LoadRun
     from eval_gates.speed.rounds import Timing
-    from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
+    from eval_gates.speed.server_runs import ServerRun
 
 FIRST_LOOK = 2  # waves of the load that says how many requests the counted ones need
 # The first wave ends with its longest answer, which takes as long as several natural ones.
 NATURAL_WAVES = 6
 GROWTH = 2.0  # of a load over the one before, at most
 
-Measure = Callable[[str, int, int, float | None], dict[str, Any]]
-"""(side, requests, seed, requests/s) to the fields of a load that come from measuring; the rate is
-None where the workload has none."""
+Measure = Callable[[str, int, int, Sequence[float]], dict[str, Any]]
+"""(side, requests, seed, times) to the fields of a load that come from measuring; times are seconds
+at which requests are sent, () at a fixed concurrency."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,11 @@ class Size:
 
     requests: int
     timing: Timing | None = None  # None at a fixed concurrency
-    rate: float | None = None  # at which the requests fill the time
+    at: Sequence[float] = ()  # seconds at which requests are sent
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Measure on the running servers, until the rule has decided or this start's loads are done.
+    """Measure on the running servers, until the rule has its blocks or this start's load is done.
 
     Args:
         spec: name and workload, rule (eval_gates/speed/gate_rule.py), sides, server run
@@ -57,28 +54,29 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
             trust_remote_code, on_gpus (whether its servers use this process's GPUs).
 
     Returns:
-        the generator's version.
+        the version of what draws prompts.
     """
     import vllm
-    from vllm.benchmarks import serve
 
-    generator = LoadGenerator(
-        serve,
-        spec["workload"],
-        tokenizer=spec["tokenizer"],
-        trust_remote_code=spec["trust_remote_code"],
+    workload = spec["workload"]
+    source = open_source(workload, spec["tokenizer"], trust_remote_code=spec["trust_remote_code"])
+    client = LoadClient(
+        at_once=workload["arrivals"]["concurrency"],
+        warmup_s=float(workload["warmup_seconds"]),
+        is_natural=workload.get("output") == "natural",
     )
     endpoints = {side: LoadTarget(**each) for side, each in spec["endpoints"].items()}
     gpus = [gpu.uuid for gpu in visible_gpus()] if spec["on_gpus"] else []
 
-    def measure(side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
+    def measure(side: str, requests: int, seed: int, at: Sequence[float]) -> dict[str, Any]:
+        prompts = source.draw(requests, seed)
         before = gpu_states(gpus)
-        load = generator.measure(endpoints[side], requests=requests, seed=seed, rate=rate)
+        load = client.measure(endpoints[side], prompts, at)
         disturbed = disturbances(before, gpu_states(gpus), load["seconds"])
         return {**load, "interference": list(disturbed)}
 
     measure_server_run(spec, measure, progress, output)
-    return {"load_generator": f"vllm {vllm.__version__}"}
+    return {"prompts_drawn_by": f"vllm {vllm.__version__}"}
 
 
 def measure_server_run(
@@ -93,10 +91,9 @@ def measure_server_run(
     schedule, server_run = rule.schedule(spec["sides"]), ServerRun(**spec["server_run"])
     loads = book.loads()
     task = f"speed {spec['name']}"
-    progress.advance(task, len(loads) // schedule.unit, rule.cap, "first look")
-    if schedule.loads is not None:
-        for load in generate_of_one_side(spec, schedule, server_run, loads, measure):
-            book.append([load])
+    progress.advance(task, len(loads) // schedule.unit, rule.cap, "warms up")
+    if schedule.is_fresh:
+        book.append([measure_fresh(spec, server_run, loads, measure)])
         return
     units = generate_units(spec, server_run, measure, loads)
     while rule.needs_more(loads):
@@ -104,8 +101,6 @@ def measure_server_run(
         new = next(units)
         book.append(new)
         loads += new
-        if schedule.is_swap_due(len(loads)):
-            break
     done = len(loads) // schedule.unit
     progress.advance(task, done, done, rule.unit)
 
@@ -113,102 +108,47 @@ def measure_server_run(
 def generate_units(
     spec: dict[str, Any], server_run: ServerRun, measure: Measure, loads: Sequence[LoadRun]
 ) -> Iterator[list[LoadRun]]:
-    """Yield the loads of block after block, or round after round, without an end."""
+    """Yield the loads of block after block, without an end."""
     draw = Randomization(server_run.draw, server_run.sides)
     requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe)
-    is_apart = spec["rule"].get("server_mode") == "swapped"
     for block in count(server_run.block):
         seed, order = draw.next_unit()
-        where, size = (
-            {"server_run": server_run.number, "block": block},
-            size_of(spec, loads, seed, requests),
-        )
-        measured = measure
-        if is_apart:
-            order = list(server_run.sides)
-            measured = measure_at_once(measure, order, size.requests, seed, size.rate)
+        where = {"server_run": server_run.number, "block": block}
+        size = size_of(spec, loads, seed, requests)
         yield [
-            load_of(spec, measured, size, side, seed=seed, order=place, **where)
+            load_of(spec, measure, size, side, seed=seed, order=place, **where)
             for place, side in enumerate(order)
         ]
 
 
-def measure_at_once(
-    measure: Measure, sides: Sequence[str], requests: int, seed: int, rate: float | None
-) -> Measure:
-    """Measure a load of each side at the same time, and return what gives the results.
-
-    Each has its own process: a client has one connection, and one event loop for both would be late
-    for both.
-
-    Raises:
-        ServingError: a load has no result.
-    """
-    context = multiprocessing.get_context("fork")  # the load generator is imported already
-
-    def send(end: Connection, side: str) -> None:
-        try:
-            end.send((measure(side, requests, seed, rate), ""))
-        except ServingError as error:
-            end.send(({}, error.message))
-
-    found, loads = {}, []
-    for side in sides:
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=send, args=(there, side))
-        process.start()
-        there.close()
-        loads.append((side, here, process))
-    try:
-        for side, here, _ in loads:
-            try:
-                found[side], why = here.recv()
-            except EOFError:
-                why = "its load generator ended without a result"
-            if why:
-                raise ServingError(f"{side}: {why}")
-    finally:
-        for _, _, process in loads:
-            process.kill()  # SIGTERM as an exception may be lost right after the fork
-            process.join()
-    return lambda side, *_: found[side]
-
-
-def generate_of_one_side(
-    spec: dict[str, Any],
-    schedule: ServerRunSchedule,
-    server_run: ServerRun,
-    before: Sequence[LoadRun],
-    measure: Measure,
-) -> Iterator[LoadRun]:
-    """Yield the loads of one side's server start, if the sides are measured in turn."""
+def measure_fresh(
+    spec: dict[str, Any], server_run: ServerRun, before: Sequence[LoadRun], measure: Measure
+) -> LoadRun:
+    """Measure the one load of a side's server start."""
     (side,) = server_run.sides
-    draw = Randomization(server_run.draw, schedule.sides)
-    seeds = [draw.next_unit()[0] for _ in range(schedule.loads or 1)]
-    done = server_run.block % len(seeds)  # in an earlier server start that ended too soon
+    draw = Randomization(server_run.draw, spec["sides"])
+    seed, _ = draw.next_unit()
     warm_up_at_a_rate(spec["workload"], side, measure, draw.next_probe)
     known = max((len(load.requests) / load.seconds for load in before), default=0.0)
     requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe, known)
-    if server_run.order == 1 or done:
-        requests = len(before[-1].requests)  # both sides of a pair are asked the same
-    pairs = before[: len(before) // schedule.unit * schedule.unit]
-    for block, seed in enumerate(seeds[done:], start=server_run.block):
-        where = {"server_run": server_run.number, "block": block, "order": server_run.order}
-        size = size_of(spec, pairs, seed, requests)
-        yield load_of(spec, measure, size, side, seed=seed, **where)
+    if server_run.order == 1:
+        requests = len(before[-1].requests)  # both sides of a block are asked the same
+    size = size_of(spec, before[: len(before) - server_run.order], seed, requests)
+    where = {"server_run": server_run.number, "block": server_run.block}
+    return load_of(spec, measure, size, side, seed=seed, order=server_run.order, **where)
 
 
 def warm_up_at_a_rate(
     workload: dict[str, Any], side: str, measure: Measure, look: Callable[[], int]
 ) -> None:
     """Send a short load that does not count; at a fixed concurrency the first look does it."""
-    from eval_gates.speed.rounds import count_arrivals
+    from eval_gates.speed.rounds import arrival_times
 
     rate, seconds = workload["arrivals"]["rate"], float(workload["warmup_seconds"])
     if rate and seconds:
         seed = look()
-        number = count_arrivals(seed, float(rate), seconds)
-        measure(side, number, seed, number / seconds)
+        at = arrival_times(seed, float(rate), seconds)
+        measure(side, len(at), seed, at)
 
 
 def load_of(
@@ -221,21 +161,21 @@ def load_of(
         {
             **{"side": side, "workload": spec["name"], "seed": seed, **where},
             **describe_arrivals(spec["workload"], size.timing),
-            **measure(side, size.requests, seed, size.rate),
+            **measure(side, size.requests, seed, size.at),
         }
     )
 
 
 def size_of(spec: dict[str, Any], loads: Sequence[LoadRun], seed: int, requests: int) -> Size:
     """Return the size of the next load, the same on both sides."""
-    from eval_gates.speed.rounds import count_arrivals, next_timing
+    from eval_gates.speed.rounds import arrival_times, next_timing
 
     workload = spec["workload"]
     timing = next_timing(workload, loads)
     if timing is None:
         return Size(grown(requests, loads, float(workload["seconds"])))
-    number = count_arrivals(seed, float(workload["arrivals"]["rate"]), timing.total_s)
-    return Size(number, timing, number / timing.total_s)
+    at = arrival_times(seed, float(workload["arrivals"]["rate"]), timing.total_s)
+    return Size(len(at), timing, at)
 
 
 def grown(requests: int, loads: Sequence[LoadRun], seconds: float) -> int:
@@ -284,7 +224,7 @@ def count_requests(
     if not at_once:
         return 0
     first = FIRST_LOOK * max(at_once, int(workload.get("prefixes", 1)))
-    looked: float = max(first / measure(side, first, look(), None)["seconds"] for side in sides)
+    looked: float = max(first / measure(side, first, look(), ())["seconds"] for side in sides)
     wanted = LENGTH_FACTOR * max(known, looked) * float(workload["seconds"])
     waves = max(MIN_LOAD_WAVES, 2 + math.ceil(wanted / at_once))
     waves += NATURAL_WAVES * (workload.get("output") == "natural")

@@ -174,8 +174,6 @@ class Vllm(Engine):
     )
     hints = HINTS
     counters: Mapping[str, str] = {
-        "running": "vllm:num_requests_running",
-        "waiting": "vllm:num_requests_waiting",
         "prefix_cache_queries": "vllm:prefix_cache_queries_total",
         "prefix_cache_hits": "vllm:prefix_cache_hits_total",
         "preemptions": "vllm:num_preemptions_total",
@@ -184,6 +182,8 @@ class Vllm(Engine):
         "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
     }
     monitored: Mapping[str, str] = {
+        "running": "vllm:num_requests_running",
+        "waiting": "vllm:num_requests_waiting",
         "kv_cache_usage": "vllm:kv_cache_usage_perc",
         "finished": "vllm:request_success_total",
         "generated_tokens": "vllm:generation_tokens_total",

@@ -20,27 +20,27 @@ from pipeline.environments.settings import load_settings
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-# vLLM's own request function, with the project's bounds: each answer's name, outcome and peak.
+# The project's client: each answer's name, outcome and peak.
 SEND = """
 import asyncio, json, resource, sys
 sys.path.insert(0, sys.argv[1])
-from vllm.benchmarks import serve
-from vllm.benchmarks.lib.endpoint_request_func import RequestFuncInput
-from pipeline.workers.bounded_load import bound_load
-bound_load(serve)
+from pipeline.core.errors import ServingError
+from pipeline.workers.load_client import LoadClient, LoadTarget
+from pipeline.workers.load_prompts import Prompt
 
-async def send(name):
-    url = f"{sys.argv[2]}/{name}/v1/completions"
-    asked = RequestFuncInput(prompt="secret", api_url=url, prompt_len=1, output_len=2, model="m")
-    async with serve.aiohttp.ClientSession(trust_env=True) as session:
-        return await serve.ASYNC_REQUEST_FUNCS["openai"](asked, session)
+def send(name):
+    client = LoadClient(at_once=1, warmup_s=0.0)
+    target = LoadTarget(f"{sys.argv[2]}/{name}", "m", None, {})
+    try:
+        load = client.measure(target, [Prompt("secret", 1, 2)])["requests"]
+    except ServingError as error:
+        return False, 0, error.message
+    return True, load["output_tokens"][0], ""
 
 print("BEGIN")
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for name in sys.argv[3:]:
-    found = asyncio.run(send(name))
-    words = (found.error.strip().splitlines() or [""])[-1]
-    print(json.dumps([name, found.success, found.output_tokens, words[-200:]]), flush=True)
+    print(json.dumps([name, *send(name)]), flush=True)
 print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start))
 """
 
@@ -61,6 +61,9 @@ ANSWERS = {
     ),
     "endless": Answer(b'data: {"choices": [{"text": "a"}]}\n\n' * 1000, is_endless=True),
     "one_line": Answer(b"data: " + b"a" * 100_000, is_endless=True),
+    "uncounted": Answer(b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'),
+    "failing": Answer(b'data: {"error": {"message": "out of memory"}}\n\n'),
+    "longer": Answer(chunks({"completion_tokens": 3, "prompt_tokens": 1})),
     "elsewhere": Answer(status=307, headers={"Location": "/other/v1/completions"}),
 }
 FAILED = list(ANSWERS)[1:]
@@ -90,7 +93,10 @@ def test_what_an_endpoint_may_answer_a_load(server: HostileServer) -> None:
     words = {name: error for name, _, _, error in found}
     assert "redirects are not followed" in words["elsewhere"]
     assert "compressed" in words["packed"]
+    assert "out of memory" in words["failing"]
+    assert "3 tokens came, 2 were asked for" in words["longer"]
+    assert "does not say how many" in words["uncounted"]
     assert "larger than" in words["endless"]
     assert "larger than" in words["one_line"]
-    assert set(server.asked) == set(ANSWERS)
+    assert {name for name in server.asked if name in ANSWERS} == set(ANSWERS)
     assert kibibytes < 64 * 1024

@@ -22,8 +22,13 @@ ROOT = Path(__file__).parents[2]
 READ = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.workers.engine_metrics import MetricsPoller
-print(asyncio.run(MetricsPoller(sys.argv[2], {"drafts": "hits"}).counters()))
+from pipeline.workers.engine_metrics import MetricsReader, open_session
+
+async def read():
+    async with open_session(None) as session:
+        return await MetricsReader(session, sys.argv[2], {"drafts": "hits"}).counters()
+
+print(asyncio.run(read()))
 """
 HITS = b"hits 3\n"
 ANSWERS = {

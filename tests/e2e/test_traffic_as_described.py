@@ -1,4 +1,4 @@
-"""vLLM's own load generator sends every kind of workload as it is described, through a socket."""
+"""The load client sends every kind of workload as it is described, through a socket."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from vllm.benchmarks import serve
-from pipeline.workers.load_generator import LoadTarget, LoadGenerator
-endpoint = LoadTarget("http://localhost", "m", sys.argv[1], {})
-original = serve.get_samples
+from pipeline.workers.load_client import LoadClient, LoadTarget
+from pipeline.workers.load_prompts import open_source
+target = LoadTarget("http://localhost", "m", sys.argv[1], {})
 for name, workload in json.loads(sys.argv[3]).items():
-    serve.get_samples = original
-    folder = Path(sys.argv[2])
-    generator = LoadGenerator(serve, workload, tokenizer=sys.argv[5], trust_remote_code=False)
-    loads = [generator.measure(endpoint, requests=6, seed=seed) for seed in (1, 1, 2)]
-    (folder / f"{name}.json").write_text(json.dumps(loads))
+    source = open_source(workload, sys.argv[5], trust_remote_code=False)
+    at_once = workload["arrivals"]["concurrency"]
+    client = LoadClient(at_once=at_once, warmup_s=workload["warmup_seconds"])
+    at = () if at_once else [0.05 * n for n in range(6)]
+    loads = [client.measure(target, source.draw(6, seed), at) for seed in (1, 1, 2)]
+    (Path(sys.argv[2]) / f"{name}.json").write_text(json.dumps(loads))
 """
 AT_ONCE = {"rate": None, "concurrency": 3}
 AT_A_RATE = {"rate": 20.0, "concurrency": None}
@@ -84,6 +84,10 @@ def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_pat
         for load in loads:
             requests = RequestColumns(**load["requests"])
             assert len(requests) == 6, name
+            if workloads[name]["arrivals"] is AT_A_RATE:
+                due = [0.05 * n for n in range(6)]
+                late = [at - when for at, when in zip(requests.start_s, due, strict=True)]
+                assert all(0 <= each < 0.05 for each in late)
             assert not any(requests.error), name
             assert set(requests.output_tokens) == {5}, name
             if name != "requests":

@@ -107,11 +107,10 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     )
     rule: dict[str, Any] = {
         "limits": {"ttft_ms_p95": 1e6},
-        "slo_attainment": 0.5,
         "alpha": 0.05,
-        "rounds": 1,
+        "blocks": 2,
     }
-    rule |= {"kind": "slo", "server_mode": "interleaved"}  # a life measures one round
+    rule |= {"kind": "slo", "starts": "fresh"}  # a start measures one load
     endpoint = {
         "url": "http://localhost",
         "socket": str(socket),

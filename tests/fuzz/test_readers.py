@@ -217,9 +217,8 @@ LOAD = b"""{"side": "candidate", "workload": "chat", "block": 0,
  "order": 0, "server_run": 0, "seed": 1,
  "prompts_sha256": "%s", "arrivals": "concurrency", "concurrency": 1, "started": 1.7e9,
  "seconds": 2.0, "requests": {"start_s": [0.0, 0.1], "ttft_s": [0.1, null], "end_s": [1, null],
- "longest_pause_s": [0.1, null], "input_tokens": [2, 2], "output_tokens": [9, 0],
- "error": [null, "HTTP 500"]}, "after": {"prefix_cache_hits": 3}, "client_lag_s": 0.01,
- "samples": {"at_s": [0.5], "running": [1], "waiting": [0]}}
+ "input_tokens": [2, 2], "output_tokens": [9, 0],
+ "error": [null, "HTTP 500"]}, "after": {"prefix_cache_hits": 3}, "client_lag_s": 0.01}
 """ % (b"a" * 64)
 
 

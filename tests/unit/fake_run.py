@@ -123,9 +123,7 @@ def policy(**changes: Any) -> Policy:
     )
 
 
-def profile(
-    serving: Mapping[str, Any], accelerator: Any, server_mode: Any = None
-) -> ServingProfile:
+def profile(serving: Mapping[str, Any], accelerator: Any, starts: Any = None) -> ServingProfile:
     """Serves baseline and variants alike; what drafts, drafts for variants alone."""
     arguments = dict(serving["engine_arguments"])
     cache = arguments.pop("kv-cache-dtype")
@@ -133,7 +131,7 @@ def profile(
         name="cpu",
         summary="s",
         accelerator=accelerator,
-        server_mode=server_mode or ("concurrent" if accelerator == "cpu" else "interleaved"),
+        starts=starts or ("once" if accelerator == "cpu" else "fresh"),
         kv_cache_dtype=cache,
         baseline_kv_cache_dtype=serving.get("baseline_kv_cache_dtype", cache),
         speed_note="measured on a CPU",
@@ -194,7 +192,7 @@ class FakeRun:
     uri: str = ""
     ablate: bool = False
     rooms: int = 1
-    server_mode: str | None = None  # while speeds are compared; None: the accelerator's
+    starts: str | None = None  # of servers whose speed is compared; None: the accelerator's
     adopted: tuple[AdoptedVariant, ...] = ()
     check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
     report: RunReport = field(init=False)
@@ -240,7 +238,7 @@ class FakeRun:
         """The real planner's."""
         return ModelPlanner(
             checkpoint=self.checkpoint,
-            profile=profile(self.serving, self.hardware["accelerator"], self.server_mode),
+            profile=profile(self.serving, self.hardware["accelerator"], self.starts),
             policy=self.policy,
             recipes=(
                 *(recipe(name) for name in self.recipes),

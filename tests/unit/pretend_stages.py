@@ -115,10 +115,6 @@ class PretendModels:
             self.served.append(model.name)
         return {"url": "http://127.0.0.1:1", "model": "model", "server": {"ready_seconds": 1.0}}
 
-    def open_apart(self, models: Sequence[ServingSpec]) -> list[dict[str, Any]]:
-        """Bring them up."""
-        return [self.open(model) for model in models]
-
     def check_alive(self) -> None:
         """It is, unless the test says that it died after so many looks."""
         self.looks += 1
@@ -254,7 +250,7 @@ class PretendContext(StageContext[Any, Any]):
         models = self.models
         assert models.open_now == {variants[side] for side in worker_spec["endpoints"]}
 
-        def measure(side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
+        def measure(side: str, requests: int, seed: int, at: Any) -> dict[str, Any]:
             models.loads += 1
             if models.loads == models.dies_at_load:
                 raise ServingError("not one of 8 requests was answered")
@@ -268,7 +264,7 @@ class PretendContext(StageContext[Any, Any]):
             return {**measured, "prompts_sha256": f"{seed:064x}", **told}
 
         measure_server_run(worker_spec, measure, self.progress, self.folder)
-        return {"load_generator": "vllm 0.32.0"}
+        return {"prompts_drawn_by": "vllm 0.32.0"}
 
 
 def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:

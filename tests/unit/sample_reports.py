@@ -62,15 +62,16 @@ def speed_claim(**changes: Any) -> SpeedGateReport:
         "gate": "ratio.chat",
         "kind": "ratio",
         "workload": "chat",
-        "description": "chat: at least 1 of the baseline's output tokens/s in the typical block",
+        "description": "chat: at least 1 of the baseline's output tokens/s in the typical start",
         "tier": "critical",
         "unit": "blocks",
-        "n": 6,
-        "cap": 20,
-        "decided_at": 6,
+        "starts": "fresh",
+        "n": 5,
+        "cap": 5,
         "estimate": 1.5,
         "lower": 1.4,
         "upper": 1.6,
+        "interval": (1.4, 1.6),
         "threshold": 1.0,
         "alpha": 0.05,
         "p_value": 0.01,
@@ -83,7 +84,7 @@ def speed_claim(**changes: Any) -> SpeedGateReport:
 
 def load_point(side: str, rate: float) -> LoadSummary:
     """A load that nothing went wrong in."""
-    nothing = dict.fromkeys(("requests_per_s", "hit_rate", "met_slo"))
+    nothing = dict.fromkeys(("requests_per_s", "hit_rate", "within"))
     times = {"ttft_ms_p50": 40.0, "ttft_ms_p95": 50.0, "tpot_ms_p50": 9.0, "tpot_ms_p95": 10.0}
     fields = {"block": 0, "order": 0, "server_run": 0, "failed": 0, "output_tokens_per_s": rate}
     return LoadSummary.model_validate({"side": side, **fields, **times, **nothing})

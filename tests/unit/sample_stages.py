@@ -15,7 +15,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "evaluate": {"suite": {"kind": "mmlu"}, "environment": "e", "max_length": 8},
     "speed": {
         **{"name": "chat", "workload": {}, "sides": {}},
-        "rule": {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 20},
+        "rule": {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 5},
     },
 }
 RESULTS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ LIMITS = (
     CertifiedLimit(gate="slo.0", measure="tpot", percentile=50, seconds=0.05),
     CertifiedLimit(gate="slo.1", measure="latency", percentile=99, seconds=12.0),
 )
-CERTIFIED = Certified(limits=LIMITS, rate=3.0, concurrency=64, hit_rate=0.6, acceptance_length=1.5)
+CERTIFIED = Certified(limits=LIMITS, rate=3.0, concurrency=64, hit_rate=0.6)
 HARDWARE = {
     "cuda": {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"},
     "cpu": {"accelerator": "cpu", "cpu": "a CPU", "cores": 4, "cpu_features": ["avx2"]},

@@ -13,7 +13,7 @@ from eval_gates.clusters import labels_of, whole_end
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.serving.served_model import ServedModel
-from pipeline.serving.serving_arguments import ServingArguments, under_load
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import trial_of
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JudgeParameters
@@ -64,8 +64,7 @@ def find_mismatches(
             if role not in claims:
                 yield f"{role}: the policy makes no such claim"
             for name, served in loaded.sides.items():
-                mode = loaded.rule.server_mode
-                yield from find_served_otherwise(role, name, served, parameters.profile, mode)
+                yield from find_served_otherwise(role, name, served, parameters.profile)
         elif found.stage == EVALUATE.name:
             asked = EVALUATE.parameters_of(found)
             yield from find_served_otherwise(role, side, asked, parameters.profile)
@@ -102,18 +101,14 @@ def find_mixed_sides(inputs: Inputs, records: Mapping[str, StageRecord]) -> Iter
 
 
 def find_served_otherwise(
-    role: str,
-    side: str,
-    served: ServedModel,
-    profile: ServingProfile | None,
-    server_mode: str = "",
+    role: str, side: str, served: ServedModel, profile: ServingProfile | None
 ) -> Iterator[str]:
-    """Yield where a side's serving differs from the profile; the mode is a speed gate's."""
+    """Yield where a side's serving differs from the profile."""
     if profile is None:
         return
     drafted = profile.speculative.model if profile.speculative is not None else None
     wanted = ServingArguments.of(profile, is_baseline=side != "candidate", draft=drafted)
-    if served.serving != under_load(wanted, profile.accelerator, server_mode):
+    if served.serving != wanted:
         yield f"{role}: its {side} was not served as the verdict's profile says"
 
 

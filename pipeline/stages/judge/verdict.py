@@ -177,10 +177,7 @@ def speed_of(
     reports = []
     for claim in parameters.policy.claims_on(parameters.accelerator):
         role = ROLE + claim.name
-        measured = record(role) if role in roles else None
-        rule = rule_of(parameters, claim, measured)
-        if measured is not None:
-            rule = rule.model_copy(update={"began": SPEED.result_of(measured).began})
+        rule = rule_of(parameters, claim, record(role) if role in roles else None)
         reports.append(
             decide_speed_gate(
                 claim.name,

@@ -36,14 +36,9 @@ class SpeedParameters(Record):
         return f"{self.rule.kind} {self.name}"
 
     @property
-    def alternates(self) -> bool:
-        """Whether servers are started again and again while it measures."""
-        return self.rule.server_mode != "concurrent"
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether the sides run at the same time, on separate GPUs."""
-        return self.rule.server_mode == "swapped"
+    def is_fresh(self) -> bool:
+        """Whether each load has a new server start."""
+        return self.rule.starts == "fresh"
 
     @property
     def decided_by(self) -> SpeedGateRule:
@@ -70,7 +65,7 @@ class SpeedRuntime(WorkerRuntime):
 class SpeedResult(Record):
     """Summary of the measurement; `loads.jsonl` has all loads."""
 
-    units: int = Field(description="blocks, pairs of server runs or rounds")
+    units: int = Field(description="blocks")
     state: str
     seed: int = Field(description="that traffic was drawn with")
     server_runs: int = Field(
@@ -78,21 +73,8 @@ class SpeedResult(Record):
         description="of the servers, that were begun; of one that ended too soon what was whole "
         "is kept",
     )
-    began: list[int] = Field(
-        [0],
-        min_length=1,
-        description="first server start of each run that had a budget for lost blocks or rounds",
-    )
-    log_rates: dict[str, list[float]] = Field(
-        {}, description="of a ratio: median ln(output tokens/s) of each start, by side"
-    )
     loads_digest: str
-    load_generator: str = Field("", description="its version")
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether disturbances kept it open: the next run of the command continues it."""
-        return self.state == "disturbed"
+    prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
 SPEED = Stage("speed", 1, SpeedParameters, SpeedRuntime, SpeedResult)

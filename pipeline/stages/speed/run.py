@@ -1,4 +1,4 @@
-"""Measures one speed gate: blocks of both sides, or rounds of the candidate.
+"""Measures one speed gate: blocks of both sides, or loads of the candidate.
 
 `loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load_run.py), in the
 order of measuring. A try that ended early leaves the load log to the next.
@@ -18,12 +18,11 @@ from eval_gates.speed.load_run import LOADS, LoadRun
 from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.screening import ScreeningRule
 from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
-from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError
 from pipeline.core.private_files import private_umask
 from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.context import StageContext
@@ -61,7 +60,7 @@ class MeasurementProgress:
     def next_sides(self) -> tuple[str, ...]:
         """Return the sides whose servers must run for it.
 
-        It is one of interleaved starts, and of swapped GPUs both in the order of the GPUs.
+        With fresh starts it is one.
         """
         server_run = self.next_server_run()
         return server_run.sides if server_run is not None else ()
@@ -83,7 +82,7 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Meas
         folder.mkdir(parents=True, exist_ok=True)
         book = LoadLog(folder)
         begun = book.open(rests_on)
-    rule = parameters.rule.model_copy(update={"began": begun.began})
+    rule = parameters.rule
     schedule = rule.schedule([side for side in SIDES if side in parameters.sides])
     loads = book.loads()
     return MeasurementProgress(
@@ -92,7 +91,7 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Meas
 
 
 def run(context: Context) -> SpeedResult | None:
-    """Measure until the gate is decided or its cap is reached; None: another server is needed.
+    """Measure until the gate has its blocks; None: another server is needed.
 
     Raises:
         ServingError: an endpoint did not answer any request.
@@ -101,7 +100,7 @@ def run(context: Context) -> SpeedResult | None:
     course = course_of(context.spec, context.store, context.folder)
     facts: dict[str, Any] = {}
     if (server_run := course.next_server_run()) is not None:
-        if course.begun.server_runs and course.server_runs.loads is None:
+        if course.begun.server_runs and not course.server_runs.is_fresh:
             done = len(course.loads) // course.server_runs.unit
             context.note(f"goes on after {done} {course.rule.unit} that were measured before")
         count_loads(context)
@@ -110,26 +109,14 @@ def run(context: Context) -> SpeedResult | None:
         course = course_of(context.spec, context.store, context.folder)
         if course.next_server_run() is not None:
             return None
-    state = course.rule.state(course.loads)
-    if state == "disturbed":
-        course.book.allow_another_run(course.begun)
     return SpeedResult(
         **facts,
         units=len(course.loads) // course.server_runs.unit,
-        state=state,
+        state=course.rule.state(course.loads),
         seed=course.begun.seed,
         server_runs=course.begun.server_runs,
-        began=course.begun.began,
-        log_rates=course.rule.log_rates(course.loads)
-        if isinstance(course.rule, ThroughputRatioRule)
-        else {},
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
     )
-
-
-def is_unfinished(record: StageRecord) -> bool:
-    """Whether disturbances kept it open."""
-    return SPEED.result_of(record).is_disturbed
 
 
 def count_loads(context: Context) -> None:

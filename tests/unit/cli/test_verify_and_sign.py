@@ -18,8 +18,6 @@ from artifacts.evidence.verify import VariantCheck
 from pipeline.cli.main import app
 from pipeline.cli.verify import print_folder
 from pipeline.core.errors import EvidenceError, UsageError
-from pipeline.core.run_folders import RUN_RECORD
-from recipes.schema import TuningProvenance
 
 RECIPE = "fp8-dynamic"
 
@@ -53,33 +51,6 @@ class TestVerify:
         result = call("verify", run.report.run, "--store", run.root)
         assert result.exit_code == 0
         assert "the same" in result.stdout
-
-    @pytest.mark.parametrize(("named", "exit_code"), [("gone", 0), ("itself", 1)])
-    def test_what_its_profile_said_of_a_tuning(
-        self, run: FakeRun, tmp_path: Path, named: str, exit_code: int
-    ) -> None:
-        """A run that is not there decides nothing; one that tuned nothing speaks against it."""
-        store = Path(shutil.copytree(run.root, tmp_path / "store"))
-        file = store / "runs" / run.report.run / RUN_RECORD
-        record = json.loads(file.read_text())
-        record["command"]["tuned_claim"] = TuningProvenance(
-            min_gain=1.1,
-            gain=1.2,
-            alpha=0.05,
-            workload="chat",
-            engine_defaults=[],
-            checkpoint="c",
-            hardware={},
-            run=run.report.run if named == "itself" else named,
-            evidence="e",
-            requires_regate=False,
-        ).model_dump()
-        file.write_text(json.dumps(record))
-        result = call("verify", run.report.run, "--store", store, "--json")
-        told = json.loads(result.stdout)
-        assert (result.exit_code, told["same"]) == (exit_code, exit_code == 0)
-        assert told["tuned"]["state"] == ("differs" if exit_code else "not checked")
-        assert told["tuned"]["state"] in call("verify", run.report.run, "--store", store).stdout
 
     def test_a_folder(self, deployed: Path) -> None:
         result = call("verify", deployed)

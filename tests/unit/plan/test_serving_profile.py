@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from asked_run import install_driver, refused, request_for, speculative_profile
 
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import choose
-from recipes.catalog import RECIPES, profile_names
+from recipes.catalog import profile_names
 
 pytestmark = pytest.mark.usefixtures("programs")
 
@@ -70,14 +69,3 @@ class TestSpeculative:
         assert "speculative.rejection_sample_method" in error.where
         choices = choose(replace(asked, promote=False), settings)
         assert "lossy" in choices.to_dict()["speculation"]
-
-    def test_what_it_accepts_is_no_claim_without_it(
-        self, tmp_path: Path, settings: Settings
-    ) -> None:
-        policy = yaml.safe_load((RECIPES / "policies" / "demo.yaml").read_text())
-        claim = {"workload": "chat", "rate": 2, "min_acceptance_length": 1.5}
-        file = tmp_path / "policy.yaml"
-        file.write_text(yaml.safe_dump({**policy, "speed": {"slo": [claim]}}))
-        error = refused(request_for(profile="cpu", policy=str(file)), settings)
-        assert "speed.slo.0" in error.where
-        choose(request_for(profile=speculative_profile(tmp_path), policy=str(file)), settings)

@@ -10,7 +10,7 @@ import pytest
 from loose_stage import stage_spec
 from some_attempt import some_trial
 
-from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
+from eval_gates.speed.rules import LimitRule, RatioRule
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.speed_plan import (
@@ -49,13 +49,9 @@ def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
     assert [claim.gate for claim in claims] == ["ratio.chat", "ratio.support", "slo.0"]
     chat, support, slo = claims
     assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
-    assert chat.rule == ThroughputRatioRule(
-        min_ratio=0.5,
-        alpha=0.01,
-        blocks=20,
-        hit_rate=0.0,
-        restart_allowance=restart_allowance(0.02, 1000, 0.005),
-        restart_allowance_alpha=0.005,
+    assert chat.rule == RatioRule(min_ratio=0.5, alpha=0.01, blocks=5, hit_rate=0.0, starts="once")
+    assert slo.rule == LimitRule(
+        limits={"ttft_ms_p95": 800.0}, alpha=0.01, blocks=6, hit_rate=0.0, starts="once"
     )
     assert support.rule.hit_rate == 0.88
     assert slo.workload.arrivals.rate == 2.0
@@ -79,19 +75,6 @@ def test_a_ratio_claims_nothing_on_a_machine_that_its_minimum_does_not_name() ->
     assert [claim.gate for claim in find_claims(only, profile(chat=SMALL))] == ["slo.0"]
     assert [claim.name for claim in only.claims_on(None)] == ["slo.0"]
     assert only.claims_on("cuda")[0].name == "ratio.chat"
-
-
-def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judged_as_they_run() -> (
-    None
-):
-    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
-    (ours,) = find_claims(claims, profile(chat=SMALL), alpha=0.02)
-    assert isinstance(ours.rule, ThroughputRatioRule)
-    assert ours.rule.restart_allowance_alpha == 0.01
-    assert ours.rule.restart_allowance == pytest.approx(2.33 * 2**0.5 * 0.02, rel=0.01)
-    (theirs,) = find_claims(claims, None, alpha=0.02)
-    assert isinstance(theirs.rule, ThroughputRatioRule)
-    assert (theirs.rule.restart_allowance, theirs.rule.level) == (0.0, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -216,28 +199,19 @@ def test_a_block_that_could_have_no_ten_waves_is_refused() -> None:
     assert caught.value.where == "profile cpu, key workloads.chat, key arrivals"
 
 
-def test_on_a_gpu_each_side_is_served_in_turn() -> None:
-    baseline = {**SLO, "compare": "baseline"}
-    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO, baseline])
-    ratio, alone, both = find_claims(claims, profile("h100"))
-    assert isinstance(ratio.rule, ThroughputRatioRule)
-    assert (ratio.rule.server_mode, ratio.rule.loads_per_server_run) == ("interleaved", 3)
-    assert ratio.rule.restart_allowance == 0.0  # lives are among what is measured
-    assert not alone.rule.compares
-    # Rounds of one start are not independent, and differ less than starts do.
-    assert (alone.rule.server_mode, alone.rule.loads_per_server_run) == ("interleaved", 1)
-    assert (both.rule.server_mode, both.rule.loads_per_server_run) == ("interleaved", 1)
-    (together,) = find_claims(policy(slo=[baseline]), profile())
-    assert together.rule.server_mode == "concurrent"
-
-
-def test_two_servers_on_one_gpu_have_an_allowance_and_limits_have_starts_of_their_own() -> None:
-    together = load_profile("h100").model_copy(update={"server_mode": "concurrent"})
+def test_each_load_has_a_start_of_its_own_where_the_profile_says_so() -> None:
     claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO])
-    ratio, limits = find_claims(claims, together)
-    assert isinstance(ratio.rule, ThroughputRatioRule)
-    assert (ratio.rule.server_mode, limits.rule.server_mode) == ("concurrent", "interleaved")
-    assert ratio.rule.restart_allowance > 0
+    for served, starts in ((profile("h100"), "fresh"), (profile(), "once"), (None, "once")):
+        found = find_claims(claims, served)
+        assert {claim.rule.starts for claim in found} == {starts}
+
+
+def test_two_servers_that_stay_up_must_fit_on_a_gpu() -> None:
+    plain = {"name": "p", "summary": "s", "accelerator": "cuda", "starts": "once"}
+    with pytest.raises(ValueError, match="gpu-memory-utilization"):
+        ServingProfile.model_validate(plain)
+    half = {"engine_arguments": {"gpu-memory-utilization": 0.45}}
+    assert ServingProfile.model_validate({**plain, **half}).starts == "once"
 
 
 def side(tmp_path: Path, name: str) -> SpeedSide:
@@ -253,7 +227,7 @@ def stages(
         "candidate": side(tmp_path, "fp8"),
         **{"tokenizer": tmp_path, "environment": "e", "machine": "m", **changes},
     }
-    claimed = policy(slo=[SLO, {**SLO, "compare": "baseline"}])
+    claimed = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO])
     return speed_stages(
         Sides(**given),
         some_trial(),
@@ -263,11 +237,11 @@ def stages(
 
 def test_the_stage_rests_on_the_sides_that_it_measures(tmp_path: Path) -> None:
     found = stages(tmp_path)
-    assert list(found) == ["speed.slo.0", "speed.slo.1"]
-    alone, both = found.values()
+    assert list(found) == ["speed.ratio.chat", "speed.slo.0"]
+    both, alone = found.values()
     assert (alone.stage, alone.variant, set(alone.inputs)) == ("speed", "fp8", {"candidate"})
     assert set(both.inputs) == set(both.parameters["sides"]) == {"baseline", "candidate"}
-    assert both.runtime["claim"] == "slo.1"
+    assert both.runtime["claim"] == "ratio.chat"
 
 
 def test_another_tuple_or_generator_is_another_measurement(tmp_path: Path) -> None:
@@ -294,8 +268,8 @@ def test_a_file_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) -
 @pytest.mark.parametrize(
     "speed",
     [
-        {"slo": [{**SLO, "rate": 250.0, "compare": "baseline"}]},
-        {"slo": [{**SLO, "compare": "baseline", "rounds": 10_000}]},
+        {"slo": [{**SLO, "rate": 900.0, "starts": 20}]},
+        {"slo": [{**SLO, "rate": 200.0, "starts": 100}]},
     ],
 )
 def test_what_would_be_measured_for_hours_and_could_not_be_read_is_refused(
@@ -312,6 +286,5 @@ def test_so_many_letters_a_request_are_enough() -> None:
     from eval_gates.speed.load_run import CHARACTERS_PER_REQUEST, format_lines
 
     requests = queued_requests(100.0, 100.0, 0.009, "a")
-    requests = requests.model_copy(update={"longest_pause_s": requests.ttft_s})
     (line,) = format_lines([round_of(0, requests=requests)])
     assert len(line) / len(requests) < CHARACTERS_PER_REQUEST

@@ -19,11 +19,6 @@ from recipes.engine_arguments import (
 from recipes.engines import DEFAULT, find_engine
 from recipes.schema import ServingProfile
 
-TUNED: dict[str, Any] = {
-    **{"min_gain": 1.1, "gain": 1.2, "alpha": 0.05, "workload": "chat", "engine_defaults": []},
-    **{"checkpoint": "c", "hardware": {}, "run": "r", "evidence": "e", "requires_regate": False},
-}
-
 
 def profile(**keys: Any) -> ServingProfile:
     return ServingProfile.model_validate(
@@ -126,8 +121,6 @@ def test_what_tunes_an_engine_is_taken() -> None:
         ("engine_arguments", {"prefill-context-parallel-size": 0}),
         ("environment", {"LD_PRELOAD": "/tmp/x.so"}),
         ("environment", {"A=B": "c"}),
-        ("tuned", {**TUNED, "workload": "chat\nall gates passed"}),
-        ("tuned", {**TUNED, "run": "\x1b[2J"}),
         ("kv_cache_dtype", "fp8 --host 0.0.0.0"),
         ("baseline_kv_cache_dtype", "\x1b[2J"),
     ],

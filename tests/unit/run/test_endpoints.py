@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from model_server_stand_in import stand_in_python
 from pipeline.core.errors import ServingError
 from pipeline.core.store import Store
 from pipeline.run import endpoints
-from pipeline.run.endpoints import LocalServers, split_gpus
+from pipeline.run.endpoints import LocalServers
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from recipes.catalog import load_profile
@@ -64,59 +63,6 @@ def test_both_sides_are_up_at_once_and_gone_at_the_end(
     for each in facts:
         assert not Path(each["socket"]).parent.exists()
     assert servers.open(sides[0])["server_log"].endswith("server.baseline.2.log")
-
-
-def test_a_server_starts_again_where_it_is_to_have_other_arguments(
-    servers: LocalServers, tmp_path: Path
-) -> None:
-    """As a candidate does that shares its GPU while its speed is measured."""
-    alone = model(tmp_path, "fp8")
-    assert alone.arguments is not None
-    half = {**alone.arguments.engine_arguments, "gpu-memory-utilization": 0.46}
-    shared = alone.model_copy(update={"arguments": replace(alone.arguments, engine_arguments=half)})
-    first, second = servers.open(alone), servers.open(shared)
-    assert not Path(first["socket"]).parent.exists()
-    assert ask(second) == 200
-    assert "0.46" in second["server"]["command"]
-    assert servers.open(shared) is second
-
-
-def test_two_that_are_opened_apart_start_at_once_on_gpus_of_their_own(
-    servers: LocalServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus = [SimpleNamespace(uuid=f"GPU-{n}") for n in range(2)]
-    monkeypatch.setattr(endpoints, "visible_gpus", lambda: gpus)
-    start, both, seen = endpoints.Server.start, threading.Barrier(2), {}
-
-    def start_with_other(server: endpoints.Server, *given: Any) -> float:
-        both.wait(20)
-        seen[server._log.name] = server._environment["CUDA_VISIBLE_DEVICES"]
-        return start(server, *given)
-
-    monkeypatch.setattr(endpoints.Server, "start", start_with_other)
-    facts = servers.open_apart([model(tmp_path, name) for name in ("fp8", "baseline")])
-    assert [ask(each) for each in facts] == [200, 200]
-    assert seen == {"server.fp8.log": "GPU-0", "server.baseline.log": "GPU-1"}
-    assert "server.fp8" in facts[0]["server_log"]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httpcore's socket
-def test_where_one_of_two_does_not_start_neither_stays(
-    servers: LocalServers, tmp_path: Path
-) -> None:
-    sides = [model(tmp_path, "fp8", "dies"), model(tmp_path, "baseline")]
-    with pytest.raises(ServingError):
-        servers.open_apart(sides)
-    servers.check_alive()
-    assert servers._servers == {}
-
-
-def test_gpus_are_split_in_order_and_too_few_are_an_error() -> None:
-    two = ServingArguments({"tensor-parallel-size": 2}, {})
-    assert split_gpus(["a", "b", "c", "d"], [two, two]) == [["a", "b"], ["c", "d"]]
-    assert split_gpus([], [two, two]) == [(), ()]
-    with pytest.raises(ServingError):
-        split_gpus(["a", "b", "c"], [two, two])
 
 
 def test_both_sides_are_stopped_side_by_side(

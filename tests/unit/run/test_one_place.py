@@ -12,7 +12,7 @@ from spoilt_bundle import check_bundle, opened
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.verify import check_run
-from eval_gates.speed.throughput_ratio import ThroughputRatioRule
+from eval_gates.speed.rules import RatioRule
 from pipeline.checkpoint.weights_folder_files import CARD
 from pipeline.release.recorded_verdict import read_past
 from pipeline.stages.coherence import COHERENCE
@@ -44,7 +44,7 @@ def test_plan_worker_judge_card_verify_and_recheck_follow_the_policy(
     claim = SPEED.parameters_of(variant.stages["speed.ratio.chat"]).rule
     assert gate is not None
     assert gate.margin.points == margin
-    assert isinstance(claim, ThroughputRatioRule)
+    assert isinstance(claim, RatioRule)
     assert claim.min_ratio == minimum
     # worker
     stopping = round_of(variant.stages["code"], made.store).stopping.rule

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,18 +15,15 @@ from quantized_checkpoint import SIZE, source_files
 from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
-from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.resource_request import ResourceRequest
-from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.run.plan_report import PlanReport, forecast
-from pipeline.run.serving_planner import ServingPlanner
-from pipeline.stages import speed
 from recipes import catalog
 
 RECIPE = "fp8-dynamic"
@@ -38,14 +34,6 @@ QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)
 SPEED = "speed ratio.short"
 STAGES = (*QUESTIONS, "quantize", "check_weights", *OF_BASELINE, *SERVED, SPEED, "judge")
 ALONE = ResourceRequest(cpus="all", exclusive=True)
-SHAPE = {
-    "hidden_size": SIZE,
-    "intermediate_size": SIZE,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 32,
-}
 SERVER_FACTS = {"server": {"ready_seconds": 50.0}}
 
 
@@ -127,20 +115,6 @@ def changed_demo(planning: Planning, **quiz: Any) -> str:
     policy["suites"]["quiz"] |= quiz
     path.write_text(json.dumps(policy))  # JSON is YAML
     return str(path)
-
-
-def two_h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's program tells of two."""
-    lines = "\n".join(f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-{n})" for n in range(2))
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        f"#!/bin/sh\ncase \"$*\" in\n-L) echo '{lines}';;\n"
-        "*name,driver_version*) echo 'NVIDIA H100 80GB HBM3, 580.9, 81559 MiB';;\n"
-        "*compute_cap*) echo 9.0;;\n*) exit 2;;\nesac\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture
@@ -251,28 +225,6 @@ class TestCached:
         (planning.checkpoint / "chat_template.jinja").write_text("{{ other }}")
         found = planning.forecast()
         assert {stage.name for stage in found.stages if stage.cached} == set(QUESTIONS)
-
-
-class TestDisturbed:
-    def test_speed_that_a_run_continues_is_not_cached(self, planning: Planning) -> None:
-        for spec in planning.specs():
-            planning.finish(spec)
-            if spec.stage == "speed":
-                record = planning.store.find(spec.stage, spec.key)
-                assert record is not None
-                result = {**record.result, "state": "disturbed"}
-                put_record(planning.store, record.model_copy(update={"result": result}))
-                speed = StageReference(stage=spec.stage, key=spec.key)
-                digests = {"speed.ratio.short": digest_json(result)}
-            elif spec.stage == "judge":
-                record = planning.store.find(spec.stage, spec.key)
-                assert record is not None
-                rests_on = {"inputs": {"speed.ratio.short": speed}, "input_digests": digests}
-                put_record(planning.store, record.model_copy(update=rests_on))
-        found = planning.forecast()
-        to_run = {(row[0], row[2]) for row in found.stage_rows() if row[2] != "cached"}
-        assert to_run == {("serve", "to run"), (SPEED, "to continue"), ("judge", "to run")}
-        assert {each.name for each in found.stages if each.continued} == {SPEED}
 
 
 class TestTimes:
@@ -407,7 +359,7 @@ class TestWords:
         }
         assert {env["state"] for env in found["environments"]} == {"missing"}
         first = found["stages"][0]
-        assert first.keys() == {"name", "variant", "cached", "continued", "expected_seconds"}
+        assert first.keys() == {"name", "variant", "cached", "expected_seconds"}
 
 
 class TestDemo:
@@ -417,51 +369,6 @@ class TestDemo:
         assert "to be made first" in found.headline()
         assert (found.size_rows(), found.to_dict()["checkpoint"]) == ([], None)
         assert not planning.settings.store.exists()
-
-
-class TestRoom:
-    def test_the_ratio_alone_takes_the_gpus_of_both_sides(
-        self, planning: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Questions and limits have those of one server."""
-        two_h100(tmp_path, monkeypatch)
-        slo = {"workload": "short", "rate": 9.0, "limits": {"latency_ms_p50": 900.0}}
-        ratio = {"min_ratio": 1.0, "workloads": ["short"]}
-        policy = catalog.load_policy("demo").model_dump(exclude_none=True)
-        path = planning.folder / "fast.yaml"
-        path.write_text(
-            json.dumps(policy | {"speed": policy["speed"] | {"ratio": ratio, "slo": [slo]}})
-        )
-        request = planning.request(profile="h100", policy=str(path))
-        choices = choose(request, planning.settings)
-        checkpoint = locate(choices, planning.settings, lambda spec: Path("/none"), Listener())
-        sources = find_data(choices, planning.settings, Listener())
-        plan = make_plan(choices, checkpoint, planning.settings, sources)
-        (variant,) = plan.variants
-        stages: Any = SimpleNamespace(
-            store=planning.store,
-            accelerator="cuda",
-            executor=SimpleNamespace(count_room=lambda needs: 2 // max(1, needs.gpus)),
-        )
-        asked = plan.served_stages(variant, lambda spec: None)
-        loads = [spec for spec in asked if spec.stage == speed.SPEED.name]
-        of_ratio = [spec for spec in loads if speed.SPEED.parameters_of(spec).is_apart]
-        assert len(loads) == 2 * len(of_ratio) == 2
-        planner = ServingPlanner(plan, stages)
-        work = [planner.lay_out(variant, specs) for specs in (asked, loads, of_ratio)]
-        assert [each.needs.gpus for each in work] == [1, 1, 2]
-
-    @pytest.mark.parametrize("fits", [True, False])
-    def test_a_refused_plan_names_the_servers_mode_too(
-        self, planning: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
-    ) -> None:
-        two_h100(tmp_path, monkeypatch)
-        config = planning.checkpoint / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | (SHAPE if fits else {})))
-        (planning.checkpoint / "tokenizer.json").unlink()
-        found = planning.forecast(profile="h100")
-        assert found.faults
-        assert [each.server_mode for each in found.claims] == ["concurrent" if fits else "swapped"]
 
 
 def test_a_cluster_s_plan_is_laid_out_for_its_nodes(

@@ -75,7 +75,7 @@ def test_variants_down_and_gates_across() -> None:
     assert failed[:3] == ["fp8-dynamic", "fail", "163.4 MB"]
     assert failed[3] == "fail: -0.14 points (lower bound -0.43, margin -1), n=3,511"
     assert failed[5].startswith("fail (advisory): ")
-    assert failed[6] == "pass: x 1.50 (x 1.40, at least 1)"
+    assert failed[6] == "pass: x 1.50 (1.40 to 1.60) (x 1.40, at least 1)"
     assert skipped == ["awq-w4a16", "skipped", "not made", "-", "-", "-", "-"]
 
 

@@ -7,36 +7,25 @@ import pytest
 from measured_loads import queued_round, round_of
 
 from eval_gates.speed.load_run import MAX_REQUESTS, LoadRun
-from eval_gates.speed.rounds import Timing, count_arrivals, is_too_short, next_timing
+from eval_gates.speed.rounds import Timing, arrival_times, is_too_short, next_timing
 
 RATE = {"rate": 1.0, "concurrency": None}
 WORKLOAD = {"arrivals": RATE, "seconds": 12.0, "warmup_seconds": 3.0}
 
 
 def test_the_number_of_requests_of_a_round_is_poisson() -> None:
-    """Mean and variance are rate x time; with vLLM's stretched gaps a window had a third of it."""
-    counts = np.array([count_arrivals(seed, 1.5, 30.0) for seed in range(4000)])
+    """Mean and variance are rate x time, also of a window in it."""
+    times = [np.array(arrival_times(seed, 1.5, 50.0)) for seed in range(4000)]
+    counts = np.array([((each >= 10) & (each < 40)).sum() for each in times])
     assert counts.mean() == pytest.approx(45, abs=0.4)
     assert counts.var() == pytest.approx(45, rel=0.08)
-    assert count_arrivals(7, 1.5, 30.0) == count_arrivals(7, 1.5, 30.0)
-
-
-def test_requests_that_are_stretched_over_the_round_are_poisson_in_its_window() -> None:
-    """As vLLM's client sends them: exponential gaps, stretched until the number fills the time."""
-    chance, rate, lasts = np.random.default_rng(3), 1.5, 50.0
-    counted = []
-    for seed in range(3000):
-        number = count_arrivals(seed, rate, lasts)
-        sent = chance.exponential(1, number).cumsum()
-        sent *= lasts / sent[-1]
-        counted.append(((sent >= 10) & (sent < 40)).sum())
-    assert np.mean(counted) == pytest.approx(45, abs=1.2)
-    assert np.var(counted) == pytest.approx(45, rel=0.1)
+    assert arrival_times(7, 1.5, 30.0) == arrival_times(7, 1.5, 30.0)
+    assert arrival_times(7, 1.5, 30.0) == sorted(arrival_times(7, 1.5, 30.0))
 
 
 def test_no_round_is_empty_and_none_is_larger_than_a_load_may_be() -> None:
-    assert min(count_arrivals(seed, 1e-3, 1.0) for seed in range(50)) == 1
-    assert count_arrivals(1, 1e5, 100.0) == MAX_REQUESTS
+    assert min(len(arrival_times(seed, 1e-3, 1.0)) for seed in range(50)) == 1
+    assert len(arrival_times(1, 1e5, 100.0)) == MAX_REQUESTS
 
 
 def test_a_round_lasts_ten_answers_of_those_before_it() -> None:

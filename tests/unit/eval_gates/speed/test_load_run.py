@@ -12,7 +12,6 @@ from eval_gates.speed.load_run import (
     MAX_CHARACTERS,
     EngineCounters,
     Interference,
-    QueueSamples,
     RequestColumns,
     fits_evidence,
     format_lines,
@@ -23,7 +22,6 @@ FAILED = {
     "start_s": [0.0],
     "ttft_s": [None],
     "end_s": [None],
-    "longest_pause_s": [None],
     "input_tokens": [20],
     "output_tokens": [0],
     "error": ["HTTP 500"],
@@ -31,14 +29,13 @@ FAILED = {
 
 
 def test_a_line_is_read_back_as_it_was() -> None:
-    """With counters, samples, disturbances and a request that failed."""
+    """With counters, disturbances and a request that failed."""
     loads = [
         load_in_waves(),
         load_in_waves(
             requests=FAILED,
             before=EngineCounters(prefix_cache_queries=10, prefix_cache_hits=5),
             after=EngineCounters(prefix_cache_queries=30, prefix_cache_hits=20),
-            samples=QueueSamples(at_s=[0.5], running=[4], waiting=[0]),
             client_lag_s=0.002,
             interference=[Interference(kind="throttled", what="power cap")],
         ),
@@ -112,7 +109,6 @@ def test_what_there_is_room_for_is_read(failing: int) -> None:
             start_s=[1234.123456789012345] * many,
             ttft_s=[*none, *[0.123456789012345678] * some],
             end_s=[*none, *[1234.9123456789012345] * some],
-            longest_pause_s=[*none, *[0.0123456789012345678] * some],
             input_tokens=[1_000] * many,
             output_tokens=[*[0] * failing, *[100] * some],
             error=[*["x" * 300] * failing, *[None] * some],

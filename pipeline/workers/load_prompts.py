@@ -1,0 +1,95 @@
+"""Prompts of a load, drawn by vLLM's dataset readers, inside the `serve` environment."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request of a load."""
+
+    text: str
+    input_tokens: int
+    output_tokens: int
+    overrides: dict[str, Any] = field(default_factory=dict)  # of the request's body
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """Prompts of a workload.
+
+    Args:
+        datasets: the module `vllm.benchmarks.datasets`.
+        workload: as in recipes/workload.py, with the file that the stage laid out.
+        tokenizer: of both sides. Prompts are not aligned to an endpoint's own one, by which a
+            candidate would choose what it is asked.
+    """
+
+    datasets: Any
+    workload: dict[str, Any]
+    tokenizer: Any
+
+    def draw(self, number: int, seed: int) -> Sequence[Prompt]:
+        """Draw a load's prompts; another seed has other ones."""
+        workload = self.workload
+        if workload["kind"] == "requests":
+            return self._of_file(number, seed)
+        if workload["kind"] == "random":
+            reader = self.datasets.RandomDataset(random_seed=seed)
+            lengths, drawn_number = {"input_len": workload["input_tokens"]}, number
+        else:
+            reader = self.datasets.PrefixRepetitionRandomDataset(random_seed=seed)
+            lengths = {
+                "num_prefixes": workload["prefixes"],
+                "prefix_len": workload["prefix_tokens"],
+                "suffix_len": workload["suffix_tokens"],
+            }
+            # It draws as many prompts for each prefix, and would leave a rest out.
+            drawn_number = -(-number // workload["prefixes"]) * workload["prefixes"]
+        drawn = reader.sample(
+            tokenizer=self.tokenizer,
+            num_requests=drawn_number,
+            output_len=workload["output_tokens"],
+            **lengths,
+        )
+        return [
+            Prompt(each.prompt, each.prompt_len, each.expected_output_len)
+            for each in drawn[:number]
+        ]
+
+    def _of_file(self, number: int, seed: int) -> Sequence[Prompt]:
+        """Return the file's prompts in the load's order.
+
+        An earlier prompt is in the prefix cache, but not under this load's salt.
+        """
+        with Path(self.workload["file"]).open() as lines:
+            prompts = [json.loads(line)["prompt"] for line in lines]
+        random.Random(seed).shuffle(prompts)  # noqa: S311  # traffic, no secret
+        return [
+            Prompt(
+                prompt,
+                len(self.tokenizer(prompt).input_ids),
+                self.workload["output_tokens"],
+                {"cache_salt": f"{seed}.{place // len(prompts)}"},
+            )
+            for place, prompt in zip(range(number), itertools.cycle(prompts), strict=False)
+        ]
+
+
+def open_source(
+    workload: dict[str, Any], tokenizer: str, *, trust_remote_code: bool
+) -> PromptSource:
+    """Return the workload's prompts; the tokenizer's folder is read once."""
+    from vllm.benchmarks import datasets
+    from vllm.tokenizers import get_tokenizer
+
+    return PromptSource(
+        datasets, workload, get_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+    )

@@ -1,0 +1,238 @@
+"""Verdicts from loads: ratios and limits over blocks, disturbances, and faults of a side."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from measured_loads import block, blocks, load_in_waves, queued_round, round_of
+
+from eval_gates.speed.load_run import Interference, LoadRun
+from eval_gates.speed.rules import LimitRule, RatioRule
+
+RATIO = RatioRule(min_ratio=0.95, alpha=0.025, blocks=5)
+LIMITS = LimitRule(limits={"ttft_ms_p95": 800}, alpha=0.025, blocks=6)
+EQUAL = [1.01, 0.99, 1.0, 1.02, 0.98]
+THROTTLED = {"interference": [Interference(kind="throttled", what="power cap")]}
+LATE = {"client_lag_s": 1.0, "client_late_s": 9.0}
+FAILED = {
+    "ttft_s": None,
+    "end_s": None,
+    "output_tokens": 0,
+    "error": "HTTP 500",
+}
+
+
+def failing(load: LoadRun, at: int = 20) -> LoadRun:
+    """Return the load with one request that failed."""
+    columns = load.requests.model_dump()
+    for name, value in FAILED.items():
+        columns[name][at] = value
+    return LoadRun(**{**load.model_dump(), "requests": columns})
+
+
+def changed(loads: list[LoadRun], number: int, side: str = "candidate", **changes: Any) -> None:
+    """Change one load of a block, in place."""
+    for place, load in enumerate(loads):
+        if (load.block, load.side) == (number, side):
+            loads[place] = load.model_copy(update=changes)
+
+
+def rounds(*ttft_s: float, **changes: Any) -> list[LoadRun]:
+    return [round_of(n, ttft_s=each, **changes) for n, each in enumerate(ttft_s)]
+
+
+class TestRatio:
+    @pytest.mark.parametrize(
+        ("factor", "state"), [(1.05, "pass"), (0.95, "undecided"), (0.85, "fail")]
+    )
+    def test_the_bound_decides(self, factor: float, state: str) -> None:
+        found = RATIO.evaluate(blocks([factor * each for each in EQUAL]))
+        assert found.state == state
+        assert found.estimate == pytest.approx(factor, rel=0.001)
+        assert found.interval is not None
+        assert found.interval[0] < factor < found.interval[1]
+        assert (found.p_value < 0.025) == (state == "pass")
+
+    def test_it_measures_its_number_of_blocks_and_looks_once(self) -> None:
+        loads = blocks([2.0, 2.1, 1.9, 2.0, 2.0])
+        assert [RATIO.needs_more(loads[: 2 * n]) for n in range(6)] == [True] * 5 + [False]
+        assert [RATIO.state(loads[: 2 * n]) for n in range(6)] == ["open"] * 5 + ["pass"]
+
+    def test_half_a_block_does_not_count(self) -> None:
+        assert RATIO.evaluate(blocks(EQUAL)[:9]).quiet == 4
+
+    def test_one_block_has_no_bounds(self) -> None:
+        found = RATIO.evaluate(blocks([1.0]))
+        assert (found.state, found.estimate, found.quiet) == ("open", None, 1)
+
+    def test_loads_with_other_prompts_show_nothing(self) -> None:
+        loads = blocks(EQUAL)
+        changed(loads, 1, prompts_sha256="f" * 64)
+        found = RATIO.evaluate(loads)
+        assert found.state == "invalid"
+        assert [reason.kind for reason in found.faults] == ["unlike"]
+        assert not RATIO.needs_more(loads[:4])
+
+    def test_prompts_that_were_asked_before_show_nothing(self) -> None:
+        loads = blocks(EQUAL)
+        for side in ("baseline", "candidate"):
+            changed(loads, 3, side, seed=1, prompts_sha256="0" * 64)
+        assert RATIO.state(loads) == "invalid"
+
+    def test_hits_must_be_as_declared(self) -> None:
+        rule = RATIO.model_copy(update={"hit_rate": 0.9})
+        assert RATIO.state(blocks([1.0] * 5)) == "pass"
+        assert rule.evaluate(blocks([1.0] * 5)).faults[0].kind == "no_counter"
+
+
+class TestDisturbances:
+    @pytest.mark.parametrize("cause", [THROTTLED, LATE], ids=["throttled", "late client"])
+    @pytest.mark.parametrize("side", ["baseline", "candidate"])
+    def test_a_disturbed_block_is_measured_again(self, cause: dict[str, Any], side: str) -> None:
+        loads = blocks([*EQUAL, 1.0])
+        changed(loads, 2, side, **cause)
+        assert RATIO.needs_more(loads[:10])
+        found = RATIO.evaluate(loads)
+        assert (found.state, found.quiet, found.repeats) == ("pass", 5, {"disturbed": 1})
+        assert found.with_disturbed is not None
+
+    def test_there_are_at_most_as_many_repeats_as_blocks(self) -> None:
+        loads = [load.model_copy(update=THROTTLED) for load in blocks([1.0] * 10)]
+        assert [RATIO.needs_more(loads[: 2 * n]) for n in (9, 10)] == [True, False]
+        assert RATIO.state(loads) == "undecided"
+
+    def test_a_verdict_that_hangs_on_the_disturbed_blocks_is_none(self) -> None:
+        """Else a cause that hits the slow blocks would let any server pass."""
+        loads = blocks([*EQUAL, 0.5])
+        changed(loads, 5, **THROTTLED)
+        swapped = [*loads[10:], *loads[:10]]
+        found = RATIO.evaluate(swapped)
+        assert (found.state, found.quiet) == ("undecided", 5)
+        assert found.estimate == pytest.approx(1.0, rel=0.01)
+        assert found.with_disturbed == pytest.approx(0.89, rel=0.01)
+        assert "another" in found.why
+
+    def test_a_wide_margin_takes_a_busy_machine(self) -> None:
+        """The demo's minimum, on two cores that do something else as well."""
+        loads = [
+            load.model_copy(update={"client_late_s": 3.0, "client_lag_s": 0.3})
+            for load in blocks([0.5, 0.4, 0.45, 0.6, 0.5])
+        ]
+        assert RATIO.state(loads) == "open"
+        assert RATIO.model_copy(update={"min_ratio": 0.02}).state(loads) == "pass"
+
+
+class TestOwnFaults:
+    def test_the_first_is_measured_again_and_the_second_ends_the_gate(self) -> None:
+        loads = blocks([*EQUAL, 1.0, 1.0])
+        loads[3] = failing(loads[3])
+        once = RATIO.evaluate(loads[:12])
+        assert (once.state, once.repeats, once.with_disturbed) == ("pass", {"candidate": 1}, None)
+        loads[7] = failing(loads[7])
+        twice = RATIO.evaluate(loads)
+        assert (twice.state, twice.repeats) == ("fail", {"candidate": 2})
+        assert "HTTP 500" in twice.why
+        assert not RATIO.needs_more(loads[:8])
+
+    def test_a_baseline_that_fails_is_no_fail_of_the_candidate(self) -> None:
+        loads = blocks(EQUAL)
+        loads[2], loads[6] = failing(loads[2]), failing(loads[6])
+        assert RATIO.state(loads) == "invalid"
+
+    def test_one_of_each_side_ends_nothing(self) -> None:
+        loads = blocks([*EQUAL, 1.0, 1.0])
+        loads[2], loads[7] = failing(loads[2]), failing(loads[7])
+        assert RATIO.evaluate(loads).repeats == {"baseline": 1, "candidate": 1}
+        assert RATIO.state(loads) == "pass"
+
+    def test_a_load_without_steady_state_is_one(self) -> None:
+        loads = blocks(EQUAL)
+        short = load_in_waves(1, block=2, side="candidate", seed=3, prompts_sha256=f"{2:064x}")
+        loads[5] = short
+        assert RATIO.evaluate(loads).repeats == {"candidate": 1}
+
+
+class TestLimits:
+    @pytest.mark.parametrize(("ttft_s", "state"), [(0.4, "pass"), (0.8, "undecided"), (1, "fail")])
+    def test_the_typical_start_decides(self, ttft_s: float, state: str) -> None:
+        found = LIMITS.evaluate(rounds(*[ttft_s * each for each in (*EQUAL, 1.0)]))
+        assert found.state == state
+        assert found.estimate == pytest.approx(0.8 / ttft_s, rel=0.01)
+
+    def test_the_tightest_limit_counts(self) -> None:
+        rule = LimitRule(limits={"ttft_ms_p95": 800, "tpot_ms_p50": 50}, alpha=0.025, blocks=6)
+        found = rule.evaluate(rounds(*[0.1] * 6))
+        assert (found.state, found.estimate) == ("fail", pytest.approx(0.5))  # 0.9 s for 9 tokens
+
+    def test_more_than_one_start_of_six_beyond_never_passes(self) -> None:
+        quick = [0.10, 0.11, 0.09, 0.1]
+        assert LIMITS.evaluate(rounds(*quick, 0.1, 0.81)).beyond == 1
+        found = LIMITS.evaluate(rounds(*quick, 0.81, 0.82))
+        assert (found.state, found.beyond) == ("undecided", 2)
+        ten = LIMITS.model_copy(update={"blocks": 12})
+        assert ten.state(rounds(*quick * 2, 0.1, 0.1, 0.81, 0.82)) == "pass"
+        assert "beyond" in ten.evaluate(rounds(*quick * 2, 0.1, 0.81, 0.81, 0.82)).why
+
+    def test_a_failed_request_of_a_quiet_load_fails_the_limit(self) -> None:
+        loads = rounds(*[0.1] * 6)
+        loads[1] = failing(loads[1])
+        assert LIMITS.state(loads) == "fail"
+        assert not LIMITS.needs_more(loads[:2])
+        loads[1] = loads[1].model_copy(update=THROTTLED)
+        assert LIMITS.state([*loads, round_of(6)]) == "pass"
+        some = LIMITS.model_copy(update={"limits": {"ttft_ms_p95": 800, "errors": 1}})
+        one = [failing(each, 1) for each in rounds(*[0.1] * 6)]  # in the warm-up
+        assert some.state(one) == "pass"
+
+    def test_a_rate_that_is_not_sustained_passes_nothing(self) -> None:
+        """Each load keeps the limit, and one of twenty requests is left over in each."""
+        requests = round_of(0).requests.model_dump()
+        requests["end_s"] = [s + 0.4 + 0.05 * i for i, s in enumerate(requests["start_s"])]
+        loads = [round_of(i, requests=requests) for i in range(6)]
+        rule = LimitRule(limits={"ttft_ms_p95": 60_000}, alpha=0.025, blocks=6)
+        found = rule.evaluate(loads)
+        assert (found.state, found.why) == ("undecided", "the rate is not sustained")
+        assert found.lower is not None
+        assert found.lower > 1
+
+    @pytest.mark.parametrize(("slots", "load", "passes"), [(8, 0.7, True), (64, 1.3, False)])
+    def test_a_saturated_server_passes_nothing(self, slots: int, load: float, passes: bool) -> None:
+        chance = np.random.default_rng(1)
+        rule = LimitRule(limits={"latency_ms_p95": 30_000}, alpha=0.025, blocks=6)
+        made = [queued_round(chance, slots, load) for _ in range(8)]
+        loads = [each.model_copy(update={"block": n, "seed": n}) for n, each in enumerate(made)]
+        assert (rule.state(loads) == "pass") == passes
+
+    def test_a_client_that_is_late_against_the_limit_is_a_disturbance(self) -> None:
+        late = rounds(*[0.1] * 6, client_lag_s=0.1)
+        assert LIMITS.evaluate(late).repeats == {"disturbed": 6}
+        on_tokens = LimitRule(limits={"tpot_ms_p95": 800}, alpha=0.025, blocks=6)
+        assert on_tokens.evaluate(late).quiet == 6
+
+    def test_a_load_with_too_few_requests_is_a_fault(self) -> None:
+        rule = LimitRule(limits={"ttft_ms_p99": 800}, alpha=0.025, blocks=6)
+        assert rule.evaluate(rounds(0.1, 0.1)).faults[0].kind == "too_few"
+
+    def test_a_missing_time_is_beyond_every_limit(self) -> None:
+        requests = round_of(0).requests.model_dump()
+        for name, value in FAILED.items():
+            requests[name][8:28] = [value] * 20
+        allowed = LIMITS.model_copy(update={"limits": {"ttft_ms_p95": 800, "errors": 20}})
+        assert allowed.value([round_of(0, requests=requests)]) == -50
+
+
+def test_equal_servers_pass_at_the_minimum_as_often_as_the_level_says() -> None:
+    """Through the whole rule, with a third of all blocks disturbed and slow."""
+    chance, passes = np.random.default_rng(2), 0
+    for _ in range(300):
+        loads: list[LoadRun] = []
+        while RATIO.needs_more(loads):
+            both = block(len(loads) // 2, 0.95 * math.exp(chance.normal(0, 0.04)))
+            if chance.random() < 1 / 3:
+                both = [load.model_copy(update=THROTTLED) for load in both]
+            loads += both
+        passes += RATIO.state(loads) == "pass"
+    assert passes <= 300 * 0.025 + 3 * math.sqrt(300 * 0.025)
