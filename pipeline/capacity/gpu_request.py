@@ -9,7 +9,6 @@ from pipeline.capacity.gpu_plan import CapacityPlan, capacity_plan
 from pipeline.capacity.machine import gpu_type, machine_of
 from pipeline.checkpoint.reference import CheckpointReference
 from pipeline.core.errors import CheckpointError
-from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
 from pipeline.inspection.inspection import inspect
@@ -143,7 +142,7 @@ def _read(
     if reference.kind == "folder":
         return read_folder(Path(reference.name).expanduser(), reference.text)
     spec = demo_stage_of(reference, profile, settings)
-    store = Store(settings.store)
+    store = settings.open_store()
     if store.find(spec.stage, spec.key) is None:
         raise CheckpointError(
             "the demo checkpoint is not made yet",

@@ -44,11 +44,10 @@ def gc(
     Exit codes: 0 done, 1 error (a registry that does not answer, a run in
     progress), 2 usage.
     """
-    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.release.garbage_collection import find_garbage, remove
 
-    found = Store(load_settings(store).store)
+    found = load_settings(store).open_store()
     registries = [registry] if registry else []
     with open_display(as_json=as_json) as progress, ExitStack() as held:
         if dry_run:  # also of a store that may only be read

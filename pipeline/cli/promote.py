@@ -65,12 +65,11 @@ def promote(
     from artifacts.evidence.signing import find_signer
     from artifacts.release import PromotionRequest, promote_run
     from artifacts.run_loader import find_run
-    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.plan.resolved_options import registry_uri
 
     settings = load_settings(store)
-    found = Store(settings.store)
+    found = settings.open_store()
     run_id, _, variant = run.partition(":")
     report = find_run(found, run_id)
     order = PromotionRequest(

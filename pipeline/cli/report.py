@@ -32,10 +32,9 @@ def report(
     from artifacts.report.page import run_page
     from artifacts.report.run_evidence import RunEvidence
     from artifacts.run_loader import find_run
-    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
-    found = Store(load_settings(store).store)
+    found = load_settings(store).open_store()
     evidence = RunEvidence(find_run(found, run), found)
     page, name = run_page(evidence), f"report-{evidence.report.run}.html"
     file = (output or Path(name)).resolve()

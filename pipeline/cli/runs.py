@@ -33,11 +33,10 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
       prepare runs list
     """
     from artifacts.run_loader import read_run
-    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
     found = []
-    for folder in RunFolders(Store(load_settings(store).store)).all():
+    for folder in RunFolders(load_settings(store).open_store()).all():
         try:
             found.append(read_run(folder))
         except StoreError as error:  # one damaged record must not hide the others
@@ -80,10 +79,9 @@ def show(
       prepare runs show latest --json
     """
     from artifacts.run_loader import find_run
-    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
-    found = Store(load_settings(store).store)
+    found = load_settings(store).open_store()
     report = find_run(found, run)
     if as_json:
         print(report.model_dump_json(indent=1))
@@ -118,10 +116,9 @@ def attach(
     from artifacts.run_loader import find_run
     from artifacts.run_outcome import how_to_continue
     from pipeline.cli.display import open_display
-    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
-    found = Store(load_settings(store).store)
+    found = load_settings(store).open_store()
     report = find_run(found, run)
     told = 0
     with open_display(as_json=as_json) as progress:
@@ -159,11 +156,10 @@ def list_attempts(store: StoreOption = None, as_json: JsonOption = False) -> Non
 
       prepare runs attempts
     """
-    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.stages.attempts import AttemptLedger
 
-    found = list(AttemptLedger(Store(load_settings(store).store)).all())
+    found = list(AttemptLedger(load_settings(store).open_store()).all())
     if as_json:
         print_json([attempt.model_dump(mode="json") for attempt in found])
         return

@@ -126,10 +126,9 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
     from artifacts.evidence.verify import check_run
     from artifacts.run_loader import find_run
-    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
-    found = Store(load_settings(store).store)
+    found = load_settings(store).open_store()
     report = find_run(found, run)
     checks = check_run(report, found)
     same = not any(check.differences for check in checks)

@@ -36,7 +36,6 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.file_locks import is_locked, locked
 from pipeline.core.fsync import flush_folder
-from pipeline.core.key_value_store import FileKeyValueStore
 from pipeline.core.private_files import is_shared, make_private, private_umask, share_with_group
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted.file import UntrustedFileError, read_regular
@@ -64,9 +63,6 @@ class Store:
     def stage_folder(self, stage: str, key: str) -> Path:
         """Return the directory of the stage's outputs."""
         return self.root / "stages" / stage / key
-
-    def key_value_store(self, name: str) -> FileKeyValueStore:
-        return FileKeyValueStore(self.root / name)
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
         final = self.stage_folder(stage, key)

@@ -22,7 +22,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from pipeline.core.file_digests import FileDigests
+from pipeline.core.file_locks import refuse_local_locks
 from pipeline.core.record import Record
+from pipeline.core.store import Store
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings_file import (
     absolute_from,
@@ -81,6 +83,12 @@ class Settings(Record):
     @property
     def digests(self) -> FileDigests:
         return FileDigests(self.home / "digests.json")
+
+    def open_store(self) -> Store:
+        """Return the store; raises StoreError if its file system may keep no locks."""
+        if self.store_locks != "trusted":
+            refuse_local_locks(self.store)
+        return Store(self.store)
 
 
 class SettingsFile(Record):

@@ -9,7 +9,6 @@ from pipeline.checkpoint.folder import (
     Checkpoint,
 )
 from pipeline.core.events import NullProgress, Progress
-from pipeline.core.store import Store
 from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -69,7 +68,7 @@ def make_plan(
     planner = make_planner(choices, checkpoint, settings, sources, draft)
     planner = replace(planner, run=run, remeasured=remeasured, adopted=adopted or {})
     if run:
-        AttemptLedger(Store(settings.store)).check_allowed(planner.trial)
+        AttemptLedger(settings.open_store()).check_allowed(planner.trial)
     return planner.plan()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from artifacts.deployable import Deployable
 from artifacts.exports.exported_version import (
@@ -100,8 +102,7 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
         UsageError: the folder is not empty; or containers would fetch from a registry of this
             machine.
     """
-    is_local = "://" not in request.source or request.source.startswith(_LOCAL)
-    if target in FETCHING and is_local and not request.source.startswith("databricks"):
+    if target in FETCHING and is_of_this_machine(request.source):
         reference = f"{request.version.name}@{request.version.version}"
         raise UsageError(
             "the cluster cannot fetch the files: the registry is on this machine",
@@ -122,6 +123,20 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
         for name, text in files.items():
             (destination / name).write_text(text, encoding="utf-8")
     return [destination / name for name in files]
+
+
+def is_of_this_machine(source: str) -> bool:
+    """Return whether an address leads to another place, or to none, from another machine."""
+    if source.startswith("databricks"):
+        return False
+    if "://" not in source or source.startswith(_LOCAL):
+        return True
+    host = urlsplit(source).hostname or ""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
 
 
 def other_versions(

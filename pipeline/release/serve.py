@@ -80,7 +80,7 @@ class Deployment:
         self.judged = past.deployable
         self.judged.check_servable(f"{version.name} version {version.version}")
         self._draft = draft
-        self._accepted = accepted_tuples(version, past, Store(settings.store))
+        self._accepted = accepted_tuples(version, past, settings.open_store())
 
     def differences(self) -> list[str]:
         """Members in which this machine differs from the judged one.

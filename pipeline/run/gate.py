@@ -23,7 +23,6 @@ from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import ModelGeneration, folder_generation
@@ -226,7 +225,7 @@ def plan_of(
         {candidate.name: digest_json([served, request.family, asked])},
         pin_files(policy, None),
     )
-    AttemptLedger(Store(settings.store)).check_allowed(trial)
+    AttemptLedger(settings.open_store()).check_allowed(trial)
     sides = served_sides(planner, request, candidate, asked_as)
     gates = find_gates(request.remeasured, policy, None)
     remeasured = Remeasured(frozenset(gates), frozenset({run_id}))

@@ -196,7 +196,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     executor = executor_of(settings)
     node = find_node(executor, request.profile, settings.store, progress)
     choices = spread_over_gpus(choose(request, settings, node), settings)
-    store = Store(settings.store)
+    store = settings.open_store()
     accelerator = Accelerator(choices.profile.accelerator)
 
     def find_demo(spec: StageSpec) -> Path:

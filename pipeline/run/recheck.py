@@ -24,7 +24,6 @@ from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
@@ -175,7 +174,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     speed, runs = past.policy.speed, frozenset[str]()
     if request.force:
         gates = frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())])
-        runs = cut_short(Store(settings.store), request.registry, version)
+        runs = cut_short(settings.open_store(), request.registry, version)
     measurement = Remeasurement(
         version=version,
         registry=request.registry,
@@ -269,7 +268,7 @@ def find_made(settings: Settings) -> Callable[[StageSpec], Path]:
     """Return a lookup of made demo checkpoints: nothing is made before a change is known."""
 
     def find(spec: StageSpec) -> Path:
-        store = Store(settings.store)
+        store = settings.open_store()
         if store.find(spec.stage, spec.key) is None:
             raise UsageError(
                 "the demo that drafts is not made yet",

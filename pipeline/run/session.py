@@ -11,9 +11,7 @@ from artifacts.run_outcome import how_to_continue
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.events import Progress
-from pipeline.core.file_locks import refuse_local_locks
 from pipeline.core.interruption import hold_interruptions, is_interruption
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, interpreters
 from pipeline.environments.settings import Settings
 from pipeline.run.executors import Executor, executor_of
@@ -46,9 +44,7 @@ class RunSession:
         progress: Progress,
         executor: Executor | None = None,
     ) -> None:
-        if settings.store_locks != "trusted":
-            refuse_local_locks(settings.store)
-        store, executor = Store(settings.store), executor or executor_of(settings)
+        store, executor = settings.open_store(), executor or executor_of(settings)
         self.settings = settings
         self.log = RunRecorder(store, kind, command, progress.note)
         self._shown = progress

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -20,8 +21,12 @@ from pydantic import Field
 from eval_gates.statistics.multiplicity import gate_level
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError, raise_as
+from pipeline.core.exclusive_file import create_exclusively
+from pipeline.core.private_files import make_folder
 from pipeline.core.record import Record
 from pipeline.core.store import Store
+from pipeline.core.untrusted.file import read_regular
+from pipeline.core.untrusted.record import MAX_BYTES
 from recipes.policy import Policy
 
 RESTORE = "restore it: without it the number of attempts is not known"
@@ -139,7 +144,7 @@ class AttemptLedger:
 
     def __init__(self, store: Store) -> None:
         self._root = store.root
-        self._attempts = store.key_value_store("attempts")
+        self._attempts = store.root / "attempts"
 
     def check_allowed(self, trial: Trial) -> None:
         """Refuse a new trial when the policy's attempts are used up.
@@ -160,7 +165,7 @@ class AttemptLedger:
             raise UsageError(
                 f"the policy '{trial.policy}' allows {trial.attempts} attempts against one "
                 f"baseline, and {used} were made",
-                where=str(self._root / "attempts" / _key(trial.baseline)),
+                where=str(self._attempts / _key(trial.baseline)),
                 hint="judge the same variants again, change the baseline, or use another policy; "
                 "`prepare runs attempts` lists the attempts",
             )
@@ -192,9 +197,11 @@ class AttemptLedger:
                 when=datetime.now(UTC).isoformat(timespec="seconds"),
             )
             content = attempt.model_dump_json(indent=1).encode()
-            with raise_as(StoreError, "the attempt cannot be recorded", self._root / "attempts"):
+            with raise_as(StoreError, "the attempt cannot be recorded", self._attempts):
+                for folder in (self._root, self._attempts, self._attempts / key):
+                    make_folder(folder)
                 # If two runs begin at the same time, one gets the number.
-                if self._attempts.put_if_absent(f"{key}/{_name(attempt.number)}", content):
+                if create_exclusively(self._attempts / key / _name(attempt.number), content):
                     return
 
     def attempts(self, baseline: dict[str, str]) -> list[Attempt]:
@@ -207,7 +214,7 @@ class AttemptLedger:
 
     def all(self) -> Iterator[Attempt]:
         """Yield all attempts; raises StoreError as `attempts`."""
-        for key in sorted({name.partition("/")[0] for name in self._attempts.names("")}):
+        for key in _names(self._attempts):
             yield from self._list(key)
 
     def history(self, trial: Trial) -> History:
@@ -251,28 +258,31 @@ class AttemptLedger:
         return latest if runs & remeasured.runs or not is_over(latest) else latest + 1
 
     def _list(self, key: str) -> Iterator[Attempt]:
-        names = sorted(name for name in self._attempts.names(key) if name.endswith(".json"))
+        names = [name for name in _names(self._attempts / key) if name.endswith(".json")]
         for number, name in enumerate(names, start=1):
             attempt = self._read(key, number)
             if attempt is None or attempt.number != number:
                 raise StoreError(
                     f"the record of attempt {number} is gone, and {name} is there",
-                    where=str(self._root / "attempts" / key / _name(number)),
+                    where=str(self._attempts / key / _name(number)),
                     hint=RESTORE,
                 )
             yield attempt
 
     def _read(self, key: str, number: int) -> Attempt | None:
-        name = f"{key}/{_name(number)}"
+        path = self._attempts / key / _name(number)
         with raise_as(
             StoreError,
             "a record of the attempt ledger cannot be read",
-            self._root / "attempts" / name,
+            path,
             RESTORE,
             errors=(OSError, ValueError),
         ):
-            content = self._attempts.get(name)
-            return Attempt.model_validate_json(content) if content is not None else None
+            try:
+                content = read_regular(path, MAX_BYTES)
+            except FileNotFoundError:
+                return None
+            return Attempt.model_validate_json(content)
 
 
 def _latest(attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -282,6 +292,14 @@ def _latest(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 def _key(baseline: dict[str, str]) -> str:
     return digest_json(baseline)
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder of the ledger, in order, without unfinished files."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _name(number: int) -> str:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from artifacts.registry import MANIFEST_TAG, Cause, Registry
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
+from pipeline.core import file_locks
 from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
@@ -329,3 +330,29 @@ def test_rolling_back_and_nothing_further(registry: Registry, tmp_path: Path) ->
         ("rollback", "too slow"),
         ("rollback", ""),
     ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["runs", "list"],
+        ["runs", "show"],
+        ["runs", "attach"],
+        ["runs", "attempts"],
+        ["verify"],
+        ["report"],
+        ["gc"],
+        ["promote", "latest"],
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("fuse.s3fs", []), ("nfs4", ["local_lock=all"]), ("lustre", ["localflock"])],
+)
+def test_a_store_without_locks_is_refused(
+    command: list[str], kind: str, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_locks, "find_mount", lambda *_: ("/store", kind, options))
+    with pytest.raises(StoreError) as caught:
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "store_locks: trusted" in (caught.value.hint or "")

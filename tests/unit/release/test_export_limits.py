@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from sample_reports import speed_claim
 
 from artifacts.exports.exported_version import Certified, CertifiedLimit
 from eval_gates.speed.gate_rule import SpeedGateRule, build_rule
-from pipeline.release.export import certified_by
+from pipeline.release.export import certified_by, is_of_this_machine
 from recipes.speed import SloGate, SpeedGate
 
 LIMITS = {"ttft_ms_p95": 200, "tpot_ms_p50": 30, "errors": 0}
@@ -61,3 +62,24 @@ def test_the_highest_of_several() -> None:
 
 def test_no_gates() -> None:
     assert certified() == Certified()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_here"),
+    [
+        ("sqlite:////store/registry.db", True),
+        ("/store", True),
+        ("http://127.0.0.1:5000", True),
+        ("http://127.8.0.1", True),
+        ("http://localhost:5000", True),
+        ("https://registry.localhost", True),
+        ("oci://[::1]:5000/models/some@sha256:0", True),
+        ("http://0.0.0.0:5000", True),
+        ("http://mlflow.example.com:5000", False),
+        ("http://10.0.0.1:5000", False),
+        ("oci://registry.example.com/models/some", False),
+        ("databricks-uc", False),
+    ],
+)
+def test_an_address_that_containers_cannot_fetch_from(source: str, is_here: bool) -> None:
+    assert is_of_this_machine(source) == is_here

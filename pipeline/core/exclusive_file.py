@@ -1,4 +1,4 @@
-"""Small records that are written once, by whichever process is first."""
+"""Files that are created once, by the first of several processes."""
 
 from __future__ import annotations
 
@@ -8,45 +8,13 @@ import uuid
 from pathlib import Path
 
 from pipeline.core.fsync import flush_folder
-from pipeline.core.private_files import is_shared, make_folder
-from pipeline.core.untrusted.file import read_regular
-from pipeline.core.untrusted.record import MAX_BYTES
+from pipeline.core.private_files import is_shared
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
-class FileKeyValueStore:
-    """Records in a shared directory, under names `folder/name`; raises OSError on failure."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def put_if_absent(self, name: str, content: bytes) -> bool:
-        """Store a complete value unless the name exists; return whether it was stored."""
-        path = self._root / name
-        for folder in (self._root.parent, self._root, path.parent):
-            make_folder(folder)
-        created = create_exclusively(path, content)
-        if created:
-            flush_folder(path.parent)
-        return created
-
-    def get(self, name: str) -> bytes | None:
-        try:
-            return read_regular(self._root / name, MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
-    def names(self, folder: str) -> list[str]:
-        try:
-            found = [path.name for path in (self._root / folder).iterdir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(name for name in found if not name.startswith("."))
-
-
 def create_exclusively(path: Path, content: bytes) -> bool:
-    """Create a complete file unless it exists; return whether this call created it.
+    """Create a complete file durably unless it exists; return whether this call created it.
 
     A hard link to a complete file is created, so neither a reader nor a kill meets a partial file.
     """
@@ -61,9 +29,11 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        return _create_without_links(path, content)
+        if not _create_without_links(path, content):
+            return False
     finally:
         temporary.unlink(missing_ok=True)
+    flush_folder(path.parent)
     return True
 
 
