@@ -20,7 +20,6 @@ from typing import Any
 
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
-from pipeline.core.untrusted.json import parse_json
 from pipeline.workers.client_clock import ClientClock
 from pipeline.workers.engine_metrics import MetricsReader, open_session
 from pipeline.workers.load_prompts import Prompt
@@ -176,6 +175,7 @@ class _Load:
             first, last, asked, came = await self._read(prompt)
         except (aiohttp.ClientError, BadAnswerError, OSError, TimeoutError, ValueError) as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_CHARACTERS]
+            words = words.encode(errors="replace").decode()  # half of a surrogate pair is no text
             self._rows.append((began, None, None, prompt.input_tokens, 0, words))
         else:
             self._rows.append((began, first - began, last, asked, came, None))
@@ -250,7 +250,12 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         content = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or content == b"[DONE]":
             continue
-        part = parse_json(content, whole_text=False, finite=False)
+        # The plain reader takes a tenth of the time of the one for untrusted files. The answer's
+        # limit bounds memory, counts are checked, and text is only repeated in errors.
+        try:
+            part = json.loads(content)
+        except RecursionError as error:
+            raise BadAnswerError("a part of the answer is nested too deep") from error
         if not isinstance(part, dict):
             raise BadAnswerError("a part of the answer is no object")
         yield part

@@ -33,7 +33,7 @@ pytestmark = [
 
 SUMMARIES = {
     **{"kind": "rouge", "margins": {"fp8": 0.08}, "sources": ["builtin"]},
-    **{"questions": 32, "max_tokens": 8},
+    **{"questions": 32, "max_tokens": 8, "tier": "advisory"},
 }
 AT_ONCE = {"concurrency": 8}
 SMALL = {"kind": "random", "input_tokens": 16, "output_tokens": 8, "arrivals": AT_ONCE}

@@ -162,6 +162,8 @@ def failures(endpoint: Endpoint, given: Any, *, is_natural: bool = False) -> lis
         (stream(CHOICE), "how many tokens"),
         (stream({"usage": {"completion_tokens": 2, "prompt_tokens": 8}}), "no token came"),
         (stream({"error": "out of memory"}), "out of memory"),
+        ([b'data: {"error": "half \\ud800"}\n\n'], "half ?"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], "too deep"),
         (stream([1]), "no object"),
         ([b"data: {nothing\n\n"], "Error"),
         ([b"x" * 100_000] * 2, "larger than"),
