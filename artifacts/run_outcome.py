@@ -201,7 +201,7 @@ def next_steps(report: RunReport) -> list[str]:
         return [
             "Put more questions or minutes into the policy.",
             how_to_continue(report),
-            "`prepare policy check` says how many questions a margin takes.",
+            "`prepare plan --policy` says how many questions a margin takes.",
         ]
     if verdict == "interrupted":
         return [how_to_continue(report)]

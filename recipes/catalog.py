@@ -37,12 +37,18 @@ def load_recipe(name: str) -> Recipe:
 
 
 def load_shown(name: str) -> ConfigModel:
-    """Return the recipe or profile of that name or YAML file; raises as load_recipe."""
-    if not _is_path(name) and name in profile_names():
+    """Return the recipe, profile or policy of that name or YAML file; raises as load_recipe."""
+    if _is_path(name):
+        if "suites" in _keys(name):
+            return load_policy(name)
+        if _is_profile(name):
+            return load_profile(name)
+    elif name in policy_names():
+        return load_policy(name)
+    elif name in profile_names():
         return load_profile(name)
-    if _is_path(name) and _is_profile(name):
-        return load_profile(name)
-    return _recipe_in(_find(name, RECIPES, "recipe", also=profile_names()))
+    also = [*profile_names(), *policy_names()]
+    return _recipe_in(_find(name, RECIPES, "recipe", also=also))
 
 
 def load_policy(name: str) -> Policy:

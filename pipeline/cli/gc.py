@@ -28,12 +28,12 @@ def gc(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove unreferenced stages, runs and answers.
+    """Remove unreferenced stages, runs and answers, and environments of old locks.
 
     It keeps what an alias or the history of a registry references, what a run younger
     than --older-than used, and all that these depend on. It asks every registry that
-    promotions and rechecks of this store used; --registry adds one. For a store
-    in an object store it also looks through this node's cache.
+    promotions and rechecks of this store used; --registry adds one. Environments
+    of other locks, and compile caches, go after --older-than without use.
 
     Examples
 
@@ -44,10 +44,12 @@ def gc(
     Exit codes: 0 done, 1 error (a registry that does not answer, a run in
     progress), 2 usage.
     """
+    from pipeline.environments.garbage_collection import collect
     from pipeline.environments.settings import load_settings
     from pipeline.release.garbage_collection import find_garbage, remove
 
-    found = load_settings(store).open_store()
+    settings = load_settings(store)
+    found = settings.open_store()
     registries = [registry] if registry else []
     with open_display(as_json=as_json) as progress, ExitStack() as held:
         if dry_run:  # also of a store that may only be read
@@ -58,13 +60,20 @@ def gc(
         for number, each in enumerate(() if dry_run else garbage, start=1):
             remove(each, found)
             progress.advance("remove", number, len(garbage))
-    size = sum(each.size for each in garbage)
+    unused = collect(settings, dry_run=dry_run, older_than_days=older_than)
+    size = sum(each.size for each in garbage) + sum(each.size_bytes for each in unused)
     if as_json:
         removed = [each.to_dict() for each in garbage]
+        removed += [
+            {"kind": "environment", "path": str(each.path), "bytes": each.size_bytes}
+            for each in unused
+        ]
         print_json({"schema_version": 1, "dry_run": dry_run, "bytes": size, "removed": removed})
         return
-    if garbage:
-        rows = [[g.kind, format_megabytes(g.size, nothing="0 MB"), str(g.path)] for g in garbage]
+    things = [(each.kind, each.size, each.path) for each in garbage]
+    things += [("environment", each.size_bytes, each.path) for each in unused]
+    if things:
+        rows = [[kind, format_megabytes(n, nothing="0 MB"), str(path)] for kind, n, path in things]
         print_table(["what", "size", "where"], rows)
     words = "would be removed" if dry_run else "removed"
-    print(f"{len(garbage)} things {words}, {size / 1e9:,.2f} GB, from {found.root}")
+    print(f"{len(things)} things {words}, {size / 1e9:,.2f} GB, from {found.root}")

@@ -13,23 +13,22 @@ import typer
 
 from pipeline import __version__
 from pipeline.cli import (
-    env,
+    doctor,
     export,
     gate,
     gc,
     model,
     plan,
-    policy,
     promote,
     pull,
     push,
     recheck,
-    recipes,
     registry,
     report,
     rollback,
     runs,
     serve,
+    show,
     task,
     tune,
     verify,
@@ -71,9 +70,8 @@ app.command("serve")(serve.serve)
 app.command("export")(export.export)
 app.command("recheck")(recheck.recheck)
 app.command("gc")(gc.gc)
-app.add_typer(env.app, name="env")
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(policy.app, name="policy")
+app.command("show")(show.show)
+app.command("doctor")(doctor.doctor)
 app.add_typer(runs.app, name="runs")
 app.add_typer(registry.app, name="registry")
 app.add_typer(task.app, name="task", hidden=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from pipeline.cli.capacity_tables import print_capacity
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
-    CheckpointArgument,
     ContextOption,
     EvalDataOption,
     ExecutorOption,
@@ -25,13 +26,21 @@ from pipeline.cli.options import (
     TrustOption,
     VariantOption,
 )
-from pipeline.cli.policy import print_claims, print_power
+from pipeline.cli.policy import check_policy, print_claims, print_power
 from pipeline.cli.tables import print_json, print_table
+from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
 
 
 def plan(
-    checkpoint: CheckpointArgument,
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder, a Hub id, or demo:smollm2-135m. Without it --policy alone is checked.",
+            metavar="[CHECKPOINT]",
+            parser=strip_credentials,
+        ),
+    ] = None,
     recipe: RecipeOption = None,
     variant: VariantOption = None,
     served_variant: ServedVariantOption = None,
@@ -61,6 +70,9 @@ def plan(
     GPUs, and their capacity there. It needs no such GPU. It reads config.json and the
     headers of the weights only, so a checkpoint on the Hub is not downloaded.
 
+    Without a checkpoint it checks a policy, and shows its gates' power with the
+    available questions.
+
     Examples
 
       prepare plan demo:smollm2-135m
@@ -71,8 +83,19 @@ def plan(
 
       prepare plan org/name --gpu h100 --gpus 8 --context 32768
 
+      prepare plan --policy my-policy.yaml --recipe fp8-dynamic --eval-data ./questions
+
     Exit codes: 0 it would begin, 1 or 2 it would be refused (as model), 3 unexpected error.
     """
+    if checkpoint is None:
+        if policy is None:
+            raise UsageError(
+                "there is nothing to plan",
+                where="CHECKPOINT",
+                hint="name a checkpoint; or check a policy alone: prepare plan --policy NAME",
+            )
+        check_policy(policy, recipe, eval_data, as_json=as_json)
+        return
     from artifacts.recorded_command import read_command
     from artifacts.run_outcome import serving_lines
     from pipeline.environments.settings import load_settings

@@ -1,86 +1,30 @@
-"""`prepare policy`: a policy's criteria, and whether the available questions can decide them."""
+"""Whether the available questions can decide a policy's gates: `prepare plan --policy NAME`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from pipeline.cli.display import open_display
-from pipeline.cli.options import EvalDataOption, JsonOption, RecipeOption, argument
-from pipeline.cli.tables import print_json, print_table
+from pipeline.cli.tables import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from pipeline.plan.power import GatePower
     from pipeline.plan.speed_power import SpeedPower
 
-app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Policies: what variants must show."
-)
 
-NameArgument = Annotated[str, argument("Policy name or YAML file.", metavar="NAME")]
-
-
-@app.command("list")
-def list_policies(as_json: JsonOption = False) -> None:
-    """List the policies that the package carries.
-
-    Example
-
-      prepare policy list --json
-    """
-    from recipes import catalog
-
-    found = [catalog.load_policy(name) for name in catalog.policy_names()]
-    if as_json:
-        print_json([policy.model_dump() for policy in found])
-        return
-    print_table(
-        ["policy", "alpha", "suites", "what it asks"],
-        [[p.name, f"{p.alpha:g}", ", ".join(p.suites), p.summary] for p in found],
-    )
-
-
-@app.command("show")
-def show(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Show one policy with all its defaults filled in.
-
-    Example
-
-      prepare policy show default > my-policy.yaml
-    """
-    import yaml
-
-    from recipes import catalog
-
-    policy = catalog.load_policy(name)
-    if as_json:
-        print_json(policy.model_dump(exclude_none=True))
-    else:
-        print(yaml.safe_dump(policy.file_keys(), sort_keys=False), end="")
-
-
-@app.command("check")
-def check(
-    name: NameArgument,
-    recipe: RecipeOption = None,
-    eval_data: EvalDataOption = None,
-    as_json: JsonOption = False,
+def check_policy(
+    name: str, recipe: list[str] | None, eval_data: Path | None, *, as_json: bool
 ) -> None:
-    """Check a policy, and show its gates' power with the available questions.
+    """Check a policy without a checkpoint, and print its gates' power with these questions.
 
-    It exits with 2 if the file is invalid, if a blocking suite could not pass even a
-    variant that answers exactly as the baseline does, or if a critical one would pass
-    fewer than one in five variants that lose nothing.
-
-    Examples
-
-      prepare policy check default --eval-data ./questions
-
-      prepare policy check my-policy.yaml --recipe fp8-dynamic --json
+    Raises:
+        UsageError: the file is invalid, a blocking suite could not pass even a variant that answers
+            exactly as the baseline does, or a critical one would pass fewer than one in five
+            variants that lose nothing.
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings

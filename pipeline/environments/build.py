@@ -68,7 +68,7 @@ def require_disk(definition: EnvironmentDefinition, folder: Path) -> None:
             f"the {definition.key} environment needs {definition.disk_bytes / 1e9:.1f} GB of disk "
             f"and {free / 1e9:.1f} GB are free",
             where=str(folder),
-            hint="free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk",
+            hint="free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk",
         )
 
 
@@ -176,6 +176,6 @@ def _check_imports(definition: EnvironmentDefinition, folder: Path) -> None:
         raise EnvironmentBuildError(
             f"the {definition.key} environment was installed but does not work: {error.message}",
             where=error.where,
-            hint="run `prepare env doctor`: a system library may be missing, or the CPU too "
+            hint="run `prepare doctor`: a system library may be missing, or the CPU too "
             "old; or name an interpreter in the settings file",
         ) from error

@@ -43,7 +43,7 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
             folder
         )
         if is_ours:
-            os.utime(folder)  # for `prepare env gc`
+            os.utime(folder)  # for `prepare gc`
     except OSError:
         is_ours = False
     if is_ours:

@@ -1,4 +1,4 @@
-"""Result of one check of `prepare env doctor`."""
+"""Result of one check of `prepare doctor`."""
 
 from __future__ import annotations
 

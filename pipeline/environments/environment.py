@@ -137,7 +137,7 @@ def ensure_defined(
             record = build(definition, folder, progress)
         if is_buildable(folder):
             make_cuda_home(folder)
-        # Time of last use, for `prepare env gc`.
+        # Time of last use, for `prepare gc`.
         with suppress(OSError):
             os.utime(folder / RECORD_NAME)
     return Environment(
@@ -169,7 +169,7 @@ def _usable_record(
         raise EnvironmentBuildError(
             f"the {definition.key} environment is damaged ({fault}) and not writable",
             where=str(folder),
-            hint="ask its owner to rebuild it (`prepare env build`, or the image), or set "
+            hint="ask its owner to rebuild it (`prepare doctor --build`, or the image), or set "
             "PREPARE_HOME to a writable folder",
         )
     users = processes_using(folder)

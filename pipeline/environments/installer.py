@@ -135,7 +135,7 @@ def hint_for(output: str) -> str:
     for pattern, hint in _HINTS:
         if re.search(pattern, output, re.IGNORECASE):
             return hint
-    return "run `prepare env doctor`; uv's own message is above"
+    return "run `prepare doctor`; uv's own message is above"
 
 
 def _read(

@@ -71,7 +71,7 @@ def check_architecture(recipe: Recipe, architecture: str) -> None:
             where=f"--recipe {recipe.name}",
             hint=f"use the recipe {recipe.suggested_recipe}"
             if recipe.suggested_recipe
-            else "leave the recipe out, or choose another: prepare recipes list",
+            else "leave the recipe out, or choose another: prepare show",
         )
 
 
@@ -118,8 +118,7 @@ def check_parts(recipe: Recipe, weights: VariantWeights) -> None:
                 f"'{recipe.name}' does not suit this checkpoint: no module gets the format "
                 f"'{part.weight_formats[0]}'",
                 where=where,
-                hint="correct the names in quantization.other_schemes: prepare recipes show "
-                f"{recipe.name}",
+                hint=f"correct the names in quantization.other_schemes: prepare show {recipe.name}",
             )
     matrices = [each for each in weights.tensors if is_linear_weight(each.name, each.tensor)]
     split = find_split({each.name.removesuffix(WEIGHT): each.form for each in matrices})

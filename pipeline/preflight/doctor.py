@@ -271,7 +271,7 @@ def _check_disk(settings: Settings, accelerator: Accelerator) -> Iterator[Doctor
     )
     message = f"{free / 1e9:.0f} GB free, environments still to build need {needed / 1e9:.0f} GB"
     if free < needed:
-        hint = "free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk"
+        hint = "free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk"
         yield DoctorCheck("disk", Severity.PROBLEM, message, hint)
     else:
         yield DoctorCheck("disk", Severity.OK, message)
@@ -287,7 +287,7 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
             hint = "correct `environments` in the settings file"
             yield DoctorCheck(subject, Severity.PROBLEM, found.reason, hint)
         else:
-            hint = f"it is rebuilt on its next use, or now: prepare env build {name}"
+            hint = f"it is rebuilt on its next use, or now: prepare doctor --build {name}"
             yield DoctorCheck(subject, Severity.WARNING, found.reason, hint)
 
 

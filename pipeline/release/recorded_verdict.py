@@ -102,7 +102,7 @@ class RecordedVerdict:
         own = judge.policy.speed.workloads if judge.policy.speed is not None else {}
         workloads = {
             each.name: read_pinned(each.workload)
-            # Of limits, the claim has the rate.
+            # The claim of a limit has the rate.
             for each in [measured.parameters for measured in self.judged.speed.values()][::-1]
             if "file" not in each.workload and each.name not in own
         }

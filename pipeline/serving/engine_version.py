@@ -23,7 +23,7 @@ def engine_version(engine: str, python: Path) -> str:
         ServingError,
         "the engine does not report its version",
         python,
-        "`prepare env doctor` checks the environments",
+        "`prepare doctor` checks the environments",
         errors=(OSError, subprocess.SubprocessError),
     ):
         answer = subprocess.run(

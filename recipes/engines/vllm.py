@@ -46,7 +46,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     (
         r"no attribute 'init_cpu_memory_env'",
         "vLLM's library for CPUs could not be loaded; the log's first lines name what is missing: "
-        "usually libnuma, from Debian's package libnuma1 (`prepare env doctor`)",
+        "usually libnuma, from Debian's package libnuma1 (`prepare doctor`)",
     ),
     (
         r"FP8 KV cache on CPU requires",
@@ -62,17 +62,17 @@ HINTS: tuple[tuple[str, str], ...] = (
         r"'_C(pu)?\w*' object has no attribute '\w+'|Could not run '_C\w*::",
         "the engine's build for this machine lacks that kernel: leave the recipe out, or disable "
         "the kernel with VLLM_DISABLED_KERNELS in the profile's environment; "
-        "`prepare env doctor --profile NAME` lists what this machine supports",
+        "`prepare doctor --profile NAME` lists what this machine supports",
     ),
     (
         r"requires (x86 with )?(AVX|AMX)|illegal instruction",
-        "this CPU lacks a feature that the engine needs: `prepare env doctor --profile NAME` lists "
+        "this CPU lacks a feature that the engine needs: `prepare doctor --profile NAME` lists "
         "what this machine can serve; leave the recipe out, or use another machine",
     ),
     (
         r"[Ff]ailed to find a kernel that can implement|No (compatible|suitable) .*kernel",
         "the engine has no kernel for such weights on this machine: leave the recipe out; "
-        "`prepare env doctor --profile NAME` lists the recipes that it can serve",
+        "`prepare doctor --profile NAME` lists the recipes that it can serve",
     ),
 )
 # By the reason that no profile may set them. '*' at the end matches any suffix.

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from free_port import free_port
 from pydantic import TypeAdapter
-from weight_comparer import comparer
 
 import pipeline
 import recipes
@@ -272,8 +271,7 @@ def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> in
     copy_carried_over(checkpoint, output)
     asked: Quantization = TypeAdapter(AnyQuantization).validate_python(quantization)
     try:
-        with comparer(folder) as compare:
-            return len(verify_variant(source, output, asked, compare).layers)
+        return len(verify_variant(source, output, asked, lambda done, total: None).layers)
     except PrepareError as error:
         raise AssertionError(f"{name}: {error.message}") from error
 

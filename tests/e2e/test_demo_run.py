@@ -307,7 +307,7 @@ def test_running_again_reuses_every_stage(demo: Demo) -> None:
 
 def test_a_changed_recipe_runs_only_its_own_branch(demo: Demo, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
-    shown = demo.prepare("recipes", "show", "awq-w4a16").stdout
+    shown = demo.prepare("show", "awq-w4a16").stdout
     own.write_text(
         shown.replace("grid_points: 20", "grid_points: 10").replace("name: awq-w4a16", "name: own")
     )

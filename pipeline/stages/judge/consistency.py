@@ -29,7 +29,7 @@ Find = Callable[[str], StageRecord]
 SIDES = {"baseline": ("baseline.", "again."), "candidate": ("candidate.",)}
 
 
-def find_mismatches(
+def find_faults(
     parameters: JudgeParameters,
     inputs: Inputs,
     record: Find,
@@ -74,7 +74,7 @@ def find_mismatches(
                 role, found, answers(role), questions(f"questions.{suite}")
             )
         elif found.stage == QUESTIONS.name:
-            yield from find_miscounted_questions(role, found, questions(role))
+            yield from find_wrong_counts(role, found, questions(role))
 
 
 def find_mixed_sides(inputs: Inputs, records: Mapping[str, StageRecord]) -> Iterator[str]:
@@ -129,7 +129,7 @@ def find_other_questions(
             yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
 
 
-def find_miscounted_questions(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
+def find_wrong_counts(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
     """Yield where a stage's record differs from its questions."""
     told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
     if told.questions != len(questions):

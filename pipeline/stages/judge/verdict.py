@@ -25,7 +25,7 @@ from pipeline.core.untrusted.rows import read_flat_rows
 from pipeline.stages.attempts import History
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JudgeParameters, JudgeResult
-from pipeline.stages.judge.consistency import find_mismatches
+from pipeline.stages.judge.consistency import find_faults
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import ROLE, SPEED
 from recipes.speed import SpeedGate
@@ -106,7 +106,7 @@ def judge_evidence(
     policy, record, answers = parameters.policy, inputs.record, inputs.answers
     roles = set(inputs.references)
     check_asked_alike(policy.suites, record)
-    mismatches = find_mismatches(parameters, inputs.references, record, answers, inputs.questions)
+    mismatches = find_faults(parameters, inputs.references, record, answers, inputs.questions)
     if found := list(mismatches):
         raise ValueError("; ".join(found))
     questions = {name: ASKED.result_of(record(f"questions.{name}")) for name in policy.suites}

@@ -357,13 +357,13 @@ def test_a_stage_that_is_interrupted_tells_of_no_defect(
 
 def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
     runner = CliRunner()
-    listed = json.loads(runner.invoke(app, ["recipes", "list", "--json"]).stdout)
+    listed = json.loads(runner.invoke(app, ["show", "--json"]).stdout)["recipes"]
     assert {recipe["name"] for recipe in listed} >= {"fp8-dynamic", "awq-w4a16"}
-    assert "fp8-dynamic" in runner.invoke(app, ["recipes", "list"]).stdout
+    assert "fp8-dynamic" in runner.invoke(app, ["show"]).stdout
     for recipe in listed:
         mine = tmp_path / "mine.yaml"
-        mine.write_text(runner.invoke(app, ["recipes", "show", recipe["name"]]).stdout)
-        shown = runner.invoke(app, ["recipes", "show", str(mine), "--json"])
+        mine.write_text(runner.invoke(app, ["show", recipe["name"]]).stdout)
+        shown = runner.invoke(app, ["show", str(mine), "--json"])
         assert json.loads(shown.stdout) == recipe
 
 
@@ -406,7 +406,7 @@ def test_without_a_temporary_folder_it_says_so(
     assert "TMPDIR" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["--version", "recipes list", "policy list --json"])
+@pytest.mark.parametrize("words", ["--version", "show", "show --json"])
 def test_output_that_a_full_disk_does_not_take_is_an_expected_error(words: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What `prepare env gc` removes, and what it leaves alone."""
+"""What `prepare gc` removes, and what it leaves alone."""
 
 from __future__ import annotations
 

