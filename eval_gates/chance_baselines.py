@@ -13,8 +13,6 @@ Rows = Sequence[Mapping[str, Any]]
 
 EMPTY, UNRELATED = "empty", "unrelated"
 """Keys of a row: the score of an empty answer to its question, and of its answer to another one."""
-UNDECIDABLE = "undecidable"
-"""Key of a row: no choice is shown to be the most likely one."""
 
 
 def check_sensitivities(
@@ -26,8 +24,6 @@ def check_sensitivities(
         rows: all of the baseline's answers, in the order of asking; at least one.
         guessing: expected score of a guess; 0 without choices.
     """
-    # An undecidable answer is right where the sides are compared: here that would be knowledge.
-    rows = [{**row, "score": 0.0} if row.get(UNDECIDABLE) else row for row in rows]
     clusters = group_by_cluster(rows)
     scores = means(clusters, "score")
     kind: Literal["guessing", "nothing"] = "guessing" if guessing > 0 else "nothing"

@@ -107,11 +107,6 @@ class GateReport(Record):
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"
     )
-    undecidable: tuple[int, int] = Field(
-        (0, 0),
-        description="answers of baseline and candidate whose choice is not among the tokens that a "
-        "chat API lists; right for the baseline, wrong for the candidate",
-    )
     verdict: Verdict
     reason: str = Field(description="the verdict in words")
     suspicious: bool = Field(False, description="better than the baseline by more than the margin")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from eval_gates.answer_validity import UNREAD
 from eval_gates.chance_baselines import (
-    UNDECIDABLE,
     UNRELATED,
     check_sensitivities,
     own_gains,
@@ -26,10 +24,9 @@ from eval_gates.gate_report import (
 from eval_gates.gate_rule import GateRule
 from eval_gates.speed.report import SpeedGateReport
 from eval_gates.statistics.bound import METHOD, mean_bounds
-from eval_gates.statistics.decision import Decision, Scores, decide
+from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find
 from eval_gates.statistics.multiplicity import largest_p_value
-from eval_gates.suites.chat_form import count_against
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
@@ -97,14 +94,6 @@ def judge_suite(
         shuffled_score=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
     )
     decision = decide(finding, scores)
-    undecidable = count_undecidable(baseline), count_undecidable(candidate)
-    if any(undecidable):
-        worst, best = (
-            means(group_by_cluster(count_against(rows, side)), "score")
-            for rows, side in ((baseline, "candidate"), (candidate, "baseline"))
-        )
-        surely_fails = find(worst, best, comparison, rule.alpha, planned).state == "fail"
-        decision = qualify(decision, undecidable, len(candidate), surely_fails=surely_fails)
     differences = [a - b for a, b in zip(after, before, strict=True)]
     level = finding.level
     change = mean_bounds(differences, level)
@@ -143,34 +132,10 @@ def judge_suite(
         candidate_lengths=answer_lengths(name, candidate),
         noise_floor=floor,
         groups=kind.groups(baseline, candidate),
-        undecidable=undecidable,
         verdict=decision.verdict,
         reason=decision.reason,
         suspicious=decision.suspicious,
     )
-
-
-def count_undecidable(rows: Answers) -> int:
-    """Return the number of answers whose choice is not shown."""
-    return sum(bool(row.get(UNDECIDABLE)) for row in rows)
-
-
-def qualify(
-    decision: Decision, undecidable: tuple[int, int], n: int, *, surely_fails: bool
-) -> Decision:
-    """Return the decision with undecidable answers in its reason.
-
-    They are counted against the candidate, so a pass holds. A fail holds only if the candidate
-    fails with all of them in its favour (`surely_fails`).
-    """
-    reason = (
-        f"{decision.reason}; no choice is among the listed tokens in {undecidable[0]} (baseline) "
-        f"and {undecidable[1]} (candidate) of {n} answers, which count against the candidate"
-    )
-    if decision.verdict == "fail" and not surely_fails:
-        reason += ", and in its favour it would not fail"
-        return replace(decision, verdict="undecided", reason=reason)
-    return replace(decision, reason=reason)
 
 
 def mean_of(rows: Answers, key: str) -> float:

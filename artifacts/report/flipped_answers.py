@@ -78,8 +78,8 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
                 question=str(before["id"]),
                 before=float(before["score"]),
                 after=float(after["score"]),
-                prompt=prompt_of(answered.suite, question),
-                expected=expected_of(answered.suite, question),
+                prompt=prompt_of(question),
+                expected=expected_of(question),
                 baseline=answer_of(answered.suite, question, before),
                 variant=answer_of(answered.suite, question, after),
             )

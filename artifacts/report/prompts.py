@@ -13,25 +13,20 @@ LONGEST = 4000
 """Characters of a prompt or an answer that the report shows."""
 
 
-def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
-    """Return the prompt by the suite's template, or None without text.
+def prompt_of(question: Row | None) -> str | None:
+    """Return the laid-out prompt, or None without text.
 
     A chat prompt omits the model's chat template. Tasks of lm-eval have no text, because only their
     environment reads their dataset.
     """
-    if question is None:
-        return None
-    try:
-        prompt = kind_of(suite).prompt(suite, question)
-    except KeyError:  # the row has no such field
-        return None
-    return None if prompt is None else shorten(prompt)
+    prompt = (question or {}).get("prompt")
+    return shorten(str(prompt)) if prompt else None
 
 
-def expected_of(suite: AnySuite, question: Row | None) -> str | None:
+def expected_of(question: Row | None) -> str | None:
     """Return the correct answer, or None if it is not text."""
-    expected = kind_of(suite).expected(suite, question) if question is not None else None
-    return None if expected is None else shorten(expected)
+    expected = (question or {}).get("expected")
+    return shorten(str(expected)) if expected else None
 
 
 def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:

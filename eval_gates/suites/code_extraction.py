@@ -9,7 +9,7 @@ import textwrap
 from itertools import islice
 from typing import NamedTuple
 
-from eval_gates.suites.generated_text import remove_thoughts
+from eval_gates.replies import remove_thoughts
 from recipes.generation import THOUGHT_MARKERS
 
 # Where a completed function has ended. vLLM's server refuses more than four.

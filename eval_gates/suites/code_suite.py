@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from math import comb
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from eval_gates.answer_validity import UNREAD
+from eval_gates.rows import Answer, Asked, Question, unwrap
 from eval_gates.sandbox import Program, check_sandbox, run_many
-from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
 from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
-from eval_gates.suites.fixed_task import task_of
-from eval_gates.suites.generation import (
-    GeneratingTask,
-    generated_fields,
-    is_unsolved,
-    task_config,
-)
+from eval_gates.suites.generation import GeneratingTask, generation_settings, is_unsolved
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import Rows, SuiteKind, SuiteTask
+from eval_gates.suites.suite_kind import SuiteKind
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
@@ -82,29 +75,66 @@ class Problem(NamedTuple):
     """Problem whose `test` defines `check(candidate)`, which raises for a wrong solution."""
 
     task_id: str
-    prompt: str
+    header: str
     entry_point: str
     test: str
     canonical_solution: str
 
 
-ProgramOf = Callable[[Problem, str], Program]
-"""Makes the program of a problem and an answer's code."""
-
-
 class CodeKind(SuiteKind[Code]):
-    """Suite of programs; a subclass implements `read` and `program`."""
+    """Suite of programs; a subclass implements `questions` and `program`."""
 
     @abstractmethod
     def program(self, problem: Problem, code: str) -> Program:
         """Return the program that tests whether `code` solves the problem."""
 
-    def open(self, task: Code, questions: Rows, folder: Path) -> SuiteTask:
+    def open(self, task: Code, questions: Sequence[Question], folder: Path) -> None:
         check_sandbox()
-        config = task_config(task, "{{request}}", STOPS[task.prompt_format])
-        asked = task_of(config, questions, task.samples)
-        rows_of = partial(answer_rows, self.program, task)
-        return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
+
+    def settings(self, task: Code) -> dict[str, Any]:
+        return {**generation_settings(task), "until": STOPS[task.prompt_format]}
+
+    def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Answer]:
+        """Run each answer against its problem's tests; a problem's score is its pass@k."""
+        problems = [problem_of(each.question) for each in batch]
+        codes: list[list[ExtractedCode | None]] = [
+            [
+                None
+                if is_unsolved(task, reply)
+                else extract_code(
+                    reply.text, problem.header, problem.entry_point, task.prompt_format
+                )
+                for reply in each.replies
+            ]
+            for problem, each in zip(problems, batch, strict=True)
+        ]
+        executions = iter(
+            run_many(
+                [
+                    self.program(problem, each.code)
+                    for problem, drawn in zip(problems, codes, strict=True)
+                    for each in drawn
+                    if each is not None
+                ],
+                seconds=task.seconds_per_problem,
+                memory_bytes=task.memory_mb_per_problem * 2**20,
+                progress=progress,
+            )
+        )
+        rows: list[Answer] = []
+        for drawn in codes:
+            ran = [None if code is None else next(executions) for code in drawn]
+            passed = sum(execution is not None and execution.passed for execution in ran)
+            rows.append(
+                {
+                    "score": pass_at_k(len(ran), passed, task.k),
+                    "code": unwrap([each.code if each else "" for each in drawn]),
+                    UNREAD: sum(each is None or not each.is_found for each in drawn),
+                    "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
+                    "detail": unwrap([each.detail if each else "" for each in ran]),
+                }
+            )
+        return rows
 
     def metric(self, task: Code, laid_out: str | None) -> str:
         return f"pass@{task.k}"
@@ -117,7 +147,7 @@ class CodeKind(SuiteKind[Code]):
         return len(problems) if problems else super().count(suite, identity, folder)
 
 
-def question_rows(task: CodeTask, problems: list[Problem], benchmark: str) -> Rows:
+def lay_out(task: CodeTask, problems: list[Problem], benchmark: str) -> list[Question]:
     """Return the problems that the policy names, or all, each with its prompt."""
     named = {problem.task_id: problem for problem in problems}
     unknown = [name for name in task.problems if name not in named]
@@ -128,18 +158,19 @@ def question_rows(task: CodeTask, problems: list[Problem], benchmark: str) -> Ro
             hint=f"ids are {problems[0].task_id} to {problems[-1].task_id}",
         )
     return [
-        {
-            "id": problem.task_id,
-            **problem._asdict(),
-            "request": prompt_of(problem, task.prompt_format),
-        }
+        Question(problem.task_id, prompt_of(problem, task.prompt_format), data=problem._asdict())
         for problem in ([named[name] for name in task.problems] or problems)
     ]
 
 
+def problem_of(question: Question) -> Problem:
+    """Return a laid-out problem."""
+    return Problem(*(question.data[key] for key in Problem._fields))
+
+
 def prompt_of(problem: Problem, form: str) -> str:
     """Return the function header to complete, or a user's message."""
-    return problem.prompt if form == "completion" else _REQUEST.format(prompt=problem.prompt)
+    return problem.header if form == "completion" else _REQUEST.format(prompt=problem.header)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -154,54 +185,3 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {correct} right in {samples} samples has no meaning")
     return 1 - comb(samples - correct, k) / comb(samples, k)
-
-
-def answer_rows(
-    program_of: ProgramOf,
-    task: CodeTask,
-    questions: Rows,
-    samples: Rows,
-    progress: Progress,
-) -> Rows:
-    """Run each answer against its problem's tests; a problem's score is its pass@k."""
-    fields = Problem._fields
-    problems = [Problem(*(question[f] for f in fields)) for question in questions]
-    answers = [texts_of(sample) for sample in samples]
-    codes: list[list[ExtractedCode | None]] = [
-        [
-            None
-            if is_unsolved(task, text)
-            else extract_code(text, problem.prompt, problem.entry_point, task.prompt_format)
-            for text in texts
-        ]
-        for problem, texts in zip(problems, answers, strict=True)
-    ]
-    executions = iter(
-        run_many(
-            [
-                program_of(problem, each.code)
-                for problem, drawn in zip(problems, codes, strict=True)
-                for each in drawn
-                if each is not None
-            ],
-            seconds=task.seconds_per_problem,
-            memory_bytes=task.memory_mb_per_problem * 2**20,
-            progress=progress,
-        )
-    )
-    rows = []
-    for question, sample, drawn in zip(questions, samples, codes, strict=True):
-        ran = [None if code is None else next(executions) for code in drawn]
-        passed = sum(execution is not None and execution.passed for execution in ran)
-        rows.append(
-            {
-                **common_fields(question, sample),
-                **generated_fields(task, sample),
-                "score": pass_at_k(len(ran), passed, task.k),
-                "code": unwrap([each.code if each else "" for each in drawn]),
-                UNREAD: sum(each is None or not each.is_found for each in drawn),
-                "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
-                "detail": unwrap([each.detail if each else "" for each in ran]),
-            }
-        )
-    return rows

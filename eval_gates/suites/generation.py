@@ -1,19 +1,18 @@
-"""Suites whose answers are generated: settings, requests, scores of unfinished answers, rows."""
+"""Suites whose answers are generated: settings, scores of unfinished and of unrelated answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from pydantic import model_validator
 
-from eval_gates.answer_validity import REFUSED, THOUGHTS_ONLY, UNREAD
 from eval_gates.chance_baselines import EMPTY, UNRELATED
 from eval_gates.limited_call import grade_all
-from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
-from eval_gates.suites.generated_text import GeneratedText
-from eval_gates.suites.suite_kind import Row, Rows
+from eval_gates.rows import Answer, Asked, Question, Reply
+from eval_gates.suites.suite_kind import SuiteKind
 from pipeline.core.events import Progress
 from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers
 from recipes.policy import EvalTask
@@ -36,13 +35,58 @@ class GeneratingTask(EvalTask, Generation):
         return self.thinking is not None
 
 
-def request_settings(asked: Generation, stops: Sequence[str]) -> dict[str, Any]:
-    """Return lm-eval's `generation_kwargs` of resolved settings; else ValueError."""
+Generating = TypeVar("Generating", bound=GeneratingTask)
+
+
+class GeneratingKind(SuiteKind[Generating]):
+    """Suite of generated answers; a subclass implements `score_text`, which a limit ends."""
+
+    scores_empty = False  # each row has what an empty answer scores
+
+    @abstractmethod
+    def score_text(self, task: Generating, question: Question, reply: Reply) -> float:
+        """Return the reply's score, 0 to 1; runs in a process with limits."""
+
+    def settings(self, task: Generating) -> dict[str, Any]:
+        return generation_settings(task)
+
+    def extras(self, task: Generating, asked: Asked) -> Answer:
+        """Return the suite's own keys of an answer."""
+        return {}
+
+    def score_batch(
+        self, task: Generating, batch: Sequence[Asked], progress: Progress
+    ) -> list[Answer]:
+        self.prepare_scoring(task)
+        return [self._answer(task, asked) for asked in batch]
+
+    def prepare_scoring(self, task: Generating) -> None:
+        """Import what scores answers: in the limited process an import would be part of it."""
+
+    def _answer(self, task: Generating, asked: Asked) -> Answer:
+        read = [reply for reply in asked.replies if not is_unsolved(task, reply)]
+        calls = [partial(self.score_text, task, asked.question, reply) for reply in read]
+        if self.scores_unrelated:
+            calls += [partial(self.score_text, task, asked.other, reply) for reply in read]
+        if self.scores_empty:
+            calls.append(partial(self.score_text, task, asked.question, Reply()))
+        scores, number = grade_all(calls, 0.0), len(asked.replies)
+        row: Answer = {"score": sum(scores[: len(read)]) / number, **self.extras(task, asked)}
+        if self.scores_unrelated:
+            row[UNRELATED] = sum(scores[len(read) : 2 * len(read)]) / number
+        if self.scores_empty:
+            row[EMPTY] = scores[-1]
+        return row
+
+
+def generation_settings(asked: Generation) -> dict[str, Any]:
+    """Return the settings of generation of a resolved task; else ValueError."""
     if asked.max_tokens is None:
         raise ValueError("the suite has no default of max_tokens")
     return {
-        "until": list(stops),
+        "until": [],
         "max_gen_toks": asked.max_tokens,
+        "samples": asked.samples,
         **sampling_settings(asked.sampling),
         **thinking_settings(asked.thinking),
     }
@@ -66,99 +110,6 @@ def thinking_settings(thinking: Thinking) -> dict[str, Any]:
     return {"thinking": thinking.model_dump()}
 
 
-def task_config(
-    task: GeneratingTask, template: str | Callable[[Row], str], stops: Sequence[str]
-) -> dict[str, Any]:
-    """Return the lm-eval configuration of a task whose answers `rows_of` scores.
-
-    Args:
-        template: jinja, over a question's fields; or a function of the question.
-        stops: at most four; vLLM refuses more.
-    """
-    return {
-        "task": task.kind,
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": template,
-        "doc_to_target": "",
-        "generation_kwargs": request_settings(task, stops),
-        "num_fewshot": 0,
-        "metric_list": [],
-        "metadata": {"version": 1.0},
-    }
-
-
-def is_unsolved(task: GeneratingTask, text: GeneratedText) -> bool:
+def is_unsolved(task: GeneratingTask, reply: Reply) -> bool:
     """Return whether the answer scores 0 unread: a thinking model did not come to its end."""
-    return task.thinks and text.is_unfinished
-
-
-def score_answers(
-    task: GeneratingTask, texts: Sequence[GeneratedText], score: Callable[[GeneratedText], float]
-) -> list[float]:
-    """Return each answer's score; 0 for unsolved ones."""
-    return [0.0 if is_unsolved(task, text) else score(text) for text in texts]
-
-
-def generated_fields(task: GeneratingTask, sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row that describe its answers: texts, tokens, what they lack."""
-    texts = texts_of(sample)
-    return {
-        "answer": unwrap([str(text) for text in texts]),
-        "tokens": [text.tokens for text in texts],
-        "truncated": sum(text.is_truncated for text in texts),
-        "unclosed": sum(text.is_unclosed for text in texts),
-        REFUSED: sum(text.is_refused for text in texts),
-        THOUGHTS_ONLY: sum(text.is_thought for text in texts),
-        UNREAD: sum(is_unsolved(task, text) for text in texts),
-    }
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of one question's values."""
-    return sum(values) / len(values)
-
-
-class GeneratedScores(NamedTuple):
-    """Scores of one generated answer."""
-
-    score: float
-    empty: float  # of an empty answer to the same question
-    unrelated: float  # of this answer to another question
-
-
-def generated_rows(
-    task: GeneratingTask,
-    score: Callable[[Any, str], GeneratedScores],
-    questions: Rows,
-    samples: Rows,
-    progress: Progress,
-) -> Rows:
-    """Return rows whose `answer` is the text, or several; `filtered` is what was scored.
-
-    Args:
-        score: of a filtered answer to the question of that id.
-    """
-    rows = []
-    for question, sample in zip(questions, samples, strict=True):
-        unsolved = [is_unsolved(task, text) for text in texts_of(sample)]
-        filtered = sample["filtered_resps"]
-        scores = [
-            GeneratedScores(*each)
-            for each in grade_all(
-                [partial(score, text, question["id"]) for text in filtered],
-                GeneratedScores(0.0, 0.0, 0.0),
-            )
-        ]
-        solved = [0.0 if no else each.score for no, each in zip(unsolved, scores, strict=True)]
-        rows.append(
-            {
-                **common_fields(question, sample),
-                **generated_fields(task, sample),
-                "filtered": unwrap([str(text) for text in filtered]),
-                "score": mean(solved),
-                EMPTY: scores[0].empty,
-                UNRELATED: mean([each.unrelated for each in scores]),
-            }
-        )
-    return rows
+    return task.thinks and reply.is_unfinished

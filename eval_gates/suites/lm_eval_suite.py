@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.suites.answer_rows import choice_fields, common_fields, partners_of
-from eval_gates.suites.generation import GeneratedScores, GeneratingTask, generated_rows
-from eval_gates.suites.group_scores import GROUP
+from eval_gates.rows import Answer, Asked, Question, Reply
+from eval_gates.suites.generation import GeneratingKind, GeneratingTask
 from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
-from eval_gates.suites.lm_eval_metrics import Metric, score_of
-from eval_gates.suites.lm_eval_task import MEMBER, lay_out, open_task
+from eval_gates.suites.lm_eval_metrics import score_of
+from eval_gates.suites.lm_eval_task import LoadedTask, lay_out, open_task
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import (
-    QuestionOrder,
-    Read,
-    Row,
-    Rows,
-    SourceLookup,
-    SuiteKind,
-    SuiteSource,
-    SuiteTask,
-)
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SourceLookup, SuiteSource
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
@@ -57,10 +48,11 @@ class LmEvalSuite(LmEvalTask, Suite):
     sources: list[Source] = Field(default=["hub"])
 
 
-class LmEval(SuiteKind[LmEvalTask]):
+class LmEval(GeneratingKind[LmEvalTask]):
     """The suite `lm_eval`."""
 
     task, policy = LmEvalTask, LmEvalSuite
+    opened: LoadedTask
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
         task = _task_of(suite)
@@ -99,46 +91,46 @@ class LmEval(SuiteKind[LmEvalTask]):
         local = read_task_file(Path(task)).data if is_task_file(task) else []
         return [path for path in local if path.name.endswith((".jsonl", ".jsonl.gz"))]
 
-    def read(self, task: LmEvalTask, order: QuestionOrder) -> Read:
+    def questions(self, task: LmEvalTask, order: QuestionOrder) -> Read:
         is_file = order.source.kind == "task"
         file = order.folder / Path(task.task).name if order.folder and is_file else None
         laid_out = lay_out(task.model_dump(), file, order.source.revision, order.output)
-        return laid_out.rows, laid_out.facts
+        questions, facts = laid_out
+        if len({question.group for question in questions}) == 1:
+            questions = [replace(question, group="") for question in questions]
+        return questions, facts
 
-    def open(self, task: LmEvalTask, questions: Rows, folder: Path) -> SuiteTask:
-        opened = open_task(task.model_dump(), questions, folder)
-        others = partners_of(questions)
-        places = {question["id"]: place for place, question in enumerate(questions)}
+    def open(self, task: LmEvalTask, questions: Sequence[Question], folder: Path) -> None:
+        self.opened = open_task(task.model_dump(), folder)
+        for question in questions:
+            self.opened.find(question)
 
-        def score_at(place: int, answer: Any, question: str) -> float:
-            found = opened.task.score_answer(opened.task.eval_docs[place], answer)
-            return score_of(found.get(opened.metric.name), opened.metric, question)
+    def settings(self, task: LmEvalTask) -> dict[str, Any]:
+        return {"samples": self.opened.samples}
 
-        def score_generated(answer: Any, question: str) -> GeneratedScores:
-            here = places[question]
-            return GeneratedScores(
-                score_at(here, answer, question),
-                empty=score_at(here, "", question),
-                unrelated=score_at(others[question], answer, question),
-            )
+    def render(self, task: LmEvalTask, question: Question, template: Render | None) -> Question:
+        rows, document = self.opened.find(question)
+        return rows.ask(question, document, template)
 
-        is_generated = opened.task.OUTPUT_TYPE == "generate_until"
-        score_rows = (
-            partial(generated_rows, task, score_generated)
-            if is_generated
-            else partial(chosen_rows, opened.metric)
-        )
+    def score_batch(
+        self, task: LmEvalTask, batch: Sequence[Asked], progress: Progress
+    ) -> list[Answer]:
+        if batch and not batch[0].question.continuations:
+            self.scores_unrelated = self.scores_empty = True
+            return super().score_batch(task, batch, progress)
+        return [self.score(task, each.question, each.replies) for each in batch]
 
-        def rows_of(questions: Rows, samples: Rows, progress: Progress) -> Rows:
-            rows = score_rows(questions, samples, progress)
-            if len(opened.members) == 1:
-                return rows
-            return [
-                {**row, GROUP: question[MEMBER]}
-                for row, question in zip(rows, questions, strict=True)
-            ]
+    def score(self, task: LmEvalTask, question: Question, replies: Sequence[Reply]) -> Answer:
+        """Return the score of a choice."""
+        rows, document = self.opened.find(question)
+        found = rows.score_values(document, replies[0].values)
+        score = score_of(found.get(self.opened.metric.name), self.opened.metric, question.id)
+        return {"score": 0.0 if replies[0].is_unnamed else score}
 
-        return SuiteTask(opened.task, opened.metric.label, rows_of, opened.requests_per_question)
+    def score_text(self, task: LmEvalTask, question: Question, reply: Reply) -> float:
+        rows, document = self.opened.find(question)
+        found = rows.score_text(document, reply.text)
+        return score_of(found.get(self.opened.metric.name), self.opened.metric, question.id)
 
     def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
         return str(laid_out)
@@ -155,21 +147,6 @@ class LmEval(SuiteKind[LmEvalTask]):
     def title(self, task: LmEvalTask) -> str:
         return task.task
 
-    def prompt(self, task: LmEvalTask, question: Row) -> None:
-        return
-
 
 def _task_of(suite: Suite) -> str:
     return suite.task if isinstance(suite, LmEvalSuite) else ""
-
-
-def chosen_rows(metric: Metric, questions: Rows, samples: Rows, progress: Progress) -> Rows:
-    """Return rows whose `answer` is each choice's likelihood."""
-    return [
-        {
-            **common_fields(question, sample),
-            **choice_fields(sample, metric.label),
-            "score": score_of(sample.get(metric.name), metric, question["id"]),
-        }
-        for question, sample in zip(questions, samples, strict=True)
-    ]

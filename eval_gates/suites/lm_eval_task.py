@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval_gates.clusters import shared_text
-from eval_gates.suites.fixed_task import digest_of, fixed_task
+from eval_gates.rows import Question
 from eval_gates.suites.generation import sampling_settings, thinking_settings
 from eval_gates.suites.ifeval_checkers import load_checkers
-from eval_gates.suites.joined_task import join_tasks
 from eval_gates.suites.lm_eval_dataset import save_dataset, used_splits
 from eval_gates.suites.lm_eval_files import localize, read_task_file
 from eval_gates.suites.lm_eval_metrics import Metric, choose_metric, score_of
+from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, digest_of
 from pipeline.core.errors import EvaluationDataError
 from recipes.generation import Generation
 
@@ -34,24 +34,40 @@ DEFAULT_TOKENS = 256  # of an answer, where neither the policy nor the task says
 _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _GROUP_KEYS = ("group", "group_alias", "task", "tag", "aggregate_metric_list", "metadata")
 _COMBINING_FILTERS = {"majority_vote", "take_first_k"}
-MEMBER = "member"  # key of a row: the name of its task
 Place = dict[str, Any]
 """Where a task's YAML file is, and what its group changes of it."""
 
 
 class LoadedTask(NamedTuple):
-    """Task over its questions, in their order, and their scores."""
+    """Tasks that a suite consists of, by name, and their common metric."""
 
-    task: Any
+    members: dict[str, LmRows]
     metric: Metric
-    requests_per_question: int
-    members: dict[str, Any]  # the tasks that it consists of, by name
+    samples: int  # answers for each question
+
+    def find(self, question: Question) -> tuple[LmRows, dict[str, Any]]:
+        """Return a question's task and document.
+
+        Raises:
+            EvaluationDataError: the document is not the one that was laid out.
+        """
+        rows = self.members[question.data["member"]]
+        number = question.data["doc_index"]
+        document = rows.documents[number] if number < len(rows.documents) else {}
+        if digest_of(document) != question.data["doc_sha256"]:
+            raise EvaluationDataError(
+                f"document {number} of the task is not the one that was laid out",
+                where=f"question {question.id}",
+                hint="its processing is not repeatable; choose another task, or fix its "
+                "process_docs",
+            )
+        return rows, document
 
 
 class PreparedQuestions(NamedTuple):
     """A task's documents as questions, and facts for the record."""
 
-    rows: list[dict[str, Any]]
+    questions: list[Question]
     facts: dict[str, Any]
 
 
@@ -82,22 +98,21 @@ def lay_out(
         target = folder / DATASET / _dataset_key(config)
         if not target.exists():
             revisions.append(save_dataset(local, revision, target))
-    opened = open_task(suite, None, folder)
-    rows, choices = [], {}
-    for name, task in opened.members.items():
-        for n, document in enumerate(task.eval_docs):
-            row = {
-                "id": f"{name}/{n}",
+    opened = open_task(suite, folder)
+    questions, choices = [], {}
+    for name, rows in opened.members.items():
+        for n, document in enumerate(rows.documents):
+            data = {
+                "member": name,
                 "doc_index": n,
                 "doc_sha256": digest_of(document),
-                MEMBER: name,
-                ASKED: asked_digest(task, document),
+                ASKED: asked_digest(rows.task, document),
                 **({FIELDS: dict(document)} if suite.get("cluster_by") else {}),
             }
-            rows.append(row)
-            if task.OUTPUT_TYPE == "multiple_choice":
-                choices[row["id"]] = scored_choices(task, opened.metric, document)
-    shared = [shared_text(task.eval_docs) for task in opened.members.values()]
+            questions.append(Question(f"{name}/{n}", group=name, data=data))
+            if rows.output_type == CHOSEN:
+                choices[f"{name}/{n}"] = scored_choices(rows, opened.metric, document)
+    shared = [shared_text(rows.documents) for rows in opened.members.values()]
     facts = {
         "task": configs[0]["task"] if len(configs) == 1 else suite["task"],
         "metric": opened.metric.label,
@@ -106,7 +121,7 @@ def lay_out(
         "choices": choices,
         "shared_text": next(filter(None, shared), None),
     }
-    return PreparedQuestions(rows, facts)
+    return PreparedQuestions(questions, facts)
 
 
 def asked_digest(task: Any, document: dict[str, Any]) -> str:
@@ -123,23 +138,23 @@ def asked_digest(task: Any, document: dict[str, Any]) -> str:
     )
 
 
-def scored_choices(task: Any, metric: Metric, document: dict[str, Any]) -> list[tuple[str, float]]:
+def scored_choices(
+    rows: LmRows, metric: Metric, document: dict[str, Any]
+) -> list[tuple[str, float]]:
     """Return each choice of a document, and the score for choosing it with certainty."""
-    texts = [str(text) for text in task.doc_to_choice(document)]
+    texts = [str(text) for text in rows.task.doc_to_choice(document)]
     found = []
     for taken, text in enumerate(texts):
         sure = [(0.0, True) if n == taken else (_UNLIKELY, False) for n in range(len(texts))]
         # What mutual information is taken of, besides: each choice's likelihood without a question.
         alone = [(0.0, False)] * len(texts) if metric.name == "acc_mutual_info" else []
-        scores = task.process_results(document, sure + alone)
+        scores = rows.score_values(document, sure + alone)
         found.append((text, score_of(scores.get(metric.name), metric, text)))
     return found
 
 
-def open_task(
-    suite: dict[str, Any], rows: Sequence[dict[str, Any]] | None, folder: Path
-) -> LoadedTask:
-    """Return the task over laid-out questions, in their order; None: all documents."""
+def open_task(suite: dict[str, Any], folder: Path) -> LoadedTask:
+    """Return the tasks that were laid out in the folder."""
     from datasets import load_from_disk
 
     configs = _configs(folder, suite)
@@ -150,31 +165,11 @@ def open_task(
         key = _dataset_key(config)
         if key not in loaded:
             loaded[key] = dict(load_from_disk(str(folder / DATASET / key), keep_in_memory=True))
-        members[config["task"]] = _open_member(config, metric, loaded[key], suite)
-    order = (
-        [(row[MEMBER], row["doc_index"]) for row in rows]
-        if rows
-        else [(name, n) for name, task in members.items() for n in range(len(task.eval_docs))]
-    )
-    task = join_tasks(members, order)
-    for row, document in zip(rows or (), task.eval_docs, strict=False):
-        if digest_of(document) != row["doc_sha256"]:
-            raise EvaluationDataError(
-                f"document {row['doc_index']} of the task is not the one that was laid out",
-                where=f"question {row['id']}",
-                hint="its processing is not repeatable; choose another task, or fix its "
-                "process_docs",
-            )
-    first = next(iter(members.values()))
-    each = _samples(configs[0], suite)
-    if first.OUTPUT_TYPE == "multiple_choice":
-        each = len(first.doc_to_choice(first.eval_docs[0]))
-    return LoadedTask(task, metric, each, members)
+        members[config["task"]] = _open_member(config, metric, loaded[key])
+    return LoadedTask(members, metric, _samples(configs[0], suite))
 
 
-def _open_member(
-    config: dict[str, Any], metric: Metric, splits: dict[str, Any], suite: dict[str, Any]
-) -> Any:
+def _open_member(config: dict[str, Any], metric: Metric, splits: dict[str, Any]) -> LmRows:
     if config.get("filter_list"):
         config["filter_list"] = [
             entry for entry in config["filter_list"] if entry["name"] == metric.filter
@@ -186,13 +181,12 @@ def _open_member(
                 where=f"lm-eval task {config['task']}",
                 hint="name a filter of single answers: 'metric: METRIC,FILTER' in the policy",
             )
-    samples = _samples(config, suite)
-    return fixed_task({**config, "repeats": 1}, splits, samples=samples)
+    return LmRows({**config, "repeats": 1}, splits)
 
 
 def _samples(config: dict[str, Any], suite: dict[str, Any]) -> int:
     """Return the answers for each question: the policy's, or the task's own repeats."""
-    if config["output_type"] != "generate_until":
+    if config["output_type"] != GENERATED:
         return 1
     samples = int(suite["samples"] if suite["samples"] > 1 else config.get("repeats") or 1)
     if samples > 1 and not config["generation_kwargs"].get("do_sample"):

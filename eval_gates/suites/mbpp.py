@@ -18,7 +18,7 @@ from pydantic import Field
 from eval_gates.sandbox import Program
 from eval_gates.suites import humaneval
 from eval_gates.suites.code_extraction import names_read
-from eval_gates.suites.code_suite import CodeKind, CodeSuite, CodeTask, Problem, question_rows
+from eval_gates.suites.code_suite import CodeKind, CodeSuite, CodeTask, Problem, lay_out
 from eval_gates.suites.json_lines import rows_of_files, text_of
 from eval_gates.suites.question_source import QuestionSource, hub_rows
 from eval_gates.suites.suite_kind import (
@@ -100,7 +100,7 @@ def problem_of(row: dict[str, Any], place: str) -> Problem:
     _check_can_be_judged(_parse(test, "test", place), function.name, place)
     return Problem(
         task_id=_id_of(row, place),
-        prompt=_prompt(function, sentence, asserts[0], place),
+        header=_prompt(function, sentence, asserts[0], place),
         entry_point=function.name,
         test=_guard(test),
         canonical_solution=code,
@@ -246,7 +246,7 @@ class Mbpp(CodeKind[MbppTask]):
             return found
         return humaneval.PROBLEMS + (found or 0)
 
-    def read(self, task: MbppTask, order: QuestionOrder) -> Read:
+    def questions(self, task: MbppTask, order: QuestionOrder) -> Read:
         source, left_out = order.source, list[str]()
         if source.kind == "folder" and order.folder:
             problems = read_folder(order.folder)
@@ -262,7 +262,7 @@ class Mbpp(CodeKind[MbppTask]):
             "dropped": len(left_out),
             "dropped_why": f"problems were left out: {'; '.join(left_out)}",
         }
-        return question_rows(task, problems, "MBPP"), facts
+        return lay_out(task, problems, "MBPP"), facts
 
     def program(self, problem: Problem, code: str) -> Program:
         return program(problem, code)

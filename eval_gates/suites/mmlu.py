@@ -1,4 +1,4 @@
-"""MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question, through lm-eval.
+"""MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question.
 
 Questions come from a folder, the development questions in lm-eval, or the project's own easy ones.
 The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form has that of
@@ -11,35 +11,22 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from eval_gates.gate_report import GroupReport
-from eval_gates.suites.answer_rows import choice_fields, common_fields
-from eval_gates.suites.fixed_task import task_of
+from eval_gates.rows import Answer, Question, Reply, choose
 from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files, text_of
 from eval_gates.suites.mmlu_subjects import GROUP_OF, GROUPS, UNKNOWN_GROUP
 from eval_gates.suites.question_source import QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import (
-    HubQuestions,
-    QuestionOrder,
-    Read,
-    Row,
-    Rows,
-    SuiteKind,
-    SuiteTask,
-)
-from eval_gates.suites.template import render
+from eval_gates.suites.suite_kind import HubQuestions, QuestionOrder, Read, Row, SuiteKind
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import Progress
 from recipes.policy import EvalTask, Source, Suite
 
 Form = Literal["letter", "cloze"]
-Question = dict[str, Any]
 
 LETTERS = "ABCD"
 EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
@@ -49,14 +36,9 @@ QUIZ_FILE = Path(__file__).parents[1] / "data" / "quiz.jsonl"
 _FIELDS = (
     "each line needs subject, question, choices (four texts), answer (0 to 3, or a letter A to D)"
 )
-_LETTER_PROMPT = (
-    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\n"
-    "D. {{choices[3]}}\nAnswer:"
-)
-_CLOZE_PROMPT = "Question: {{question.strip()}}\nAnswer:"
 _DESCRIPTIONS: dict[Form, str] = {
-    "letter": "The following are multiple choice questions (with answers) about ",
-    "cloze": "The following are questions (with answers) about ",
+    "letter": "The following are multiple choice questions (with answers) about {}.\n\n",
+    "cloze": "The following are questions (with answers) about {}.\n\n",
 }
 
 
@@ -71,7 +53,7 @@ class MmluTask(EvalTask):
 
 
 class MmluSuite(MmluTask, Suite):
-    """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
+    """Multiple choice over 57 subjects, scored by log-likelihood."""
 
     sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
 
@@ -79,11 +61,11 @@ class MmluSuite(MmluTask, Suite):
 class BuiltinQuestions(NamedTuple):
     """Questions that were parsed with certainty, and why others were not."""
 
-    questions: list[Question]
+    questions: list[Row]
     skipped: list[str]
 
 
-def read_folder(folder: Path) -> list[Question]:
+def read_folder(folder: Path) -> list[Row]:
     """Return the questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in the files' order.
 
     Each has `subject`, `question`, `choices` (four strings) and `answer` (0 to 3).
@@ -99,12 +81,12 @@ def read_folder(folder: Path) -> list[Question]:
     return questions
 
 
-def read_examples(folder: Path) -> list[Question]:
+def read_examples(folder: Path) -> list[Row]:
     """Return the development questions of `mmlu_dev*.jsonl[.gz]`; may be none."""
     return [_question(row, place) for place, row in rows_of_files(folder, EXAMPLES_STEM)]
 
 
-def read_quiz() -> list[Question]:
+def read_quiz() -> list[Row]:
     """Return the project's easy questions of general knowledge."""
     return [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
 
@@ -131,7 +113,7 @@ def parse_cot_prompts(prompts: dict[str, str]) -> BuiltinQuestions:
     Args:
         prompts: by subject, a description and then items `Q: question, choices, A: reasoning`.
     """
-    questions: list[Question] = []
+    questions: list[Row] = []
     skipped: list[str] = []
     for subject, text in prompts.items():
         for number, item in enumerate(re.split(r"\n+Q: ", text)[1:], start=1):
@@ -143,61 +125,47 @@ def parse_cot_prompts(prompts: dict[str, str]) -> BuiltinQuestions:
     return BuiltinQuestions(questions, skipped)
 
 
-def with_examples(
-    questions: list[Question], pool: list[Question], form: Form, shots: int
-) -> list[Question]:
-    """Return the questions with a field `examples`, the worked examples of its prompt.
+def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Question]:
+    """Return the questions, each with the worked examples of its subject.
 
-    They are the subject's first `shots` of the pool, as in lm-eval.
+    They are the subject's first `shots` of the pool, as in lm-eval. Form `letter` scores the
+    letters A to D, form `cloze` the choices' texts.
     """
-    if shots == 0:
-        return [{**question, "examples": ""} for question in questions]
-    by_subject: dict[str, list[Question]] = {}
+    by_subject: dict[str, list[Row]] = {}
     for example in pool:
         by_subject.setdefault(example["subject"], []).append(example)
     return [
-        {**question, "examples": _examples_for(question, by_subject, form, shots)}
-        for question in questions
+        Question(
+            f"{row['subject']}/{number}",
+            "".join(
+                [
+                    _DESCRIPTIONS[form].format(row["subject"].replace("_", " ")),
+                    *(_examples_for(row, by_subject, form, shots) if shots else ""),
+                    _ask(row, form),
+                ]
+            ),
+            continuations=tuple(
+                f" {text}" for text in (LETTERS if form == "letter" else row["choices"])
+            ),
+            expected=f"{LETTERS[row['answer']]}. {row['choices'][row['answer']]}",
+            data=row,
+        )
+        for number, row in enumerate(rows)
     ]
 
 
 def scored_choices(questions: list[Question], form: Form) -> dict[str, list[tuple[str, float]]]:
     """Return each choice in its scored form, and whether it is correct, by question's id."""
     return {
-        question["id"]: [
-            (text, float(number == question["answer"]))
-            for number, text in enumerate(LETTERS if form == "letter" else question["choices"])
+        question.id: [
+            (text, float(number == question.data["answer"]))
+            for number, text in enumerate(LETTERS if form == "letter" else question.data["choices"])
         ]
         for question in questions
     }
 
 
-def task_config(form: Form) -> dict[str, Any]:
-    """Return the configuration of an lm-eval `ConfigurableTask` over :func:`with_examples`.
-
-    Form `letter` scores the letters A to D, metric `acc`. Form `cloze` scores the choices' texts,
-    metrics `acc` and `acc_norm` (likelihood per character).
-    """
-    metrics = ["acc"] if form == "letter" else ["acc", "acc_norm"]
-    prompt = _LETTER_PROMPT if form == "letter" else _CLOZE_PROMPT
-    return {
-        "task": "mmlu",
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "description": _DESCRIPTIONS[form] + "{{subject.replace('_', ' ')}}.\n\n",
-        "doc_to_text": "{{examples}}" + prompt,
-        "doc_to_choice": list(LETTERS) if form == "letter" else "choices",
-        "doc_to_target": "answer",
-        "num_fewshot": 0,  # the examples are in the question's own row
-        "metric_list": [
-            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-            for metric in metrics
-        ],
-        "metadata": {"version": 1.0},
-    }
-
-
-def _question(row: dict[str, Any], place: str) -> Question:
+def _question(row: dict[str, Any], place: str) -> Row:
     choices = row.get("choices")
     if (
         not isinstance(choices, list)
@@ -227,9 +195,7 @@ def _group_of(row: Mapping[str, Any]) -> str:
     return GROUP_OF.get(row["subject"], UNKNOWN_GROUP)
 
 
-def _examples_for(
-    question: Question, by_subject: dict[str, list[Question]], form: Form, shots: int
-) -> str:
+def _examples_for(question: Row, by_subject: dict[str, list[Row]], form: Form, shots: int) -> str:
     subject = question["subject"]
     others = [
         example
@@ -246,15 +212,22 @@ def _examples_for(
     return "".join(_example(example, form) for example in others[:shots])
 
 
-def _example(example: Question, form: Form) -> str:
-    question, choices = example["question"].strip(), example["choices"]
+def _ask(question: Row, form: Form) -> str:
     if form == "cloze":
-        return f"Question: {question}\nAnswer: {choices[example['answer']]}\n\n"
-    lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
-    return "\n".join([question, *lines, f"Answer: {LETTERS[example['answer']]}\n\n"])
+        return f"Question: {question['question'].strip()}\nAnswer:"
+    listed = [
+        f"{letter}. {text}" for letter, text in zip(LETTERS, question["choices"], strict=True)
+    ]
+    return "\n".join([question["question"].strip(), *listed, "Answer:"])
 
 
-def _parse_item(subject: str, item: str) -> tuple[Question | None, str]:
+def _example(example: Row, form: Form) -> str:
+    number = example["answer"]
+    answer = LETTERS[number] if form == "letter" else example["choices"][number]
+    return f"{_ask(example, form)} {answer}\n\n"
+
+
+def _parse_item(subject: str, item: str) -> tuple[Row | None, str]:
     asked, separator, reasoning = item.partition("\nA: ")
     if not separator or "\nA: " in reasoning:
         return None, "not one question with one answer"
@@ -291,7 +264,7 @@ class Mmlu(SuiteKind[MmluTask]):
     guessing = 0.25  # at least: keys may be unbalanced
     benchmark = hub.benchmark("MMLU")
 
-    def read(self, task: MmluTask, order: QuestionOrder) -> Read:
+    def questions(self, task: MmluTask, order: QuestionOrder) -> Read:
         source, dropped = order.source, 0
         if source.kind == "folder" and order.folder:
             questions, pool = read_folder(order.folder), read_examples(order.folder)
@@ -313,33 +286,23 @@ class Mmlu(SuiteKind[MmluTask]):
                     f"{shots} worked examples instead of {task.num_fewshot}: the packages carry "
                     "no more"
                 )
-        rows = with_examples(questions, pool, task.prompt_format, shots)
-        numbered = [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)]
-        return numbered, {
-            "dropped": dropped,
-            "choices": scored_choices(numbered, task.prompt_format),
-        }
+        laid_out = lay_out(questions, pool, task.prompt_format, shots)
+        choices = scored_choices(laid_out, task.prompt_format)
+        return laid_out, {"dropped": dropped, "choices": choices}
 
-    def open(self, task: MmluTask, questions: Rows, folder: Path) -> SuiteTask:
-        metric = self.metric(task, None)
-        asked = task_of(task_config(task.prompt_format), questions)
-        return SuiteTask(asked, metric, partial(answer_rows, metric), len(LETTERS))
+    def score(self, task: MmluTask, question: Question, replies: Sequence[Reply]) -> Answer:
+        reply, subject = replies[0], {"subject": question.data["subject"]}
+        values = self.choice_values(
+            task, [value for value, _ in reply.values], question.data["choices"]
+        )
+        is_right = choose(values) == question.data["answer"] and not reply.is_unnamed
+        return {"score": float(is_right), **subject}
 
     def metric(self, task: MmluTask, laid_out: str | None) -> str:
         return "acc" if task.prompt_format == "letter" else "acc_norm"
 
     def output_type(self, task: MmluTask) -> str:
         return "multiple_choice" if task.prompt_format == "letter" else "loglikelihood"
-
-    def prompt(self, task: MmluTask, question: Row) -> str:
-        config = task_config(task.prompt_format)
-        return render(config["description"] + config["doc_to_text"], question)
-
-    def expected(self, task: MmluTask, question: Row) -> str | None:
-        if "answer" not in question:
-            return None
-        number = int(question["answer"])
-        return f"{LETTERS[number]}. {question['choices'][number]}"
 
     def choice_values(
         self, task: MmluTask, likelihoods: Sequence[float], choices: Sequence[str]
@@ -358,16 +321,3 @@ class Mmlu(SuiteKind[MmluTask]):
             *report_groups(*rows, _group_of, named, is_subject=False),
             *report_groups(*rows, lambda row: str(row["subject"]), tuple(GROUP_OF)),
         ]
-
-
-def answer_rows(metric: str, questions: Rows, samples: Rows, progress: Progress) -> Rows:
-    """Return rows whose `answer` is each choice's log-likelihood."""
-    return [
-        {
-            **common_fields(question, sample),
-            **choice_fields(sample, metric),
-            "score": float(sample[metric]),
-            "subject": question["subject"],
-        }
-        for question, sample in zip(questions, samples, strict=True)
-    ]

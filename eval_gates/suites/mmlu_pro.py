@@ -11,14 +11,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from eval_gates.suites.generation import GeneratingTask
-from eval_gates.suites.installed_suite import HubSuite, InstalledSuite
 from eval_gates.suites.json_lines import text_of
+from eval_gates.suites.presets import HubSuite, PresetKind
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import HubQuestions, Row, Rows
+from eval_gates.suites.suite_kind import HubQuestions, Row
 from pipeline.core.errors import EvaluationDataError
 from recipes.generation import MaxTokens
 
-QUESTIONS = 12_032
 LETTERS = "ABCDEFGHIJ"
 SUBJECTS = (
     "biology",
@@ -56,7 +55,7 @@ class MmluProSuite(MmluProTask, HubSuite):
     """Questions of 14 subjects, answered after reasoning; one population."""
 
 
-class MmluPro(InstalledSuite[MmluProTask]):
+class MmluPro(PresetKind[MmluProTask]):
     """The suite `mmlu_pro`."""
 
     task, policy = MmluProTask, MmluProSuite
@@ -69,7 +68,7 @@ class MmluPro(InstalledSuite[MmluProTask]):
             split="test",
             shots_split="validation",
         ),
-        QUESTIONS,
+        12_032,
     )
     benchmark = hub.benchmark("MMLU-Pro")
     guessing = 1 / len(LETTERS)  # at least: many questions have fewer options
@@ -104,28 +103,22 @@ class MmluPro(InstalledSuite[MmluProTask]):
     def group_of(self, document: Row) -> str:
         return str(document["category"])
 
-    def facts(self, rows: Rows) -> dict[str, Any]:
-        return {
-            "choices": {
-                row["id"]: [
-                    (letter, float(letter == row["answer"]))
-                    for letter in LETTERS[: len(row["options"])]
-                ]
-                for row in rows
-            }
-        }
+    def choices(self, document: Row) -> list[tuple[str, float]]:
+        letters = LETTERS[: len(document["options"])]
+        return [(letter, float(letter == document["answer"])) for letter in letters]
 
-    def task_file(self, task: MmluProTask, document: Row) -> str:
-        return f"mmlu_pro/mmlu_pro_{document['category'].replace(' ', '_')}.yaml"
+    def task_file(self, task: MmluProTask, group: str) -> str:
+        return f"mmlu_pro/mmlu_pro_{group.replace(' ', '_')}.yaml"
+
+    def sample(self, group: str) -> Row:
+        return {"question": "Which?", "options": ["this"], "answer": "A", "category": group}
 
     def shots(self, task: MmluProTask) -> int:
         return task.num_fewshot
 
-    def expected(self, task: MmluProTask, question: Row) -> str | None:
-        if "answer" not in question:
-            return None
-        letter = question["answer"]
-        return f"{letter}. {question['options'][LETTERS.index(letter)]}"
+    def expected(self, document: Row) -> str:
+        letter = document["answer"]
+        return f"{letter}. {document['options'][LETTERS.index(letter)]}"
 
 
 def _letter(row: Row, letters: str, place: str) -> str:

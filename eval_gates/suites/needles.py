@@ -11,35 +11,21 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
 from eval_gates.gate_report import GroupReport
+from eval_gates.rows import Answer, Question, Reply, mean
 from eval_gates.suites import rouge
-from eval_gates.suites.answer_rows import common_fields, texts_of
-from eval_gates.suites.fixed_task import task_of
-from eval_gates.suites.generation import (
-    GeneratingTask,
-    generated_fields,
-    mean,
-    score_answers,
-    task_config,
-)
+from eval_gates.suites.generation import GeneratingTask, generation_settings, is_unsolved
 from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import (
-    QuestionOrder,
-    Read,
-    Row,
-    Rows,
-    SuiteKind,
-    SuiteTask,
-)
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row, SuiteKind
 from pipeline.core.errors import EvaluationDataError, UsageError
-from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
 from recipes.policy import Source, Suite
 
@@ -226,14 +212,25 @@ class NeedlesKind(SuiteKind[NeedlesTask]):
     carried = rouge.CARRIED_FILE
     assumed_baseline = 0.9
 
-    def read(self, task: NeedlesTask, order: QuestionOrder) -> Read:
-        return list(_rows(task)), {}
+    def questions(self, task: NeedlesTask, order: QuestionOrder) -> Read:
+        return list(_questions(task)), {}
 
-    def open(self, task: NeedlesTask, questions: Rows, folder: Path) -> SuiteTask:
+    def settings(self, task: NeedlesTask) -> dict[str, Any]:
+        return {**generation_settings(task), "until": STOPS[task.prompt_format]}
+
+    def render(self, task: NeedlesTask, question: Question, template: Render | None) -> Question:
         # Texts of a few million tokens are made when they are asked: all would need gigabytes.
-        config = task_config(task, partial(request_of, task), STOPS[task.prompt_format])
-        asked = task_of(config, questions, task.samples)
-        return SuiteTask(asked, self.metric(task, None), partial(answer_rows, task), task.samples)
+        return replace(question, prompt=request_of(task, question))
+
+    def score(self, task: NeedlesTask, question: Question, replies: Sequence[Reply]) -> Answer:
+        """Return the mean share of the numbers that the answers found."""
+        values = question.data["values"]
+        found = [
+            0.0 if is_unsolved(task, reply) else share_found(reply.text, values)
+            for reply in replies
+        ]
+        known = {key: question.data[key] for key in ("length", "needles", "depth")}
+        return {"score": mean(found), **known, "subject": _subject_of(question.data)}
 
     def metric(self, task: NeedlesTask, laid_out: str | None) -> str:
         return "recall"
@@ -273,14 +270,6 @@ class NeedlesKind(SuiteKind[NeedlesTask]):
     def title(self, task: NeedlesTask) -> str:
         return "numbers hidden in long texts"
 
-    def prompt(self, task: NeedlesTask, question: Row) -> str:
-        """Return the asked numbers' sentences and the question, without the text around them."""
-        hidden = [needle(question["key"], number) for number in question["values"]]
-        return " [...] ".join(["", *hidden, ""]).strip() + f"\n\n{question['question']}"
-
-    def expected(self, task: NeedlesTask, question: Row) -> str:
-        return ", ".join(question["values"])
-
     def groups(
         self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
     ) -> list[GroupReport]:
@@ -293,40 +282,23 @@ class NeedlesKind(SuiteKind[NeedlesTask]):
         return reports
 
 
-def request_of(task: NeedlesTask, row: Row) -> str:
+def request_of(task: NeedlesTask, question: Question) -> str:
     """Return the prompt of a laid-out case.
 
     Raises:
         EvaluationDataError: the case is another than when it was laid out.
     """
-    case = _case_of(row)
-    if _digest(case.text) != row["text_sha256"]:
+    case = _case_of(question.id, question.data)
+    if _digest(case.text) != question.data["text_sha256"]:
         raise EvaluationDataError(
-            f"the text of {row['id']} is not the one that was laid out",
+            f"the text of {question.id} is not the one that was laid out",
             where="questions.jsonl",
             hint="run with the version of prepare that laid out the questions",
         )
     numbers, verb = ("number", "is") if len(case.values) == 1 else ("numbers", "are")
     lead = f"The special {numbers} for {case.key} {verb}"
-    return PROMPTS[task.prompt_format].format(text=case.text, question=row["question"], lead=lead)
-
-
-def answer_rows(task: NeedlesTask, questions: Rows, samples: Rows, progress: Progress) -> Rows:
-    """Return rows whose score is the mean share of the numbers that the answers found."""
-    return [
-        {
-            **common_fields(question, sample),
-            **generated_fields(task, sample),
-            "score": mean(
-                score_answers(
-                    task, texts_of(sample), partial(share_found, values=question["values"])
-                )
-            ),
-            **{key: question[key] for key in ("length", "needles", "depth")},
-            "subject": _subject_of(question),
-        }
-        for question, sample in zip(questions, samples, strict=True)
-    ]
+    asked = question.data["question"]
+    return PROMPTS[task.prompt_format].format(text=case.text, question=asked, lead=lead)
 
 
 def prompt_tokens(task: NeedlesTask, length: int) -> int:
@@ -341,31 +313,39 @@ def least_length(task: NeedlesTask, length: int) -> int:
     return max(length, prompt_tokens(task, length) + answer)
 
 
-def _rows(task: NeedlesTask) -> Iterator[Row]:
+def _questions(task: NeedlesTask) -> Iterator[Question]:
     for length in task.lengths:
         for number in range(task.cases):
             needles = NEEDLES[number % len(NEEDLES)]
             of_kind = len(range(number % len(NEEDLES), task.cases, len(NEEDLES)))
             tokens = prompt_tokens(task, length) - FRAME_TOKENS
+            name = f"{length}/{needles}/{number}"
             row: Row = {
-                "id": f"{length}/{needles}/{number}",
                 "length": length,
                 "needles": needles,
                 "depth": (number // len(NEEDLES) + 0.5) / of_kind,
                 "characters": int(CHARACTERS_PER_TOKEN * tokens),
             }
-            case = _case_of(row)
-            yield {
-                **row,
-                "question": question_of(case.key, len(case.values)),
-                "key": case.key,
-                "values": list(case.values),
-                "text_sha256": _digest(case.text),
-            }
+            case = _case_of(name, row)
+            asked = question_of(case.key, len(case.values))
+            hidden = [needle(case.key, value) for value in case.values]
+            yield Question(
+                name,
+                # For people: the asked numbers' sentences, without the text around them.
+                " [...] ".join(["", *hidden, ""]).strip() + f"\n\n{asked}",
+                expected=", ".join(case.values),
+                data={
+                    **row,
+                    "question": asked,
+                    "key": case.key,
+                    "values": list(case.values),
+                    "text_sha256": _digest(case.text),
+                },
+            )
 
 
-def _case_of(row: Row) -> NeedleCase:
-    return build_case(row["id"], row["needles"], row["characters"], row["depth"])
+def _case_of(name: str, row: Row) -> NeedleCase:
+    return build_case(name, row["needles"], row["characters"], row["depth"])
 
 
 def _digest(text: str) -> str:

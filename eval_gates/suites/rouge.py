@@ -1,4 +1,4 @@
-"""Summaries scored by ROUGE (Lin 2004) and BLEU, generated through lm-eval.
+"""Summaries scored by ROUGE (Lin 2004) and BLEU.
 
 ROUGE is by rouge-score with Porter stemming, whose tokens are runs of a-z and 0-9; texts in other
 scripts score 0.
@@ -7,35 +7,19 @@ scripts score 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from eval_gates.chance_baselines import UNRELATED
-from eval_gates.suites.answer_rows import common_fields, partners_of, texts_of
-from eval_gates.suites.fixed_task import task_of
-from eval_gates.suites.generation import (
-    GeneratingTask,
-    generated_fields,
-    is_unsolved,
-    mean,
-    task_config,
-)
+from eval_gates.rows import Answer, Asked, Question, mean
+from eval_gates.suites.generation import GeneratingTask, generation_settings, is_unsolved
 from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
 from eval_gates.suites.question_source import QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import (
-    HubQuestions,
-    QuestionOrder,
-    Read,
-    Row,
-    Rows,
-    SuiteKind,
-    SuiteTask,
-)
-from eval_gates.suites.template import render
+from eval_gates.suites.suite_kind import HubQuestions, QuestionOrder, Read, SuiteKind
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
@@ -49,9 +33,9 @@ METRICS = (*ROUGE, "bleu")
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
 
 PROMPTS: dict[str, str] = {
-    "chat": "Summarize the following text in one sentence.\n\n{{document}}",
+    "chat": "Summarize the following text in one sentence.\n\n{document}",
     "completion": (
-        "Summarize the following text in one sentence.\n\nText: {{document}}\n\n"
+        "Summarize the following text in one sentence.\n\nText: {document}\n\n"
         "Summary in one sentence:"
     ),
 }
@@ -170,7 +154,7 @@ class Rouge(SuiteKind[RougeTask]):
     assumed_baseline = 0.3
     scores_unrelated = True
 
-    def read(self, task: RougeTask, order: QuestionOrder) -> Read:
+    def questions(self, task: RougeTask, order: QuestionOrder) -> Read:
         source = order.source
         if source.kind == "folder" and order.folder:
             documents = read_folder(order.folder)
@@ -181,56 +165,36 @@ class Rouge(SuiteKind[RougeTask]):
             ]
         else:
             documents = read_builtin()
+        template = PROMPTS["completion" if task.prompt_format == "completion" else "chat"]
         return [
-            {**row, "id": row.get("id") or f"document/{n}"} for n, row in enumerate(documents)
+            Question(
+                row.get("id") or f"document/{number}",
+                template.format(document=row["document"]),
+                expected="\n\n".join(row["references"]),
+                data={key: row[key] for key in ("title", "document", "references")},
+            )
+            for number, row in enumerate(documents)
         ], {}
 
-    def open(self, task: RougeTask, questions: Rows, folder: Path) -> SuiteTask:
-        others = partners_of(questions)
+    def settings(self, task: RougeTask) -> dict[str, Any]:
+        return {**generation_settings(task), "until": STOPS[task.prompt_format]}
 
-        def score_elsewhere(text: str, question: str) -> float:
-            return score(text, list(questions[others[question]]["references"]))[task.metric]
-
-        config = task_config(task, PROMPTS[task.prompt_format], STOPS[task.prompt_format])
-        asked = task_of(config, questions, task.samples)
-        rows_of = partial(answer_rows, task, score_elsewhere)
-        return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
+    def score_batch(
+        self, task: RougeTask, batch: Sequence[Asked], progress: Progress
+    ) -> list[Answer]:
+        """Return all metrics, each the mean over the samples; one of them is the score."""
+        rows: list[Answer] = []
+        for asked in batch:
+            texts = ["" if is_unsolved(task, reply) else reply.text for reply in asked.replies]
+            scores = [score(text, asked.question.data["references"]) for text in texts]
+            others = [score(text, asked.other.data["references"]) for text in texts]
+            means = {name: mean([each[name] for each in scores]) for name in METRICS}
+            unrelated = mean([each[task.metric] for each in others])
+            rows.append({"score": means[task.metric], UNRELATED: unrelated, **means})
+        return rows
 
     def metric(self, task: RougeTask, laid_out: str | None) -> str:
         return task.metric
 
     def typical_change(self, task: RougeTask) -> float:
         return 0.1
-
-    def prompt(self, task: RougeTask, question: Row) -> str:
-        return render(
-            PROMPTS["completion" if task.prompt_format == "completion" else "chat"], question
-        )
-
-    def expected(self, task: RougeTask, question: Row) -> str | None:
-        return "\n\n".join(question["references"]) if "references" in question else None
-
-
-def answer_rows(
-    task: RougeTask,
-    elsewhere: Callable[[str, str], float],
-    questions: Rows,
-    samples: Rows,
-    progress: Progress,
-) -> Rows:
-    """Return rows with all metrics, each the mean over the samples; one of them is the score."""
-    rows = []
-    for question, sample in zip(questions, samples, strict=True):
-        texts = ["" if is_unsolved(task, text) else text for text in texts_of(sample)]
-        scores = [score(text, list(question["references"])) for text in texts]
-        means = {name: mean([each[name] for each in scores]) for name in METRICS}
-        rows.append(
-            {
-                **common_fields(question, sample),
-                **generated_fields(task, sample),
-                "score": means[task.metric],
-                UNRELATED: mean([elsewhere(text, question["id"]) for text in texts]),
-                **means,
-            }
-        )
-    return rows

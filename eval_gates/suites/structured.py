@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from eval_gates.chance_baselines import UNRELATED
-from eval_gates.limited_call import CallError, LimitError, call_limited, grade_all
-from eval_gates.suites.answer_rows import common_fields, partners_of, texts_of, unwrap
-from eval_gates.suites.fixed_task import task_of
-from eval_gates.suites.generation import (
-    GeneratingTask,
-    generated_fields,
-    is_unsolved,
-    mean,
-    task_config,
-)
+from eval_gates.limited_call import CallError, LimitError, call_limited
+from eval_gates.rows import Question, Reply
+from eval_gates.suites.generation import GeneratingKind, GeneratingTask
 from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
-from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Rows, SuiteKind, SuiteTask
+from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import Progress
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 from recipes.generation import MaxTokens
 from recipes.policy import Source, Suite
@@ -33,7 +23,6 @@ from recipes.policy import Source, Suite
 STEM = "structured"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "structured.jsonl"
 MAX_VALUES = 2_000  # of an answer; unique items are compared pair by pair
-UNGRADED = "it takes too much time or memory to be graded"
 MAX_REPEATS = 10_000  # of a pattern: RE2 and engines for guided decoding have lower limits
 
 PROMPT = (
@@ -75,64 +64,31 @@ class StructuredSuite(StructuredTask, Suite):
     sources: list[Source] = Field(default=["eval-data", "builtin"])
 
 
-class Structured(SuiteKind[StructuredTask]):
+class Structured(GeneratingKind[StructuredTask]):
     """The suite `structured`."""
 
     task, policy = StructuredTask, StructuredSuite
     folder_stem, carried = STEM, CARRIED_FILE
     scores_unrelated = True
 
-    def read(self, task: StructuredTask, order: QuestionOrder) -> Read:
+    def questions(self, task: StructuredTask, order: QuestionOrder) -> Read:
         found = rows_of_files(order.folder, STEM) if order.folder else read_rows(CARRIED_FILE)
-        rows = [_question(row, place, task.prompt_format) for place, row in found]
-        return [{**row, "id": row["id"] or f"request/{n}"} for n, row in enumerate(rows)], {}
+        return [_question(row, n, place, task) for n, (place, row) in enumerate(found)], {}
 
-    def open(self, task: StructuredTask, questions: Rows, folder: Path) -> SuiteTask:
-        others = partners_of(questions)
-        elsewhere = {
-            question["id"]: questions[others[question["id"]]]["schema"] for question in questions
-        }
-        config = task_config(task, "{{request}}", STOPS[task.prompt_format])
-        chat_of = _guided_request if task.guided else None
-        asked = task_of(config, questions, task.samples, chat_of)
-        rows_of = partial(answer_rows, task, elsewhere)
-        return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
+    def settings(self, task: StructuredTask) -> dict[str, Any]:
+        return {**super().settings(task), "until": STOPS[task.prompt_format]}
+
+    def prepare_scoring(self, task: StructuredTask) -> None:
+        find_fault("{}", {})
+
+    def score_text(self, task: StructuredTask, question: Question, reply: Reply) -> float:
+        return float(not find_fault(reply.text, question.data["schema"]))
 
     def chat_need(self, task: StructuredTask) -> ChatNeed:
         return ChatNeed.CHAT if task.guided else ChatNeed.NONE
 
     def metric(self, task: StructuredTask, laid_out: str | None) -> str:
         return "valid_json"
-
-
-def answer_rows(
-    task: StructuredTask,
-    elsewhere: dict[str, dict[str, Any]],
-    questions: Rows,
-    samples: Rows,
-    progress: Progress,
-) -> Rows:
-    """Return rows whose score is the share of the samples that fit the schema.
-
-    Args:
-        elsewhere: by question's id, the schema of an unrelated question.
-    """
-    rows = []
-    for question, sample in zip(questions, samples, strict=True):
-        texts = ["" if is_unsolved(task, text) else str(text) for text in texts_of(sample)]
-        own, other = question["schema"], elsewhere[question["id"]]
-        faults = grade_all([partial(find_fault, text, own) for text in texts], UNGRADED)
-        others = grade_all([partial(find_fault, text, other) for text in texts], UNGRADED)
-        rows.append(
-            {
-                **common_fields(question, sample),
-                **generated_fields(task, sample),
-                "score": mean([float(not fault) for fault in faults]),
-                UNRELATED: mean([float(not fault) for fault in others]),
-                "detail": unwrap(faults),
-            }
-        )
-    return rows
 
 
 def find_fault(answer: str, schema: dict[str, Any]) -> str:
@@ -163,13 +119,18 @@ def _validator(schema: dict[str, Any]) -> Any:
     return Draft202012Validator(schema, registry=Registry())
 
 
-def _question(row: dict[str, Any], place: str, form: str) -> dict[str, Any]:
+def _question(row: dict[str, Any], number: int, place: str, task: StructuredTask) -> Question:
     prompt, schema = text_of(row, "prompt", place, _FIELDS), row.get("schema")
     if not isinstance(schema, dict):
         raise EvaluationDataError("'schema' is not an object", where=place, hint=_FIELDS)
     _check_schema(schema, place)
     shown = PROMPT.format(prompt=prompt, schema=json.dumps(schema, ensure_ascii=False))
-    return {"id": str(row.get("id", "")), "request": shown + ENDS[form], "schema": schema}
+    name, asked = str(row.get("id") or f"request/{number}"), shown + ENDS[task.prompt_format]
+    if not task.guided:
+        return Question(name, asked, data={"schema": schema})
+    messages = ({"role": "user", "content": asked},)
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return Question(name, asked, messages, {"response_format": wanted}, data={"schema": schema})
 
 
 def _check_schema(schema: dict[str, Any], place: str) -> None:
@@ -229,13 +190,3 @@ def _values_of(schema: Any, key: str) -> Iterator[Any]:
     elif isinstance(schema, list):
         for value in schema:
             yield from _values_of(value, key)
-
-
-def _guided_request(question: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": question["request"]}],
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": question["schema"]},
-        },
-    }

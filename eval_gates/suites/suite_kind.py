@@ -1,4 +1,4 @@
-"""Interface of a kind of suite: settings, questions, task, scores and texts.
+"""Interface of a kind of suite: settings, sources, questions and scores.
 
 A kind is a subclass of :class:`SuiteKind`, found by its entry point in the group `prepare.suites`.
 The core and the `evaluate` workers import its module.
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from eval_gates.gate_report import GroupReport
-from eval_gates.suites.group_scores import GROUP, report_groups
+from eval_gates.rows import GROUP, Answer, Asked, Question, Reply
+from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import data_lines, find_files, read_rows
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.digest import digest_json
@@ -27,9 +28,11 @@ from recipes.policy import EvalTask, Policy, Suite, SuiteModels
 Task = TypeVar("Task", bound=EvalTask)
 Row = dict[str, Any]
 Rows = list[Row]
-Read = tuple[Rows, dict[str, Any]]
-"""Questions, each with an `id`, and facts for the record. `choices` of the facts: by question's id,
-each choice's text and its score; from them follows what guessing scores."""
+Read = tuple[list[Question], dict[str, Any]]
+"""Questions, and facts for the record. `choices` of the facts: by question's id, each choice's text
+and its score; from them follows what guessing scores."""
+Render = Callable[..., str]
+"""Renders a list of messages as a prompt, in the served model's chat template."""
 
 
 class ChatNeed(Enum):
@@ -99,24 +102,8 @@ class QuestionOrder:
     progress: Progress
 
 
-RowsOf = Callable[[Rows, Rows, Progress], Rows]
-
-
-@dataclass(frozen=True)
-class SuiteTask:
-    """One suite, ready for batches."""
-
-    # lm-eval's task, over all questions; `samples=` takes their numbers in the questions file.
-    task: Any
-    metric: str  # what `score` is
-    # (questions, lm-eval's samples of them in the same order, progress) to rows of answers, each
-    # with `id`, `prompt_sha256`, `answer`, `score` (0 to 1) and what else the suite has
-    rows_of: RowsOf
-    requests_per_question: int  # requests that lm-eval makes for each
-
-
 class SuiteKind(SuiteModels, Generic[Task]):
-    """Kind of suite; a subclass sets `task` and `policy`, and implements `read` and `open`."""
+    """Kind of suite; a subclass sets `task` and `policy`, and writes `questions` and `score`."""
 
     # Sources of questions.
     folder_stem: str = ""  # how the names of its files in a folder of evaluation data begin
@@ -133,21 +120,43 @@ class SuiteKind(SuiteModels, Generic[Task]):
     benchmark: HubBenchmark | None = None
 
     @abstractmethod
-    def read(self, task: Task, order: QuestionOrder) -> Read:
+    def questions(self, task: Task, order: QuestionOrder) -> Read:
         """Return all questions of the source; runs in the `evaluate` environment.
 
         Raises:
             EvaluationDataError: there are none, or they are malformed.
         """
 
-    @abstractmethod
-    def open(self, task: Task, questions: Rows, folder: Path) -> SuiteTask:
-        """Return the task over laid-out questions in the folder; runs in `evaluate`.
+    def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
+        """Read what rendering and scoring need, if anything; runs in `evaluate`.
+
+        Args:
+            questions: all, as they were laid out in the folder.
 
         Raises:
             EvaluationDataError: the questions are not those that were laid out.
             SandboxError: programs cannot be isolated as the policy requires.
         """
+
+    def render(self, task: Task, question: Question, template: Render | None) -> Question:
+        """Return the question as it is asked, if it is rendered a batch at a time.
+
+        Args:
+            template: the served model's chat template, where prompts are asked in it.
+        """
+        return question
+
+    def settings(self, task: Task) -> dict[str, Any]:
+        """Return how texts are generated, as :data:`eval_gates.ask.Settings` has it."""
+        return {"until": ["\n"], "max_gen_toks": 64}
+
+    def score(self, task: Task, question: Question, replies: Sequence[Reply]) -> Answer:
+        """Return the key `score`, 0 to 1, and the suite's own keys of the answer."""
+        raise NotImplementedError
+
+    def score_batch(self, task: Task, batch: Sequence[Asked], progress: Progress) -> list[Answer]:
+        """Return :meth:`score` of a batch, in order; for suites that score many together."""
+        return [self.score(task, each.question, each.replies) for each in batch]
 
     @abstractmethod
     def metric(self, task: Task, laid_out: str | None) -> str:
@@ -296,18 +305,6 @@ class SuiteKind(SuiteModels, Generic[Task]):
 
     def title(self, task: Task) -> str | None:
         """Return the questions' name in a model card; None: the policy's name of the suite."""
-        return None
-
-    def prompt(self, task: Task, question: Row) -> str | None:
-        """Return a question's prompt; None if it is not stored as text.
-
-        Raises:
-            KeyError: the row has no such field.
-        """
-        return str(question["request"])
-
-    def expected(self, task: Task, question: Row) -> str | None:
-        """Return the correct answer; None if it is not a text."""
         return None
 
     def choice_values(

@@ -7,15 +7,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from eval_gates.chance_baselines import EMPTY
-from eval_gates.limited_call import CallError, LimitError, call_limited, grade_all
-from eval_gates.suites.answer_rows import common_fields, texts_of
+from eval_gates.limited_call import CallError, LimitError, call_limited
+from eval_gates.rows import Answer, Asked, Question, Reply, ToolCall
 from eval_gates.suites.bfcl import (
     CATEGORIES,
     FUNCTION_LISTS,
@@ -24,35 +22,17 @@ from eval_gates.suites.bfcl import (
     Calls,
     decode,
     is_right,
+    load_package,
     openai_tools,
     prompt_messages,
     read_category,
     right_calls,
 )
-from eval_gates.suites.fixed_task import task_of
-from eval_gates.suites.generated_text import GeneratedText, ToolCall
-from eval_gates.suites.generation import (
-    GeneratingTask,
-    generated_fields,
-    is_unsolved,
-    mean,
-    task_config,
-)
-from eval_gates.suites.group_scores import GROUP
+from eval_gates.suites.generation import GeneratingKind, GeneratingTask
 from eval_gates.suites.json_lines import rows_of_files
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import (
-    ChatNeed,
-    QuestionOrder,
-    Read,
-    Row,
-    Rows,
-    SuiteKind,
-    SuiteTask,
-)
-from eval_gates.suites.template import render
+from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Row
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
 from recipes.policy import Source, Suite
 
@@ -72,9 +52,6 @@ Category = Literal[
     "live_irrelevance",
     "live_relevance",
 ]
-TEMPLATE = (
-    "{% for message in question %}{{message.role}}: {{message.content}}\n\n{% endfor %}assistant:"
-)
 STOPS: dict[str, list[str]] = {"completion": ["\n\n", "\nuser:"], "chat": []}
 
 _FIELDS = (
@@ -118,11 +95,12 @@ class ToolsSuite(ToolsTask, Suite):
     sources: list[Source] = Field(default=["eval-data", "packages"])
 
 
-class Tools(SuiteKind[ToolsTask]):
+class Tools(GeneratingKind[ToolsTask]):
     """The suite `tools`."""
 
     task, policy = ToolsTask, ToolsSuite
     folder_stem, packaged = STEM, sum(CATEGORIES.values())
+    scores_empty = True
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
         categories = suite.categories if isinstance(suite, ToolsSuite) else []
@@ -144,7 +122,7 @@ class Tools(SuiteKind[ToolsTask]):
         live = any(name.startswith("live_") for name in task.categories)
         return "functions" if live or not task.categories else None
 
-    def read(self, task: ToolsTask, order: QuestionOrder) -> Read:
+    def questions(self, task: ToolsTask, order: QuestionOrder) -> Read:
         if order.folder:
             found = [
                 _own_case(row, n, place)
@@ -154,12 +132,20 @@ class Tools(SuiteKind[ToolsTask]):
             found = [c for name in task.categories or CATEGORIES for c in read_category(name)]
         return [_question(case, task) for case in found], {}
 
-    def open(self, task: ToolsTask, questions: Rows, folder: Path) -> SuiteTask:
-        config = task_config(task, TEMPLATE, STOPS[task.prompt_format])
-        chat_of = _chat_request if task.prompt_format == "chat" else None
-        asked = task_of(config, questions, task.samples, chat_of)
-        rows_of = partial(answer_rows, task)
-        return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
+    def settings(self, task: ToolsTask) -> dict[str, Any]:
+        return {**super().settings(task), "until": STOPS[task.prompt_format]}
+
+    def prepare_scoring(self, task: ToolsTask) -> None:
+        load_package()
+
+    def score_text(self, task: ToolsTask, question: Question, reply: Reply) -> float:
+        case = case_of(question)
+        return float(is_right(case, calls_in(reply, case.category, task.form), task.form))
+
+    def extras(self, task: ToolsTask, asked: Asked) -> Answer:
+        if task.form != "server":
+            return {}
+        return {"calls": [[call._asdict() for call in reply.calls] for reply in asked.replies]}
 
     def chat_need(self, task: ToolsTask) -> ChatNeed:
         if task.form == "server":
@@ -169,43 +155,20 @@ class Tools(SuiteKind[ToolsTask]):
     def metric(self, task: ToolsTask, laid_out: str | None) -> str:
         return "ast_acc"
 
-    def prompt(self, task: ToolsTask, question: Row) -> str:
-        return render(TEMPLATE, question)
 
-    def expected(self, task: ToolsTask, question: Row) -> str:
-        return json.dumps(right_calls(question["ground_truth"]), ensure_ascii=False)
-
-
-def answer_rows(task: ToolsTask, questions: Rows, samples: Rows, progress: Progress) -> Rows:
-    """Return rows whose score is the share of the samples that BFCL's checker accepts."""
-    rows = []
-    for question, sample in zip(questions, samples, strict=True):
-        case, texts = BfclCase(**{key: question[key] for key in BfclCase._fields}), texts_of(sample)
-
-        def score(text: GeneratedText, case: BfclCase = case) -> float:
-            return float(is_right(case, calls_in(text, case.category, task.form), task.form))
-
-        unsolved = [is_unsolved(task, text) for text in texts]
-        *scores, empty = grade_all([partial(score, t) for t in (*texts, GeneratedText(""))], 0.0)
-        row = {
-            **common_fields(question, sample),
-            **generated_fields(task, sample),
-            "score": mean([0.0 if no else each for no, each in zip(unsolved, scores, strict=True)]),
-            EMPTY: empty,
-            GROUP: case.category,
-        }
-        if task.form == "server":
-            row["calls"] = [[call._asdict() for call in text.tool_calls] for text in texts]
-        rows.append(row)
-    return rows
+def case_of(question: Question) -> BfclCase:
+    """Return the case of a laid-out question."""
+    data = question.data
+    keys = ("category", "turns", "functions", "ground_truth")
+    return BfclCase(question.id, *(data[key] for key in keys))
 
 
-def calls_in(text: GeneratedText, category: str, form: CallForm) -> Calls | None:
+def calls_in(reply: Reply, category: str, form: CallForm) -> Calls | None:
     """Return the calls of an answer; None if it is not a list of calls."""
     if form == "prompt":
-        return decode(text, category)
+        return decode(reply.text, category)
     try:
-        return [_arguments_read(call) for call in text.tool_calls] or None
+        return [_arguments_read(call) for call in reply.calls] or None
     except (ValueError, RecursionError):
         return None
 
@@ -214,16 +177,23 @@ def _arguments_read(call: ToolCall) -> dict[str, Any]:
     return {call.name: json.loads(call.arguments or "{}")}
 
 
-def _question(case: BfclCase, task: ToolsTask) -> Row:
-    """Return the row of a case: `question` is what is asked, `request` its tools."""
+def _question(case: BfclCase, task: ToolsTask) -> Question:
     asked = prompt_messages(case) if task.form == "prompt" else case.messages
-    tools = {"request": json.dumps(openai_tools(case))} if task.form == "server" else {}
-    return {**case._asdict(), "question": asked, **tools}
-
-
-def _chat_request(question: Row) -> dict[str, Any]:
-    tools = json.loads(question.get("request", "[]"))
-    return {"messages": question["question"], **({"tools": tools} if tools else {})}
+    lines = [f"{message['role']}: {message['content']}" for message in asked]
+    return Question(
+        case.id,
+        "\n\n".join([*lines, "assistant:"]),
+        tuple(asked) if task.prompt_format == "chat" else (),
+        {"tools": openai_tools(case)} if task.form == "server" else {},
+        group=case.category,
+        expected=json.dumps(right_calls(case.ground_truth), ensure_ascii=False),
+        data={
+            "category": case.category,
+            "turns": case.messages,
+            "functions": case.functions,
+            "ground_truth": case.ground_truth,
+        },
+    )
 
 
 def _own_case(row: Row, number: int, place: str) -> BfclCase:

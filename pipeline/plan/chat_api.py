@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from eval_gates.suites.chat_form import ChatForm, needs_extensions
+from eval_gates.chat_form import ChatForm, needs_extensions
 from pipeline.core.errors import UsageError
 from pipeline.inspection.chat_template import UNKNOWN_TEMPLATE, ModelGeneration
 from recipes.generation import Generation, Sampling

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from eval_gates.suites.chat_form import ChatForm
+from eval_gates.chat_form import ChatForm
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.plan.chat_api import Api, form_faults
@@ -34,8 +34,6 @@ HINTS = {
     Capability.CHOSEN: NO_SCORES,
     Capability.SCORED: NO_SCORES,
     Capability.CHAT: OTHER_SERVER,
-    Capability.TOP: f"{OTHER_SERVER} (TensorRT-LLM: with its PyTorch backend); or take a policy of "
-    "generated answers",
     Capability.TOOLS: "start the server with its tool-call parser (vLLM: --enable-auto-tool-choice "
     "--tool-call-parser NAME), or write 'form: prompt' in the policy",
     Capability.TOKENS: OTHER_SERVER,
@@ -84,7 +82,7 @@ def probe_sides(
         required = list(list_requirements(policy, is_chat=api == "chat"))
         wanted = {capability for each in required for capability in each.one_of}
         if any(kind_of(suite).output_type(suite) is None for suite in policy.suites.values()):
-            wanted |= {*CHOICES, Capability.TOKENS, Capability.TOP}
+            wanted |= {*CHOICES, Capability.TOKENS}
         form: ChatForm | None = None
         if api == "chat":
             form, found = probe_chat(list(sides.values()), wanted)
@@ -128,7 +126,6 @@ def list_requirements(
     basic = (Capability.CHAT,) if is_chat else (Capability.COMPLETIONS, Capability.TOKEN_IDS)
     for capability in basic:
         yield Requirement("every suite", (capability,))
-    choices = (Capability.TOP,) if is_chat else CHOICES
     for name, suite in policy.suites.items():
         asker = f"the suite '{name}'"
         if (need := kind_of(suite).chat_need(suite)) is not ChatNeed.NONE:
@@ -141,7 +138,8 @@ def list_requirements(
             yield Requirement(asker, (Capability.TOKENS,))
         elif output not in (None, GENERATED):
             is_choice = output == "multiple_choice"
-            yield Requirement(asker, choices if is_choice else (Capability.SCORED,))
+            if not (is_choice and is_chat):  # a chat API writes its choice
+                yield Requirement(asker, CHOICES if is_choice else (Capability.SCORED,))
     if policy.claims_on(None):
         yield Requirement("'speed'", (Capability.USAGE,))
 

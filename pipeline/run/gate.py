@@ -14,7 +14,7 @@ from typing import Any
 
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
-from eval_gates.suites.chat_form import ChatForm
+from eval_gates.chat_form import ChatForm
 from eval_gates.suites.suite_kind import without_uncontained
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json

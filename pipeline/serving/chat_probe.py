@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from eval_gates.suites.chat_form import PATH, ChatForm, read_choices
-from eval_gates.suites.endpoint_client import RejectedRequest
-from eval_gates.suites.generated_text import read_chat
+from eval_gates.chat_form import PATH, ChatForm
+from eval_gates.replies import read_chat
 from pipeline.serving.endpoint_probe import (
     Capability,
     Missing,
@@ -28,7 +27,6 @@ FORMS = (
     ChatForm(length_key="max_completion_tokens", extended=True),
     ChatForm(length_key="max_completion_tokens", extended=False),
 )
-TOP_LOGPROBS = (20, 5)  # OpenAI's largest number; that of some of its models
 MAX_TOKENS = 4
 MESSAGES = [{"role": "user", "content": "Write the numbers from 1 to 50."}]
 SETTINGS = {"top_k": 0, "min_p": 0.0, "stop": ["\n\n", "</s>", "Question:", "###"]}
@@ -45,11 +43,6 @@ def probe_chat(
     _note(missing, Capability.CHAT, reasons)
     if form is None:
         return None, missing
-    if Capability.TOP in wanted:
-        listing = [form.model_copy(update={"top_logprobs": number}) for number in TOP_LOGPROBS]
-        found, reasons = _first_common(endpoints, listing, try_top)
-        _note(missing, Capability.TOP, reasons)
-        form = found or form
     # Loads are text completions, however the suites are asked.
     for capability, try_it in ((Capability.TOOLS, try_tools), (Capability.USAGE, try_usage)):
         if capability in wanted:
@@ -76,22 +69,6 @@ def try_form(endpoint: OpenAIEndpoint, form: ChatForm) -> str:
         return str(error)
     if found.tokens > MAX_TOKENS:
         return f"it ignores {form.length_key}: {found.tokens} tokens instead of {MAX_TOKENS}"
-    return ""
-
-
-def try_top(endpoint: OpenAIEndpoint, form: ChatForm) -> str:
-    """Return why the most likely tokens cannot be listed; "" if they can."""
-    body = form.choice_body(endpoint.model, MESSAGES, 1, {})
-    answer, reason = post(endpoint, body, f"/v1/{PATH}")
-    if reason:
-        return reason
-    body = read_json(answer)
-    found = read_choices(body, ())
-    if isinstance(found, RejectedRequest):
-        return found.reason
-    listed = len(body["choices"][0]["logprobs"]["content"][0]["top_logprobs"])
-    if listed < min(TOP_LOGPROBS):  # hardly any choice would be shown
-        return f"it lists {listed} of the {form.top_logprobs} most likely tokens asked for"
     return ""
 
 

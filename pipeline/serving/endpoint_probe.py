@@ -11,15 +11,9 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from eval_gates.suites.chat_form import PATH
-from eval_gates.suites.completions_model import (
-    OneTokenItem,
-    payload,
-    read_answer,
-    read_scored,
-)
-from eval_gates.suites.endpoint_client import RejectedRequest
-from eval_gates.suites.generated_text import read_completion
+from eval_gates.ask import choice_body, scored_body
+from eval_gates.chat_form import PATH
+from eval_gates.replies import read_chosen, read_completion, read_scored
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 
 if TYPE_CHECKING:
@@ -28,7 +22,6 @@ if TYPE_CHECKING:
 PROBE_TIMEOUT_S = 30.0
 MAX_REASON_CHARACTERS = 300  # of an endpoint's error message
 TOKENS = (1, 2, 3, 4)  # valid in every vocabulary
-ITEM = OneTokenItem(TOKENS[:2], ((0, 3), (1, 4)))
 STREAMED_TOKENS = 4
 CHAT = f"/v1/{PATH}"
 MISSING_PATH_STATUSES = (404, 405, 501)
@@ -42,7 +35,6 @@ class Capability(StrEnum):
     CHOSEN = "log-probabilities of chosen tokens (logprob_token_ids)"
     SCORED = "log-probabilities of the prompt's tokens (echo with logprobs)"
     CHAT = "chat (POST /v1/chat/completions)"
-    TOP = "log-probabilities of the most likely tokens (top_logprobs of POST /v1/chat/completions)"
     TOOLS = "tool calls (tools of POST /v1/chat/completions)"
     TOKENS = "token counts of an answer (usage.completion_tokens)"
     USAGE = "token counts of a stream (stream_options.include_usage)"
@@ -96,33 +88,29 @@ def try_tokens(endpoint: OpenAIEndpoint) -> str:
     answer, reason = complete_text(endpoint)
     if reason:
         return reason
-    try:
-        read_completion(read_json(answer))
-    except ValueError as error:
-        return str(error)
-    return ""
+    return why_unread(lambda: read_completion(read_json(answer)))
 
 
 def try_chosen(endpoint: OpenAIEndpoint) -> str:
     """Return why log-probabilities of chosen tokens are missing; "" if they work."""
-    answer, reason = post(endpoint, payload(endpoint.model, ITEM, 1))
-    found = read_answer(read_json(answer), ITEM)
-    return reason or (found.reason if isinstance(found, RejectedRequest) else "")
+    context, chosen = TOKENS[:2], TOKENS[2:]
+    answer, reason = post(endpoint, choice_body(endpoint.model, context, chosen))
+    return reason or why_unread(lambda: read_chosen(read_json(answer), chosen))
 
 
 def try_scored(endpoint: OpenAIEndpoint) -> str:
     """Return why log-probabilities of a prompt are missing; "" if they work."""
-    body = {
-        "model": endpoint.model,
-        "prompt": list(TOKENS),
-        "max_tokens": 1,
-        "temperature": 0,
-        "logprobs": 1,
-        "echo": True,
-    }
-    answer, reason = post(endpoint, body)
-    found = read_scored(read_json(answer), [list(TOKENS)], [1])
-    return reason or (found.reason if isinstance(found, RejectedRequest) else "")
+    answer, reason = post(endpoint, scored_body(endpoint.model, TOKENS))
+    return reason or why_unread(lambda: read_scored(read_json(answer), len(TOKENS), 1))
+
+
+def why_unread(read: Callable[[], Any]) -> str:
+    """Return why an answer cannot be read; "" if it can."""
+    try:
+        read()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def try_chat(endpoint: OpenAIEndpoint, **more: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from eval_gates.suites.chat_form import ChatForm
+from eval_gates.chat_form import ChatForm
 from pipeline.core.hardware import Hardware
 from pipeline.core.record import Record, SparseRecord
 from pipeline.core.stage import WorkerRuntime

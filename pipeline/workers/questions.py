@@ -13,17 +13,17 @@ from typing import Any
 
 from eval_gates.clusters import labels_of
 from eval_gates.suites.chance_score import guessing
-from eval_gates.suites.fixed_task import digest_of
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.lm_eval_task import ASKED, FIELDS
+from eval_gates.suites.lm_rows import digest_of
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_named
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
-# Keys of a row that hold what is asked: of documents (of lm-eval: their digest), choices, programs.
-_ASKS = (ASKED, "document", "subject", "question", "choices", "request", "image")
+# Keys of a row that hold what is asked; of a task of lm-eval, the digest of it.
+_ASKS = (ASKED, "prompt", "messages", "server", "continuations")
 Rows = list[dict[str, Any]]
 
 
@@ -41,7 +41,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     task = kind.task.model_validate(spec["suite"])
     source = QuestionSource.model_validate(spec["source"])
     folder = Path(spec["folder"]) if spec["folder"] else None
-    rows, facts = kind.read(task, QuestionOrder(source, folder, output, progress))
+    questions, facts = kind.questions(task, QuestionOrder(source, folder, output, progress))
+    rows = [question.to_row() for question in questions]
     choices = facts.pop("choices", {})
     if cluster := task.cluster_by:
         if source.kind == "folder" and folder is not None:

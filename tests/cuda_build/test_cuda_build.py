@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eval_gates.suites.completions_model import OneTokenItem, payload
+from eval_gates.ask import choice_body
 from pipeline.capacity.serving_limits import ServingLimits
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
@@ -124,7 +124,7 @@ QWEN_3_235B = GPT_OSS | {
 MIXTRAL = GPT_OSS | {"hidden_size": 4096, "intermediate_size": 14336, "num_experts_per_tok": 2}
 MOE_MODELS = {"qwen3-235b": QWEN_3_235B, "mixtral-8x7b": MIXTRAL, "gpt-oss": GPT_OSS}
 BODIES = {
-    "one request a question": payload("model", OneTokenItem((5, 6, 7), ((0, 319), (1, 350))), 1234),
+    "one request a question": choice_body("model", (5, 6, 7), (319, 350)),
     "coherence": {"model": "model", "prompt": "x", "max_tokens": 1, "echo": True, "logprobs": 1},
     "generated": {
         "model": "model",

@@ -20,15 +20,15 @@ sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "tests/e2e"))]
 here = Path(sys.argv[2])
 
 from bfcl_reference import PER_CATEGORY, fixed_arguments, fixed_text
+from eval_gates.rows import Reply, ToolCall
 from eval_gates.suites import bfcl
 from eval_gates.suites.bfcl import CATEGORIES, decode, is_right, read_category, right_calls
-from eval_gates.suites.generated_text import GeneratedText, ToolCall
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.tools import calls_in
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import NullProgress
 from pipeline.workers import questions as questions_worker
-from pipeline.workers.evaluate import open_suite
+from pipeline.workers.evaluate import OpenSuite
 
 found = {"verdicts": {}, "right": {}, "cases": {}}
 for category in CATEGORIES:
@@ -37,9 +37,9 @@ for category in CATEGORIES:
     texts, calls = "", ""
     for number, case in enumerate(cases[:PER_CATEGORY]):
         right = right_calls(case.ground_truth)
-        text = GeneratedText(fixed_text(right, number))
+        text = Reply(fixed_text(right, number))
         asked = [ToolCall(*pair) for pair in fixed_arguments(right, number)]
-        answer = GeneratedText("No call.", tool_calls=asked)
+        answer = Reply("No call.", calls=tuple(asked))
         texts += "01"[is_right(case, calls_in(text, category, "prompt"), "prompt")]
         calls += "01"[is_right(case, calls_in(answer, category, "server"), "server")]
     found["verdicts"] |= {f"prompt/{category}": texts, f"server/{category}": calls}
@@ -87,15 +87,12 @@ facts, rows, folder = laid_out("prompt", suite, {"kind": "packages"})
 found["laid_out"] = {
     "questions": facts["questions"], "clusters": facts["clusters"],
     "groups": Counter(row["category"] for row in rows),
-    "system": rows[0]["question"][0],
+    "system": rows[0]["messages"][0],
 }
-opened = open_suite({"suite": suite, "questions": str(folder / "questions.jsonl")})
-picked = rows[:200]
-samples = [
-    {"doc_id": n, "arguments": [("", {})], "resps": [[GeneratedText("")]]}
-    for n in range(len(picked))
-]
-found["empty"] = opened.rows_of(picked, samples, NullProgress())
+opened = OpenSuite({**suite, "max_tokens": 8}, folder / "questions.jsonl")
+batch = range(200)
+asked = opened.render(batch, None)
+found["empty"] = opened.score(batch, asked, [[Reply()]] * 200, NullProgress())
 
 own = here / "own"
 own.mkdir()
@@ -123,7 +120,7 @@ for name, row in rows_of_a_folder.items():
     try:
         _, (read,), _ = laid_out(f"own {name}", {"kind": "tools", "prompt_format": "chat"},
                                  source, str(own))
-        found["own"][name] = [read["category"], [m["role"] for m in read["question"]]]
+        found["own"][name] = [read["category"], [m["role"] for m in read["messages"]]]
     except EvaluationDataError as error:
         found["own"][name] = [str(error.where), error.message]
 
@@ -188,11 +185,11 @@ def test_an_empty_answer_solves_irrelevance_alone(found: dict[str, Any]) -> None
 
 
 def test_the_servers_form_asks_with_tools(found: dict[str, Any]) -> None:
-    (tool, *_) = json.loads(found["server"]["request"])
+    (tool, *_) = found["server"]["server"]["tools"]
     assert tool["type"] == "function"
     assert "." not in tool["function"]["name"]
     assert tool["function"]["parameters"]["type"] == "object"
-    assert [message["role"] for message in found["server"]["question"]] == ["user"]
+    assert [message["role"] for message in found["server"]["messages"]] == ["user"]
 
 
 def test_a_folders_rows(found: dict[str, Any]) -> None:

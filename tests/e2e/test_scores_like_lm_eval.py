@@ -34,14 +34,16 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from eval_gates.rows import Reply
 from eval_gates.suites.ifeval import METRICS
 from eval_gates.suites.ifeval_checkers import load_checkers
 from eval_gates.suites.json_lines import read_rows, write_rows
-from eval_gates.suites.mmlu_pro import LETTERS, SUBJECTS, MmluPro
+from eval_gates.suites.mmlu_pro import LETTERS, SUBJECTS
+from eval_gates.suites.suite_kind import kind_named
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
 from pipeline.workers import questions as questions_worker
-from pipeline.workers.evaluate import open_suite
+from pipeline.workers.evaluate import OpenSuite
 
 TASKS = Path(lm_eval.tasks.__file__).parent
 here = Path(sys.argv[2])
@@ -104,25 +106,25 @@ def ours(suite, answers, name):
     facts = questions_worker.run(spec, NullProgress(), output)
     file = output / "questions.jsonl"
     rows = [row for _, row in read_rows(file)]
-    opened = open_suite({"suite": suite, "questions": str(file)})
-    model = Fixed(answers)
-    found = []
+    kind = kind_named(suite["kind"])
+    opened, model = OpenSuite(suite, file), Fixed(answers)
+    found, seen = [], []
     for batch in (range(0, 50), range(50, len(rows))):
-        results = evaluate(
-            lm=model, task_dict={"s": opened.task}, samples={"s": list(batch)}, log_samples=True,
-            bootstrap_iters=0, apply_chat_template=suite["prompt_format"] == "chat",
-            fewshot_as_multiturn=True)
-        (samples,) = results["samples"].values()
-        found += opened.rows_of([rows[n] for n in batch], samples, NullProgress())
-    return {"facts": facts, "metric": opened.metric, "each": opened.requests_per_question,
-            "rows": found, "questions": rows, "seen": model.seen}
+        asked = opened.render(batch, model.apply_chat_template)
+        seen += [(each.prompt, list(each.generate["until"])) for each in asked]
+        replies = [[Reply(answers[model.key(each.prompt)], 9)] * opened.settings["samples"]
+                   for each in asked]
+        found += opened.score(batch, asked, replies, NullProgress())
+    metric = kind.metric(kind.task.model_validate(suite), None)
+    return {"facts": facts, "metric": metric, "rows": found, "questions": rows, "seen": seen}
 
 
 def compare(mine, scores, seen):
     # scores by the question's text; seen: lm-eval's own requests.
     asked = {row["id"]: row for row in mine["questions"]}
-    pairs = [(scores[asked[row["id"]].get("question") or asked[row["id"]]["prompt"]], row["score"])
-             for row in mine["rows"]]
+    documents = {name: row["document"] for name, row in asked.items()}
+    pairs = [(scores[documents[row["id"]].get("question") or documents[row["id"]]["prompt"]],
+              row["score"]) for row in mine["rows"]]
     return {
         "n": len(pairs),
         "different": [pair for pair in pairs if float(pair[0]) != pair[1]][:5],
@@ -358,13 +360,12 @@ def test_questions_of_mmlu_pro_have_their_subject_and_chance_level(found: dict[s
 def test_every_row_has_what_chance_scores(found: dict[str, Any]) -> None:
     for name in ("gsm8k", "mmlu_pro", "prompt_strict"):
         row = found[name]["row"]
-        assert row.keys() >= {"score", "unrelated", "empty", "filtered", "answer", "tokens"}
+        assert row.keys() >= {"score", "unrelated", "empty", "answer", "tokens"}
         assert row["empty"] == 0.0
 
 
 def test_samples_of_a_question_are_one_row(found: dict[str, Any]) -> None:
     drawn = found["drawn"]
-    assert drawn["each"] == 3
     for row in drawn["rows"]:
         assert len(row["answer"]) == len(row["tokens"]) == 3
     plain = {row["id"]: row["score"] for row in drawn["rows"]}

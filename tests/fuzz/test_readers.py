@@ -23,10 +23,9 @@ from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.push import read_layers
 from artifacts.registry import Version
 from artifacts.run_loader import read_run
+from eval_gates.replies import read_chat, read_chosen
 from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
-from eval_gates.suites.chat_form import read_choices
-from eval_gates.suites.completions_model import OneTokenItem, read_answer
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
 from pipeline.checkpoint.reference import parse_reference
@@ -256,11 +255,16 @@ def shape_of(path: Path) -> object:
 
 def answer_in(content: bytes) -> object:
     answer = parse_json(content, whole_text=False, finite=False)
-    return read_answer(answer, OneTokenItem((1,), ((0, 7),)))
+    with contextlib.suppress(ValueError):
+        return read_chosen(answer, [7])
+    return None
 
 
 def listed_in(content: bytes) -> object:
-    return read_choices(parse_json(content, whole_text=False, finite=False), ["A", "B"])
+    answer = parse_json(content, whole_text=False, finite=False)
+    with contextlib.suppress(ValueError):
+        return read_chat(answer)
+    return None
 
 
 def kept_rows_of(path: Path) -> None:

@@ -55,10 +55,10 @@ class TalkingModels(PretendModels):
                 "question": text,
                 "choices": ["one", "the other", "both of them", "none"],
                 "answer": n % 4,
-                "examples": "",
+                "prompt": f"{text}\nAnswer:",
             }
         if suite == "humaneval":
-            return {"id": f"HumanEval/{n}", "prompt": text, "request": text}
+            return {"id": f"HumanEval/{n}", "prompt": text}
         return {"id": f"s/{n}", "title": "", "document": text, "references": [self.texts.answer]}
 
     def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:

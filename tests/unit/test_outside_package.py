@@ -169,4 +169,4 @@ class TestSuite:
         assert result["questions"] == 3
         lines = (tmp_path / "questions.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        assert {row["sum"] for row in rows} == {"42", "68", "46"}
+        assert {row["expected"] for row in rows} == {"42", "68", "46"}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval_gates.suites.chat_form import PATH, ChatForm
-from eval_gates.suites.generated_text import read_chat
+from eval_gates.chat_form import PATH, ChatForm
+from eval_gates.replies import read_chat
 from pipeline.core.errors import ServingError
 from pipeline.serving.openai_endpoint import authorization
 from pipeline.serving.served_model import ServedModel, ServerRuntime

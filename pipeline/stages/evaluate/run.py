@@ -183,7 +183,6 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         "max_length": parameters.max_length,
         "trust_remote_code": parameters.trust_remote_code,
         "chat": endpoint.chat.model_dump() if endpoint is not None and endpoint.chat else None,
-        "side": endpoint.side if endpoint is not None else "",
         # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
         "asks_once": dialect.scores_tokens,

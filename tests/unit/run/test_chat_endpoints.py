@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chat_stand_ins import (
@@ -13,16 +12,17 @@ from chat_stand_ins import (
     OPENAI,
     OPENAI_NEWER,
     TRTLLM,
-    TRTLLM_ENGINE,
     VLLM,
     ChatStandIn,
     Schema,
 )
 from finished_stage import stage_record
 from sample_stages import PARAMETERS
+from word_tokenizer import WordTokenizer
 
-from eval_gates.suites.chat_form import ChatForm
-from eval_gates.suites.completions_model import generation_request
+from eval_gates.ask import Client, Tokenizer
+from eval_gates.chat_form import ChatForm
+from eval_gates.rows import Question
 from pipeline.core.errors import PrepareError
 from pipeline.core.stage_record import StageRecord
 from pipeline.inspection.chat_template import ModelGeneration
@@ -30,7 +30,6 @@ from pipeline.plan.chat_api import Api, by_chat
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
 from pipeline.run.gate import APIS, GateRequest, check_policy, possible_models
-from pipeline.serving.chat_probe import try_top
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.evaluate import EvaluateParameters
 from pipeline.stages.judge.verdict import check_asked_alike
@@ -78,18 +77,18 @@ def choose(policy: Policy, *schemas: Schema, api: str = "chat") -> tuple[ProbedS
 @pytest.mark.parametrize(
     ("schemas", "form"),
     [
-        ((VLLM, VLLM), ChatForm(length_key="max_tokens", extended=True, top_logprobs=20)),
-        ((TRTLLM, VLLM), ChatForm(length_key="max_tokens", extended=True, top_logprobs=20)),
+        ((VLLM, VLLM), ChatForm(length_key="max_tokens", extended=True)),
+        ((TRTLLM, VLLM), ChatForm(length_key="max_tokens", extended=True)),
         # It ignores what it does not know, which cannot be seen.
-        ((OLLAMA, OLLAMA), ChatForm(length_key="max_tokens", extended=True, top_logprobs=20)),
-        ((OLLAMA, OPENAI), ChatForm(length_key="max_tokens", extended=False, top_logprobs=20)),
+        ((OLLAMA, OLLAMA), ChatForm(length_key="max_tokens", extended=True)),
+        ((OLLAMA, OPENAI), ChatForm(length_key="max_tokens", extended=False)),
         (
             (OPENAI, OPENAI_NEWER),
-            ChatForm(length_key="max_completion_tokens", extended=False, top_logprobs=5),
+            ChatForm(length_key="max_completion_tokens", extended=False),
         ),
         (
             (OPENAI_NEWER, TRTLLM),
-            ChatForm(length_key="max_completion_tokens", extended=False, top_logprobs=5),
+            ChatForm(length_key="max_completion_tokens", extended=False),
         ),
     ],
 )
@@ -102,27 +101,11 @@ def test_both_sides_get_the_richest_form_that_both_accept(
         assert policy.suites["code"].prompt_format == "chat"
 
 
-def test_log_probabilities_are_listed_only_for_suites_that_choose(
-    policy_of: Callable[[str], Policy],
-) -> None:
-    probed, _ = choose(policy_of(CODE), TRTLLM_ENGINE, TRTLLM_ENGINE)
-    assert probed.chat is not None
-    assert probed.chat.top_logprobs == 0
-
-
-def test_an_endpoint_that_lists_hardly_any_token_is_refused() -> None:
-    """All of its answers would be undecidable, and the attempt would be counted."""
-    form = ChatForm(length_key="max_tokens", extended=True, top_logprobs=20)
-    with ChatStandIn(VLLM, {"B": 0.9, " A": 0.1}) as server:
-        assert "lists 2 of the 20" in try_top(OpenAIEndpoint(server.url, "m"), form)
-
-
 @pytest.mark.parametrize(
     ("schemas", "suites", "named"),
     [
         # What limits answers at one has no effect at the other.
         ((OLLAMA, OPENAI_NEWER), CODE, ("chat", "no form of requests")),
-        ((VLLM, TRTLLM_ENGINE), LETTER, ("candidate", "gather_generation_logits", "PyTorch")),
         ((VLLM, VLLM), CLOZE, ("echo", "knowledge")),
         ((VLLM, VLLM), f"{CODE}{SPEED}", ("404", "without 'speed'")),
         ((VLLM, OPENAI), TOP_K, ("sampling.top_k",)),
@@ -144,7 +127,7 @@ def test_what_the_chat_api_cannot_be_asked_is_refused_with_the_field(
     ("schemas", "suites", "is_chat"),
     [
         ((TRTLLM, TRTLLM), CODE, False),  # it takes token ids
-        ((TRTLLM, TRTLLM), LETTER, True),  # and scores no prompts
+        ((TRTLLM, TRTLLM), LETTER, True),  # and scores no prompts: the letter is written
         ((OLLAMA, OLLAMA), CODE, True),  # it takes texts alone
         ((TRTLLM, OPENAI), CODE, True),  # both in one form
     ],
@@ -175,8 +158,17 @@ def test_loads_are_text_completions_also_where_suites_are_messages(
 def test_generated_answers_ask_tensorrt_llm_only_for_what_it_accepts() -> None:
     """By text completions, where it rejects unknown fields."""
     settings = {"until": ["a"], "max_gen_toks": 5, "do_sample": True, **Sampling().model_dump()}
-    limits: dict[str, Any] = {"limit": 99, "seed": 1, "template_arguments": {}}
-    request = generation_request("m", "a", [1], settings, special_tokens=[], **limits)
+    client = Client(
+        "http://none",
+        "m",
+        settings,
+        concurrency=1,
+        max_length=99,
+        tokenizer=Tokenizer(WordTokenizer(), {}),
+        answered=lambda number: None,
+        note=str,
+    )
+    (request,) = client.requests_of(Question("1", "a"))
     with ChatStandIn(TRTLLM) as server:
         assert server.answer(f"/v1/{request.path}", request.body)[0] == 200
         assert server.answer(f"/v1/{request.path}", {**request.body, "other": 1})[0] == 400

@@ -15,7 +15,7 @@ from listener import Listener
 from sample_stages import RESULTS
 from some_node import NODE
 
-from eval_gates.suites.chat_form import ChatForm
+from eval_gates.chat_form import ChatForm
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
 from pipeline.environments import environment
@@ -194,8 +194,8 @@ def test_other_questions_or_another_way_to_ask_them_is_another_attempt(
 
 
 def test_answers_of_another_form_of_requests_are_others(request_of: GateRequest) -> None:
-    form = ChatForm(length_key="max_tokens", extended=True, top_logprobs=20)
-    forms = [None, form, form.model_copy(update={"top_logprobs": 5})]
+    form = ChatForm(length_key="max_tokens", extended=True)
+    forms = [None, form, form.model_copy(update={"extended": False})]
     found = [keys(replace(request_of, chat=each)) for each in forms]
     assert all(one.isdisjoint(other) for one, other in combinations(found, 2))
 

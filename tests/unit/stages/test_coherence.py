@@ -15,7 +15,7 @@ from free_port import free_port
 from listener import Listener
 from loose_stage import stage_spec
 
-from eval_gates.suites.chat_form import ChatForm
+from eval_gates.chat_form import ChatForm
 from pipeline.core.errors import ServingError
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store

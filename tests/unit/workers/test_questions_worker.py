@@ -105,7 +105,7 @@ class TestMmlu:
         assert {row["id"] for row in rows} == {
             f"{subject}/{n}" for n, subject in enumerate(["anatomy"] * 5 + ["virology"] * 5)
         }
-        assert {row["examples"] for row in rows} == {""}
+        assert all(row["prompt"].count("Answer:") == 1 for row in rows)
 
     @pytest.mark.parametrize(
         ("form", "text", "guessing"),
@@ -152,8 +152,8 @@ class TestMmlu:
     def test_examples_are_of_the_questions_subject(self, tmp_path: Path, folder: Path) -> None:
         suite = MmluSuite(margins=MARGINS, num_fewshot=2)
         _, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
-        assert all(row["examples"].count("Answer: ") == 2 for row in rows)
-        assert all("What is 100?" in row["examples"] for row in rows)
+        assert all(row["prompt"].count("Answer: ") == 2 for row in rows)
+        assert all("What is 100?" in row["prompt"] for row in rows)
 
     def test_the_packages_carry_fewer_examples(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -169,8 +169,8 @@ class TestMmlu:
         suite = MmluSuite(margins=MARGINS, num_fewshot=5)
         facts, rows = lay_out(tmp_path / "out", suite, PACKAGES, listener=listener)
         assert (facts["questions"], facts["dropped"]) == (8, 1)
-        assert {row["examples"].count("Answer: ") for row in rows} == {2}
-        assert all(row["question"] not in row["examples"] for row in rows)
+        assert {row["prompt"].count("Answer: ") for row in rows} == {2}
+        assert all(row["prompt"].count(row["question"]) == 1 for row in rows)
         assert listener.notes == ["2 worked examples instead of 5: the packages carry no more"]
 
     def test_too_few_examples(self, tmp_path: Path, folder: Path) -> None:
@@ -236,7 +236,7 @@ class TestHumanEval:
         facts, rows = lay_out(tmp_path / "out", suite, PACKAGES)
         assert facts["questions"] == 3
         assert sorted(row["id"] for row in rows) == [f"HumanEval/{n}" for n in range(3)]
-        assert all(row["request"] == row["prompt"] for row in rows)
+        assert all(row["header"] == row["prompt"] for row in rows)
         assert all(row["task_id"] == row["id"] for row in rows)
 
     def test_those_that_the_policy_names(self, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ class TestHumanEval:
         facts, rows = lay_out(tmp_path / "out", suite, PACKAGES)
         assert facts["questions"] == 2
         assert {row["id"] for row in rows} == {"HumanEval/0", "HumanEval/2"}
-        assert all("make sure that it passes" in row["request"] for row in rows)
+        assert all("make sure that it passes" in row["prompt"] for row in rows)
 
     def test_one_that_does_not_exist(self, tmp_path: Path) -> None:
         suite = HumanEvalSuite(margins=MARGINS, problems=["HumanEval/0", "HumanEval/3"])
@@ -296,7 +296,7 @@ class TestMbpp:
         facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert (facts["questions"], facts["dropped"], facts["guessing"]) == (3, 0, 0.0)
         assert {row["id"] for row in rows} == {"Mbpp/0", "Mbpp/1", "Mbpp/2"}
-        assert all(row["request"] == row["prompt"] for row in rows)
+        assert all(row["header"] == row["prompt"] for row in rows)
         assert all(row["prompt"].startswith("def add(x):\n") for row in rows)
 
     def test_those_that_the_policy_names(self, tmp_path: Path, folder: Path) -> None:
@@ -334,7 +334,7 @@ class TestCopies:
     """A file and its old copy in one folder would count every question twice."""
 
     def test_many_are_refused(self) -> None:
-        rows = [{"id": str(n), "question": str(n // 2)} for n in range(40)]
+        rows = [{"id": str(n), "prompt": str(n // 2)} for n in range(40)]
         with pytest.raises(EvaluationDataError, match=r"^20 of 40 "):
             without_copies(rows, Listener())
         with pytest.raises(EvaluationDataError) as caught:
@@ -342,7 +342,7 @@ class TestCopies:
         assert caught.value.where.startswith("mine/mmlu.jsonl, mine/mmlu_2.jsonl, ")
 
     def test_a_few_are_said_aloud(self) -> None:
-        rows = [{"id": str(n), "question": str(max(n, 1))} for n in range(40)]
+        rows = [{"id": str(n), "prompt": str(max(n, 1))} for n in range(40)]
         listener = Listener()
         assert [row["id"] for row in without_copies(rows, listener)] == [
             "0",
@@ -352,25 +352,25 @@ class TestCopies:
 
     def test_none_need_no_word(self) -> None:
         listener = Listener()
-        without_copies([{"id": str(n), "question": str(n)} for n in range(40)], listener)
+        without_copies([{"id": str(n), "prompt": str(n)} for n in range(40)], listener)
         assert listener.notes == []
 
     def test_one_text_with_several_references_is_one(self) -> None:
-        rows = [{"id": str(n), "document": f"d{n // 4}", "references": [str(n)]} for n in range(40)]
+        rows = [{"id": str(n), "prompt": f"d{n // 4}", "references": [str(n)]} for n in range(40)]
         with pytest.raises(EvaluationDataError, match="30 of 40") as caught:
             without_copies(rows, Listener())
         assert "several references" in caught.value.hint
 
     def test_within_a_cluster_they_count_as_one_anyway(self) -> None:
-        rows = [{"id": str(n), "question": str(n // 2)} for n in range(40)]
-        together = with_clusters(rows, "question")
+        rows = [{"id": str(n), "prompt": str(n // 2)} for n in range(40)]
+        together = with_clusters(rows, "prompt")
         assert without_copies(together, Listener()) == together
         apart = [{**row, "cluster": row["id"]} for row in rows]
         with pytest.raises(EvaluationDataError, match="20 of 40"):
             without_copies(apart, Listener())
 
     def test_an_id_twice(self) -> None:
-        rows = [{"id": "a", "question": "1"}, {"id": "a", "question": "2"}]
+        rows = [{"id": "a", "prompt": "1"}, {"id": "a", "prompt": "2"}]
         with pytest.raises(EvaluationDataError, match="'a'"):
             without_copies(rows, Listener())
 
@@ -396,7 +396,7 @@ class TestLmEvalDocuments:
 
     def test_a_title_makes_no_other_document(self) -> None:
         rows = [
-            {"id": str(n), "title": f"no {n}", "document": f"d{n % 10}", "references": ["r"]}
+            {"id": str(n), "title": f"no {n}", "prompt": f"d{n % 10}", "references": ["r"]}
             for n in range(40)
         ]
         with pytest.raises(EvaluationDataError, match="30 of 40"):

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.suites.answer_rows import common_fields, texts_of
-from eval_gates.suites.fixed_task import task_of
+from eval_gates.rows import Answer, Question, Reply
 from eval_gates.suites.json_lines import read_rows
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Rows, SuiteKind, SuiteTask
+from eval_gates.suites.suite_kind import QuestionOrder, Read, SuiteKind
 from recipes.policy import EvalTask, Source, Suite
 
 QUESTIONS = Path(__file__).with_name("sums.jsonl")
-TASK = {  # as lm-eval describes one
-    "task": "sums",
-    "test_split": "test",
-    "output_type": "generate_until",
-    "doc_to_text": "{{request}}",
-    "doc_to_target": "{{sum}}",
-    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8, "temperature": 0.0},
-    "num_fewshot": 0,
-    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-    "metadata": {"version": 1.0},
-}
 
 
 class SumsTask(EvalTask):
@@ -46,24 +35,15 @@ class Sums(SuiteKind[SumsTask]):
     task, policy = SumsTask, SumsSuite
     carried = QUESTIONS
 
-    def read(self, task: SumsTask, order: QuestionOrder) -> Read:
+    def questions(self, task: SumsTask, order: QuestionOrder) -> Read:
         rows = [row for _, row in read_rows(QUESTIONS)]
-        return [{"id": row["request"], **row} for row in rows], {}
+        return [Question(row["request"], row["request"], expected=row["sum"]) for row in rows], {}
 
-    def open(self, task: SumsTask, questions: Rows, folder: Path) -> SuiteTask:
-        asked = task_of(TASK, questions)
-        return SuiteTask(asked, self.metric(task, None), answer_rows, 1)
+    def settings(self, task: SumsTask) -> dict[str, Any]:
+        return {"until": ["\n"], "max_gen_toks": 8}
+
+    def score(self, task: SumsTask, question: Question, replies: Sequence[Reply]) -> Answer:
+        return {"score": float(replies[0].text.strip() == question.expected)}
 
     def metric(self, task: SumsTask, laid_out: str | None) -> str:
         return f"exact_match of {task.digits} digits"
-
-
-def answer_rows(questions: Rows, samples: Rows, progress: Any) -> Rows:
-    return [
-        {
-            **common_fields(question, sample),
-            "answer": texts_of(sample)[0],
-            "score": float(texts_of(sample)[0].strip() == question["sum"]),
-        }
-        for question, sample in zip(questions, samples, strict=True)
-    ]

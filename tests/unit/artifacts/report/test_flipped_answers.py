@@ -14,7 +14,6 @@ from artifacts.report.prompts import LONGEST, answer_of, find_choice, is_same_an
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.gate_rule import GateRule
 from eval_gates.suites.humaneval import HumanEvalSuite
-from eval_gates.suites.lm_eval_suite import LmEvalSuite
 from eval_gates.suites.mmlu import MmluSuite
 from eval_gates.suites.rouge import RougeSuite
 from recipes.policy import Margin
@@ -109,24 +108,10 @@ def test_words_of_a_change(before: float, after: float, words: str) -> None:
     assert FlippedAnswer("1", before, after, None, None, "", "").words == words
 
 
-def test_prompts_are_those_of_the_suites() -> None:
-    assert prompt_of(CLOZE, QUESTION) == (
-        "The following are questions (with answers) about high school physics.\n\n"
-        "Question: What falls?\nAnswer:"
-    )
-    letters = prompt_of(LETTER, QUESTION)
-    assert letters is not None
-    assert "\nB. ice\n" in letters
-    assert prompt_of(ROUGE, {"document": "{{7 * 7}}"}) == (
-        "Summarize the following text in one sentence.\n\n{{7 * 7}}"
-    )
-    assert prompt_of(HUMANEVAL, {"request": "def f():"}) == "def f():"
-
-
-@pytest.mark.parametrize("suite", [CLOZE, ROUGE, HUMANEVAL, LmEvalSuite(margins=MARGINS, task="x")])
-def test_a_question_without_its_text_has_no_prompt(suite: MmluSuite) -> None:
-    assert prompt_of(suite, {"id": "1", "doc_index": 1}) is None
-    assert prompt_of(suite, None) is None
+def test_prompts_are_those_that_were_laid_out() -> None:
+    assert prompt_of({"id": "1", "prompt": "{{7 * 7}}"}) == "{{7 * 7}}"
+    assert prompt_of({"id": "1", "doc_index": 1}) is None
+    assert prompt_of(None) is None
 
 
 def test_cloze_choices_count_by_character() -> None:
@@ -162,7 +147,6 @@ def test_a_real_question_of_the_demo() -> None:
             "The letter lacks one of the essential elements of an offer.",
         ],
         "answer": 3,
-        "examples": "",
     }
     before = [-21.450193524360657, -38.07137191295624, -56.065839648246765, -39.25058130174875]
     after = [-20.69793063402176, -37.11498586833477, -53.90037393569946, -39.83165243268013]

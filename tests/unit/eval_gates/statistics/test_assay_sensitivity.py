@@ -89,9 +89,3 @@ def test_every_chance_baseline_of_the_rows_is_checked() -> None:
     assert gains is not None
     assert gains == pytest.approx([0.3 - 0.125] * 50)
     assert own_gains([{"id": "a", "score": 1.0}]) is None
-
-
-def test_an_undecidable_answer_is_no_knowledge() -> None:
-    rows = [{"id": str(n), "score": 1.0, "undecidable": True} for n in range(100)]
-    (check,) = check_sensitivities(rows, 0.25, ONE)
-    assert check.p_insensitive == 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,6 +10,7 @@ from eval_gates.clusters import shared_text
 from eval_gates.suites.chance_score import guessing
 from eval_gates.suites.lm_eval_metrics import Metric
 from eval_gates.suites.lm_eval_task import scored_choices
+from eval_gates.suites.lm_rows import LmRows
 
 
 def chosen(right: str, of: str) -> list[tuple[str, float]]:
@@ -59,12 +60,14 @@ def test_without_choices_there_is_no_guess() -> None:
 class Task:
     """Scores as TruthfulQA's mc2: the likelihood of all that is true."""
 
-    OUTPUT_TYPE = "multiple_choice"
-
     def doc_to_choice(self, document: dict[str, Any]) -> list[str]:
         return list(document["choices"])
 
-    def process_results(self, document: dict[str, Any], results: Any) -> dict[str, float]:
+    @property
+    def task(self) -> Task:
+        return self
+
+    def score_values(self, document: dict[str, Any], results: Any) -> dict[str, float]:
         taken = [greedy for _, greedy in results[: len(document["choices"])]]
         right = [
             is_true for is_true, is_taken in zip(document["true"], taken, strict=True) if is_taken
@@ -75,7 +78,7 @@ class Task:
 @pytest.mark.parametrize(("metric", "scores"), [("acc", [1, 0, 1]), ("acc_mutual_info", [1, 1, 1])])
 def test_the_tasks_own_score_of_each_choice(metric: str, scores: list[int]) -> None:
     document = {"choices": ["p", "q", "r"], "true": [True, False, True]}
-    found = scored_choices(Task(), Metric(metric, "mean", True), document)
+    found = scored_choices(cast("LmRows", Task()), Metric(metric, "mean", True), document)
     assert found == list(zip("pqr", scores, strict=True))
 
 

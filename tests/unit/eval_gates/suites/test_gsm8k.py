@@ -49,7 +49,7 @@ def test_the_last_marker_counts(solution: str, number: int) -> None:
 
 def test_with_examples_and_without_are_two_tasks_of_lm_eval() -> None:
     files = [
-        Gsm8k().task_file(Gsm8kTask(kind="gsm8k", num_fewshot=shots), ROW) for shots in (0, 1, 8)
+        Gsm8k().task_file(Gsm8kTask(kind="gsm8k", num_fewshot=shots), "") for shots in (0, 1, 8)
     ]
     assert files == [
         "gsm8k/gsm8k-cot-zeroshot.yaml",

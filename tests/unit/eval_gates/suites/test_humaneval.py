@@ -22,7 +22,7 @@ PROMPT = (
 )
 PROBLEM = Problem(
     task_id="Test/0",
-    prompt=PROMPT,
+    header=PROMPT,
     entry_point="halves",
     test="def check(candidate):\n    assert candidate([4, 7]) == [half(4), 3]\n",
     canonical_solution="    return [half(number) for number in numbers]\n",
@@ -76,14 +76,15 @@ def test_pass_at_k_keeps_its_precision() -> None:
 def test_problems_are_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
     second = PROBLEM._replace(task_id="Test/1")
-    path.write_text("".join(json.dumps(p._asdict()) + "\n" for p in (PROBLEM, second)))
+    rows = [{**p._asdict(), "prompt": p.header} for p in (PROBLEM, second)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     assert read_problems(path) == [PROBLEM, second]
 
 
 def test_a_problem_without_a_test_is_named(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
-    row = PROBLEM._asdict()
+    row = {**PROBLEM._asdict(), "prompt": PROBLEM.header}
     del row["test"]
     path.write_text(json.dumps(row) + "\n")
 

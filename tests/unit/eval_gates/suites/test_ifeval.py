@@ -52,7 +52,7 @@ def test_an_instructions_score_is_the_share_that_was_followed() -> None:
         "inst_level_loose_acc": [True, True, True],
     }
     scores = {
-        metric: Ifeval().score(IfevalTask(kind="ifeval", metric=metric), results)
+        metric: Ifeval().value(IfevalTask(kind="ifeval", metric=metric), results)
         for metric in METRICS
     }
     assert scores == {

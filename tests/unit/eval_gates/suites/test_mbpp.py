@@ -84,7 +84,7 @@ def test_a_row_is_asked_as_humanevals_problems_are() -> None:
     ],
 )
 def test_answers_of_either_form_are_found_and_pass(form: Any, answer: str) -> None:
-    code = extract_code(answer, SPREAD_PROBLEM.prompt, "spread", form).code
+    code = extract_code(answer, SPREAD_PROBLEM.header, "spread", form).code
     (execution,) = run_many([program(SPREAD_PROBLEM, code)], seconds=10, memory_bytes=2**30)
     assert execution.outcome == "passed", execution.detail
 
@@ -137,7 +137,7 @@ def test_the_answers_shape_is_seen_to_in_both_of_numpys_comparisons() -> None:
 def test_a_problem_of_humanevals_beside_the_others() -> None:
     theirs = Problem(
         task_id="Test/0",
-        prompt='def half(x):\n    return x // 2\n\n\ndef halves(xs):\n    """Halve each."""\n',
+        header='def half(x):\n    return x // 2\n\n\ndef halves(xs):\n    """Halve each."""\n',
         entry_point="halves",
         test="def check(candidate):\n    assert candidate([4, 7]) == [half(4), 3]\n",
         canonical_solution="    return [half(x) for x in xs]\n",
@@ -146,7 +146,7 @@ def test_a_problem_of_humanevals_beside_the_others() -> None:
     assert problem._replace(test=theirs.test) == theirs
     executions = run_many(
         [
-            program(problem, theirs.prompt + body)
+            program(problem, theirs.header + body)
             for body in (theirs.canonical_solution, "    return xs\n")
         ],
         seconds=20,
@@ -233,6 +233,6 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 @given(sentence=TEXTS.filter(str.strip), shown=TEXTS)
 def test_whatever_the_sentence_the_prompt_is_one_function(sentence: str, shown: str) -> None:
     row = {**SPREAD, "prompt": sentence, "test_list": [f"assert spread({shown!r}) == 0"]}
-    (function,) = ast.parse(f"{problem_of(row, PLACE).prompt}    pass\n").body
+    (function,) = ast.parse(f"{problem_of(row, PLACE).header}    pass\n").body
     assert isinstance(function, ast.FunctionDef)
     assert len(function.body) == 2

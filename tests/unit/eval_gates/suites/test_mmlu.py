@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval_gates.rows import Reply
 from eval_gates.suites import mmlu
 from pipeline.core.errors import EvaluationDataError
 
@@ -169,31 +170,26 @@ def test_without_lm_eval_the_hint_is_named() -> None:
 # --- examples and prompts -----------------------------------------------------------------------
 
 
-def test_no_shots_need_no_pool() -> None:
-    assert mmlu.with_examples([ROW], [], "letter", 0) == [{**ROW, "examples": ""}]
-
-
-def test_letter_examples_read_as_lm_eval_renders_them() -> None:
-    (asked,) = mmlu.with_examples([OTHER], [ROW], "letter", 1)
-
-    assert asked["examples"] == (
+def test_a_letter_question_reads_as_lm_evals() -> None:
+    (asked,) = mmlu.lay_out([OTHER], [ROW], "letter", 1)
+    assert asked.prompt.startswith(
+        "The following are multiple choice questions (with answers) about high school physics.\n\n"
         "What falls?\nA. an apple\nB. the sky\nC. night\nD. nothing\nAnswer: A\n\n"
     )
+    assert asked.continuations == (" A", " B", " C", " D")
 
 
-def test_cloze_examples_name_the_answer_itself() -> None:
-    (asked,) = mmlu.with_examples([ROW], [OTHER], "cloze", 1)
-
-    assert asked["examples"] == "Question: What flies?\nAnswer: c\n\n"
+def test_a_cloze_question_names_the_answer_itself() -> None:
+    (asked,) = mmlu.lay_out([ROW], [OTHER], "cloze", 1)
+    assert "Question: What flies?\nAnswer: c\n\n" in asked.prompt
+    assert asked.continuations == tuple(f" {text}" for text in ROW["choices"])
 
 
 def test_examples_are_the_first_of_the_subject_and_never_the_question_itself() -> None:
     pool = [{**ROW, "question": f"number {n}?"} for n in range(4)]
     stranger = {**ROW, "subject": "virology", "question": "stranger?"}
-
-    asked = mmlu.with_examples(pool, [stranger, *pool], "letter", 2)
-
-    shown = [[line for line in row["examples"].splitlines() if "?" in line] for row in asked]
+    asked = mmlu.lay_out(pool, [stranger, *pool], "letter", 2)
+    shown = [[line for line in each.prompt.splitlines() if "?" in line][:2] for each in asked]
     assert shown == [
         ["number 1?", "number 2?"],
         ["number 0?", "number 2?"],
@@ -204,36 +200,22 @@ def test_examples_are_the_first_of_the_subject_and_never_the_question_itself() -
 
 def test_too_few_examples_are_told_with_a_hint() -> None:
     with pytest.raises(EvaluationDataError, match="high_school_physics") as caught:
-        mmlu.with_examples([ROW], [ROW, OTHER], "letter", 2)
-
+        mmlu.lay_out([ROW], [ROW, OTHER], "letter", 2)
     assert "set num_fewshot to 1" in caught.value.hint
 
 
-# The text of lm_eval 0.4.13: tasks/mmlu/default/_default_template_yaml and
-# tasks/mmlu/continuation/_continuation_template_yaml. The end-to-end test compares whole requests.
-LM_EVAL_LETTER = (
-    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}"
-    "\nD. {{choices[3]}}\nAnswer:"
+@pytest.mark.parametrize(
+    ("form", "values", "score"),
+    [
+        ("letter", (-1.0, -2.0, -3.0, -4.0), 1.0),
+        ("letter", (-2.0, -1.0, -3.0, -4.0), 0.0),
+        ("cloze", (-8.0, -7.0, -9.0, -9.0), 1.0),  # per character: 'an apple' has the most
+    ],
 )
-LM_EVAL_CLOZE = "Question: {{question.strip()}}\nAnswer:"
-
-
-def test_the_letter_task_asks_as_lm_eval_does() -> None:
-    config = mmlu.task_config("letter")
-
-    assert config["doc_to_text"] == "{{examples}}" + LM_EVAL_LETTER
-    assert config["description"] == (
-        "The following are multiple choice questions (with answers) about"
-        " {{subject.replace('_', ' ')}}.\n\n"
-    )
-    assert config["doc_to_choice"] == ["A", "B", "C", "D"]
-    assert [metric["metric"] for metric in config["metric_list"]] == ["acc"]
-    assert json.loads(json.dumps(config)) == config
-
-
-def test_the_cloze_task_scores_the_choices_themselves() -> None:
-    config = mmlu.task_config("cloze")
-
-    assert config["doc_to_text"] == "{{examples}}" + LM_EVAL_CLOZE
-    assert config["doc_to_choice"] == "choices"
-    assert [metric["metric"] for metric in config["metric_list"]] == ["acc", "acc_norm"]
+def test_the_likeliest_choice_counts(
+    form: mmlu.Form, values: tuple[float, ...], score: float
+) -> None:
+    (asked,) = mmlu.lay_out([ROW], [], form, 0)
+    reply = Reply(values=tuple((value, False) for value in values))
+    task = mmlu.MmluTask(prompt_format=form, num_fewshot=0)
+    assert mmlu.Mmlu().score(task, asked, [reply])["score"] == score

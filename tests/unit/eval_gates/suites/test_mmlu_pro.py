@@ -59,13 +59,12 @@ def test_a_worked_example_needs_its_reasoning() -> None:
 
 
 def test_each_subject_is_a_task_of_lm_eval() -> None:
-    assert SUITE.task_file(TASK, ROW) == "mmlu_pro/mmlu_pro_computer_science.yaml"
+    assert SUITE.task_file(TASK, "computer science") == "mmlu_pro/mmlu_pro_computer_science.yaml"
     assert SUITE.group_of(ROW) == "computer science"
 
 
 def test_one_option_is_right() -> None:
-    choices = SUITE.facts([{**ROW, "id": "q"}])["choices"]["q"]
-    assert choices == [("A", 0.0), ("B", 0.0), ("C", 1.0)]
+    assert SUITE.choices(ROW) == [("A", 0.0), ("B", 0.0), ("C", 1.0)]
 
 
 def test_guessing_scores_at_least_a_tenth() -> None:
@@ -73,4 +72,4 @@ def test_guessing_scores_at_least_a_tenth() -> None:
 
 
 def test_the_expected_answer_is_its_letter_and_text() -> None:
-    assert SUITE.expected(TASK, ROW) == "C. 11"
+    assert SUITE.expected(ROW) == "C. 11"

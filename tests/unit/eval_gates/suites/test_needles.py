@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from eval_gates.rows import Question
 from eval_gates.suites import needles
 from eval_gates.suites.needles import NEEDLES, Needles, NeedlesKind, NeedlesSuite, NeedlesTask
 from eval_gates.suites.question_source import QuestionSource
@@ -23,8 +24,7 @@ SHORT = NeedlesTask(lengths=[512, 1024], cases=12, prompt_format="completion")
 
 def read(task: NeedlesTask) -> Rows:
     order = QuestionOrder(QuestionSource(kind="builtin"), None, None, NullProgress())  # type: ignore[arg-type]
-    rows, _ = NeedlesKind().read(task, order)
-    return rows
+    return [question.to_row() for question in NeedlesKind().questions(task, order)[0]]
 
 
 class TestCase:
@@ -124,7 +124,7 @@ class TestSuite:
 
     def test_a_prompt_is_the_text_and_then_the_question(self) -> None:
         row = read(SHORT)[0]
-        prompt = needles.request_of(SHORT, row)
+        prompt = needles.request_of(SHORT, Question.from_row(row))
 
         _, text, question = prompt.split("\n\n")
         assert needles.needle(row["key"], row["values"][0]) in text
@@ -134,7 +134,7 @@ class TestSuite:
     def test_another_text_than_the_one_laid_out_is_refused(self) -> None:
         row = read(SHORT)[0]
         with pytest.raises(EvaluationDataError) as caught:
-            needles.request_of(SHORT, {**row, "text_sha256": "another"})
+            needles.request_of(SHORT, Question.from_row({**row, "text_sha256": "another"}))
         assert caught.value.where == "questions.jsonl"
 
     def test_the_answer_has_room_within_the_length(self) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 
+from eval_gates.rows import Asked, Question, Reply
 from eval_gates.suites import structured
-from eval_gates.suites.generated_text import GeneratedText
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.structured import Structured, StructuredTask, find_fault
 from eval_gates.suites.suite_kind import QuestionOrder
@@ -33,7 +33,7 @@ VALUES = st.recursive(
 def read(folder: Path | None, task: StructuredTask = CHAT) -> list[dict[str, Any]]:
     source = QuestionSource(kind="folder" if folder else "builtin", digest="d")
     order = QuestionOrder(source, folder, Path(), Listener())
-    return Structured().read(task, order)[0]
+    return [question.to_row() for question in Structured().questions(task, order)[0]]
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> Path:
@@ -48,14 +48,10 @@ def row(
     schema: dict[str, Any] = PERSON,
     **facts: bool,
 ) -> dict[str, Any]:
-    question = {"id": "1", "request": "Ada?", "schema": schema}
-    sample = {
-        "doc_id": 0,
-        "arguments": [("Ada?", {})],
-        "resps": [[GeneratedText(answer, 7, **facts)]],
-    }
-    other = {"1": {"type": "array"}}
-    return structured.answer_rows(task, other, [question], [sample], Listener())[0]
+    question = Question("1", "Ada?", data={"schema": schema})
+    other = Question("2", "Some?", data={"schema": {"type": "array"}})
+    asked = Asked(question, [Reply(answer, 7, **facts)], other)
+    return Structured().score_batch(task, [asked], Listener())[0]
 
 
 def doubled(keyword: str, last: bool) -> dict[str, Any]:
@@ -67,7 +63,7 @@ def doubled(keyword: str, last: bool) -> dict[str, Any]:
 
 def test_the_carried_requests_are_many_and_none_is_solved_by_a_trivial_answer() -> None:
     rows = read(None)
-    assert len(rows) == len({each["request"] for each in rows}) == 60
+    assert len(rows) == len({each["prompt"] for each in rows}) == 60
     for trivial in ("", "{}", "[]", "null", "0", '""', '"JSON"', "[{}]"):
         assert all(find_fault(trivial, each["schema"]) for each in rows)
 
@@ -78,8 +74,8 @@ def test_a_folders_rows(tmp_path: Path) -> None:
     )
     first, second = read(tmp_path)
     assert (first["id"], second["id"]) == ("ada", "request/1")
-    assert first["request"].endswith(json.dumps(PERSON))
-    assert read(tmp_path, StructuredTask(prompt_format="completion"))[0]["request"].endswith(
+    assert first["prompt"].endswith(json.dumps(PERSON))
+    assert read(tmp_path, StructuredTask(prompt_format="completion"))[0]["prompt"].endswith(
         "JSON: "
     )
 
@@ -202,22 +198,8 @@ def test_an_answer_that_takes_years_to_grade_scores_0(
 
 
 def test_a_row() -> None:
-    assert row('{"name": "Ada"}') | {"prompt_sha256": ""} == {
-        "id": "1",
-        "prompt_sha256": "",
-        "answer": '{"name": "Ada"}',
-        "tokens": [7],
-        "truncated": 0,
-        "unclosed": 0,
-        "refused": 0,
-        "thoughts_only": 0,
-        "unread": 0,
-        "score": 1.0,
-        "unrelated": 0.0,
-        "detail": "",
-    }
-    assert row("[]")["score"] == 0
-    assert row("[]")["unrelated"] == 1
+    assert row('{"name": "Ada"}') == {"score": 1.0, "unrelated": 0.0}
+    assert row("[]") == {"score": 0.0, "unrelated": 1.0}
 
 
 def test_a_thinking_models_unfinished_answer_is_not_read() -> None:

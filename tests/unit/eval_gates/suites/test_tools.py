@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval_gates.rows import Reply, ToolCall
 from eval_gates.suites.bfcl import CATEGORIES, evaluate_arithmetic, read_category, right_calls
-from eval_gates.suites.generated_text import GeneratedText, ToolCall
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.tools import Category, Tools, ToolsSuite, ToolsTask, calls_in
 from pipeline.core.errors import EvaluationDataError
@@ -50,7 +50,7 @@ def test_an_absent_package_is_named() -> None:
 
 def test_calls_by_the_servers_parser() -> None:
     def read(*calls: ToolCall) -> Any:
-        return calls_in(GeneratedText("text", tool_calls=calls), "multiple", "server")
+        return calls_in(Reply("text", calls=calls), "multiple", "server")
 
     assert read(ToolCall("f", '{"a": 1}'), ToolCall("g", "")) == [{"f": {"a": 1}}, {"g": {}}]
     assert read() is None

@@ -1,64 +1,16 @@
-"""Generated answers: read from a server's JSON, without thoughts, cut at their stop strings."""
+"""Replies, read from a server's JSON: without thoughts, cut at their stop strings."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from eval_gates.rows import Reply, ToolCall
 from recipes.generation import ThoughtMarkers
 
+MAX_LOGPROB = 0.01  # above 0, by rounding
 _WITHHELD = "content_filter"  # a reason to finish, of OpenAI's API
-
-
-class ToolCall(NamedTuple):
-    """Function that an answer calls, with its arguments as the model wrote them: JSON, or not."""
-
-    name: str
-    arguments: str
-
-
-class GeneratedText(str):
-    """Answer without its thoughts, with facts of its generation.
-
-    Attributes:
-        tokens: number generated, thoughts included.
-        is_truncated: it reached its largest number of tokens.
-        is_unclosed: its last thought has no end.
-        is_refused: the endpoint withheld it.
-        is_thought: the server gave text only in its field of thoughts.
-        tool_calls: by the server's parser; only of chat requests.
-    """
-
-    tokens: int
-    is_refused: bool
-    is_thought: bool
-    is_truncated: bool
-    is_unclosed: bool
-    tool_calls: tuple[ToolCall, ...]
-
-    def __new__(
-        cls,
-        text: str,
-        tokens: int = 0,
-        *,
-        is_truncated: bool = False,
-        is_unclosed: bool = False,
-        is_refused: bool = False,
-        is_thought: bool = False,
-        tool_calls: Iterable[ToolCall] = (),
-    ) -> GeneratedText:
-        made = super().__new__(cls, text)
-        made.tokens = tokens
-        made.is_truncated = is_truncated
-        made.is_unclosed = is_unclosed
-        made.is_refused = is_refused
-        made.is_thought = is_thought
-        made.tool_calls = tuple(tool_calls)
-        return made
-
-    @property
-    def is_unfinished(self) -> bool:
-        return self.is_truncated or self.is_unclosed
 
 
 class Completion(NamedTuple):
@@ -106,6 +58,46 @@ def read_chat(body: Any) -> Completion:
     )
 
 
+def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
+    """Return the chosen tokens' log-probabilities, and whether each is the greedy one.
+
+    Raises:
+        ValueError: the answer lacks one, or it is no log-probability.
+    """
+    try:
+        scored = body["choices"][0]["logprobs"]
+        found = {str(token): float(value) for token, value in scored["top_logprobs"][0].items()}
+        best = float(scored["token_logprobs"][0])
+        values = [found[f"token_id:{token}"] for token in tokens]
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            "its answer lacks the log-probabilities of the tokens asked for"
+        ) from error
+    return [(value, value >= best) for value in values]
+
+
+def read_scored(body: Any, prompt: int, begin: int) -> tuple[float, bool]:
+    """Return the log-probability of a scored prompt's end, and whether it is the greedy one.
+
+    Args:
+        prompt: its number of tokens, end included.
+        begin: where its end begins.
+
+    Raises:
+        ValueError: the answer lacks the log-probabilities.
+    """
+    try:
+        scored = body["choices"][0]["logprobs"]
+        values, tops = scored["token_logprobs"], scored["top_logprobs"]
+        if not prompt <= len(values) == len(tops) <= prompt + 1:
+            raise ValueError(f"{len(values)} log-probabilities of {prompt} tokens")
+        found = [float(value) for value in values[begin:prompt]]
+        best = [float(max(top.values())) for top in tops[begin:prompt]]
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError("its answer lacks the log-probabilities of the prompt's tokens") from error
+    return sum(found), all(value >= top for value, top in zip(found, best, strict=True))
+
+
 def finish(
     found: Completion,
     stops: Sequence[str],
@@ -113,8 +105,8 @@ def finish(
     *,
     has_begun: bool = False,
     special_tokens: Iterable[str] = (),
-) -> GeneratedText:
-    """Return the answer that is scored.
+) -> Reply:
+    """Return the reply that is scored.
 
     Args:
         stops: strings that end the answer; the server has applied them unless the model thinks.
@@ -135,14 +127,14 @@ def finish(
         for token in special_tokens:
             text = text.replace(token, "")
         text = cut_at(text.lstrip(), stops)
-    return GeneratedText(
+    return Reply(
         text,
         found.tokens,
         is_truncated=is_truncated,
         is_unclosed=is_unclosed,
         is_refused=found.is_refused,
         is_thought=bool(found.reasoning) and not found.text.strip() and not found.tool_calls,
-        tool_calls=found.tool_calls,
+        calls=found.tool_calls,
     )
 
 
@@ -172,6 +164,33 @@ def cut_at(text: str, stops: Sequence[str]) -> str:
     """Return the text before the first stop string."""
     ends = [at for stop in stops if (at := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
+
+
+def find_choice(text: str, choices: Sequence[str]) -> int | None:
+    """Return the place of the choice that a text names; None if it names none, or several.
+
+    The choice is the text's first word or its last one, follows the word 'answer', or is the only
+    choice in the text. A single letter counts in capitals alone.
+    """
+    places = {choice.strip(): place for place, choice in enumerate(choices)}
+    folded = {name if len(name) == 1 else name.casefold(): n for name, n in places.items()}
+    listed = "|".join(re.escape(name) for name in sorted(places, key=len, reverse=True))
+    one = rf"(?<!\w)(?:{listed})(?!\w)"
+    case = 0 if all(len(name) == 1 for name in places) else re.IGNORECASE
+    mark = r"[\s*_`'\"(\[{$:]*"
+    for pattern in (
+        rf"(?:[Aa]nswer|ANSWER)\w*{mark}(?:(?:is|would be|should be){mark})?({one})",
+        rf"\A{mark}({one})\s*(?:[\])}}.,:;*_`'\"$]|\n|\Z)",
+        rf"({one})[\s*_`'\"\])}}.$]*\Z",
+    ):
+        if named := re.search(pattern, text, case):
+            return _place(named[1], folded)
+    found = {_place(each, folded) for each in re.findall(one, text, case)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _place(name: str, places: dict[str, int]) -> int:
+    return places[name if len(name) == 1 else name.casefold()]
 
 
 def _choice(body: Any) -> dict[str, Any]:

@@ -1,0 +1,540 @@
+"""Client of an OpenAI-compatible endpoint: texts, samples, tool calls and choices, with limits.
+
+A question of choices is one request if each choice is one token: the server gives the
+log-probabilities of chosen tokens (vLLM: `logprob_token_ids`). The values equal those of scored
+prompts, over the complete vocabulary. Longer choices and other servers score each choice as a
+prompt's end. An endpoint with the chat API alone writes its choice (16 tokens).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from eval_gates.chat_form import PATH, PLAIN_SAMPLING, ChatForm
+from eval_gates.replies import (
+    MAX_LOGPROB,
+    find_choice,
+    finish,
+    read_chat,
+    read_chosen,
+    read_completion,
+    read_scored,
+)
+from eval_gates.rows import Question, Reply, sample_seed
+from pipeline.core.errors import StageError
+from pipeline.core.untrusted.file import MEBIBYTE
+from pipeline.core.untrusted.json import parse_json
+from recipes.generation import ThoughtMarkers
+
+SEED = 1234  # of requests that draw nothing
+# The log-probabilities of a prompt of 100,000 tokens are 10 MB.
+MAX_BYTES = 16 * MEBIBYTE
+TRIES = 3
+TIMEOUT_S = 1800.0  # of one request
+CHOICE_TOKENS = 16  # of a choice that is written, unless the model thinks
+THINKING_TOKENS = 4096  # of one that is thought about, where the policy has no number
+_MAX_REASON = 2000  # characters of an error answer
+_CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be longer than ours
+_PASSING_STATUSES = (408, 429)  # not the question's fault, so worth another try
+_OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "samples")
+_NAMED, _NOT_NAMED = (0.0, True), (-1e3, False)
+Settings = Mapping[str, Any]
+"""`until`, `max_gen_toks` (tokens, or 'model'), `samples`, sampling, and `thinking` (markers)."""
+
+
+class RejectedRequestError(Exception):
+    """The endpoint does not answer such a request; the message says why."""
+
+
+class _FailedRequestError(Exception):
+    """A request that may be answered when it is sent again."""
+
+
+class Request(NamedTuple):
+    """One request."""
+
+    path: str  # after `/v1/`
+    body: dict[str, Any]
+    read: Callable[[Any], Any]  # parses the answer's JSON; ValueError if it lacks a part
+    length: int = 0  # tokens of prompt and answer
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A checkpoint's tokenizer, as lm-eval's client of completions uses it."""
+
+    tokenizer: Any  # of transformers
+    template_arguments: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, folder: str, template_arguments: Mapping[str, Any], *, trust: bool) -> Tokenizer:
+        """Read the tokenizer of a checkpoint's folder.
+
+        Args:
+            trust: whether the checkpoint's own code may be run.
+        """
+        from transformers import AutoTokenizer
+
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        return cls(found, template_arguments)
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's token ids, without special tokens that are not in it."""
+        ids: list[int] = self.tokenizer(
+            text, add_special_tokens=False, return_attention_mask=False
+        ).input_ids
+        return ids
+
+    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the token ids of a context and of what follows it.
+
+        Spaces at the context's end belong to what follows, and tokens are those of the whole text.
+        """
+        if not context:
+            ids = self.encode(continuation)
+            start = self.tokenizer.bos_token_id
+            start = self.tokenizer.eos_token_id if start is None else start
+            return ([start], ids) if start != ids[0] else (ids[:1], ids[1:])
+        kept = context.rstrip()
+        whole, first = self.encode(context + continuation), self.encode(kept)
+        return first, whole[len(first) :]
+
+    def render(self, messages: Sequence[Any], **settings: Any) -> str:
+        """Return the prompt of the messages; StageError if the chat template refuses them."""
+        from jinja2 import TemplateError
+
+        try:
+            prompt: str = self.tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                **{"add_generation_prompt": True, **settings, **self.template_arguments},
+            )
+        except TemplateError as error:
+            roles = ", ".join(dict.fromkeys(str(message.get("role")) for message in messages))
+            raise StageError(
+                f"the chat template refuses messages of {roles}: {error}"[:300],
+                hint="take 'prompt_format: completion' for this suite, or another template",
+            ) from error
+        return prompt
+
+    def special_texts(self) -> list[str]:
+        """Return the texts of the tokens that a server leaves out of its answers.
+
+        `all_special_tokens` lacks those without a role, such as gpt-oss's `<|channel|>`.
+        """
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        texts = [*self.tokenizer.all_special_tokens, *(str(t) for t in added if t.special)]
+        return list(dict.fromkeys(filter(None, texts)))
+
+
+class Client:
+    """Asks one endpoint the questions of one suite.
+
+    Args:
+        url: without `/v1`.
+        settings: of generation; a question's own are preferred.
+        max_length: tokens that the server accepts, prompt and answer together.
+        tokenizer: None of an endpoint that is asked by its chat API.
+        chat: the form of its requests; None: text completions.
+        is_chat: prompts are one user's message, in the tokenizer's chat template.
+        socket: of a server that has one.
+        asks_once: try one request for all choices of a question.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        settings: Settings,
+        *,
+        concurrency: int,
+        max_length: int,
+        tokenizer: Tokenizer | None,
+        answered: Callable[[int], None],
+        note: Callable[[str], None],
+        chat: ChatForm | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        is_chat: bool = False,
+        socket: str | None = None,
+        asks_once: bool = True,
+    ) -> None:
+        self._url, self._model, self._settings = url, model, settings
+        self._concurrency, self._max_length = max(1, concurrency), max_length
+        self._tokenizer, self._chat, self._is_chat = tokenizer, chat, is_chat
+        self._template_arguments = dict(template_arguments or {})
+        self._socket, self._answered, self._note = socket, answered, note
+        # Whether the endpoint gives the log-probabilities of chosen tokens; None: not tried yet.
+        self._asks_once: bool | None = None if asks_once else False
+        self._special = tokenizer.special_texts() if tokenizer else []
+        self.counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
+
+    def render(self, messages: Sequence[Any], **settings: Any) -> str:
+        """Return messages as a prompt; as JSON, for an endpoint that renders them itself."""
+        if self._tokenizer is not None:
+            return self._tokenizer.render(messages, **settings)
+        if settings.get("continue_final_message"):
+            raise self._refuse("an answer that the task itself begins (gen_prefix)")
+        return json.dumps(list(messages), ensure_ascii=False)
+
+    def shown(self, question: Question) -> str:
+        """Return the text that a question asks, as the model reads it."""
+        if question.messages:
+            return self.render(question.messages, **_tools(question))
+        if self._is_chat and not question.is_rendered and not question.continuations:
+            return self.render([{"role": "user", "content": question.prompt}])
+        return question.prompt
+
+    def ask(self, questions: Sequence[Question]) -> list[list[Reply]]:
+        """Return the replies to each question, in order.
+
+        Raises:
+            StageError: a prompt is too long, the endpoint refuses a request or does not answer.
+        """
+        try:
+            return asyncio.run(self._ask(questions))
+        except RejectedRequestError as error:
+            raise self._rejected(error) from error
+
+    async def _ask(self, questions: Sequence[Question]) -> list[list[Reply]]:
+        import httpx2
+
+        limits = httpx2.Limits(max_connections=self._concurrency)
+        transport = httpx2.AsyncHTTPTransport(uds=self._socket, limits=limits)
+        async with httpx2.AsyncClient(
+            transport=transport, timeout=TIMEOUT_S, follow_redirects=False, trust_env=False
+        ) as self._http:
+            self._slots = asyncio.Semaphore(self._concurrency)
+            chosen = [n for n, each in enumerate(questions) if each.continuations]
+            written = [n for n, each in enumerate(questions) if not each.continuations]
+            replies: dict[int, list[Reply]] = {}
+            found = await self._choose([questions[n] for n in chosen])
+            replies.update(zip(chosen, ([reply] for reply in found), strict=True))
+            texts = await self._generate([questions[n] for n in written])
+            replies.update(zip(written, texts, strict=True))
+        return [replies[number] for number in range(len(questions))]
+
+    # Generated texts.
+
+    async def _generate(self, questions: Sequence[Question]) -> list[list[Reply]]:
+        made = [self.requests_of(question) for question in questions]
+        self._check_fit([each.length for requests in made for each in requests])
+        return await _gather([self._send_all(requests) for requests in made])
+
+    def requests_of(self, question: Question) -> list[Request]:
+        """Return the requests for a question's texts, one a sample."""
+        settings = {**self._settings, **question.generate}
+        samples = int(settings.get("samples", 1))
+        is_drawn = samples > 1 or bool(settings.get("do_sample"))
+        return [
+            self._request(question, settings, sample_seed(question.id, n) if is_drawn else SEED)
+            for n in range(samples)
+        ]
+
+    def _request(self, question: Question, settings: Settings, seed: int) -> Request:
+        thinking = ThoughtMarkers(**settings["thinking"]) if "thinking" in settings else None
+        stops = tuple(settings.get("until") or ())
+        room = settings.get("max_gen_toks", settings.get("max_tokens"))
+        sent = {key: value for key, value in settings.items() if key not in _OWN_SETTINGS}
+        # The endpoint has no stop strings where the model thinks: they could end its thoughts.
+        if thinking is None:
+            sent["stop"] = list(stops)
+        if self._chat is not None:
+            body = self._chat.body(
+                self._model,
+                {"messages": self._messages(question), **question.server},
+                max_tokens=None if room == "model" else room,
+                seed=seed,
+                settings={key: value for key, value in sent.items() if value != []},
+                template_arguments=self._template_arguments,
+            )
+            return Request(PATH, body, lambda found: finish(read_chat(found), stops, thinking))
+        prompt = self.shown(question)
+        tokens = self._encode(prompt)
+        is_messages = bool(question.messages)
+        if room == "model":
+            slack = _CHAT_SLACK if is_messages else 0
+            room = max(1, self._max_length - len(tokens) - slack)
+        body = {"model": self._model, "max_tokens": room, "seed": seed, **PLAIN_SAMPLING, **sent}
+        special: Sequence[str] = ()
+        if thinking and any(token in thinking.start + thinking.end for token in self._special):
+            body["skip_special_tokens"] = False
+            special = self._special
+        if is_messages:
+            body |= {"messages": self._messages(question), **question.server}
+            body["chat_template_kwargs"] = self._template_arguments
+        else:
+            body["prompt"] = tokens
+        has_begun = thinking is not None and prompt.rstrip().endswith(thinking.start)
+
+        def read(found: Any) -> Reply:
+            answer = (read_chat if is_messages else read_completion)(found)
+            return finish(answer, stops, thinking, has_begun=has_begun, special_tokens=special)
+
+        return Request(PATH if is_messages else "completions", body, read, len(tokens) + room)
+
+    def _messages(self, question: Question) -> list[Any]:
+        if question.messages:
+            return list(question.messages)
+        if question.is_rendered:
+            return list(json.loads(question.prompt))
+        return [{"role": "user", "content": question.prompt}]
+
+    async def _send_all(self, requests: Sequence[Request]) -> list[Reply]:
+        found = await _gather([self._send(each) for each in requests])
+        self._answered(1)
+        return found
+
+    # Choices.
+
+    async def _choose(self, questions: Sequence[Question]) -> list[Reply]:
+        if self._chat is not None:
+            return await _gather([self._write_choice(each) for each in questions])
+        pairs = [self._pairs(question) for question in questions]
+        self._check_fit([max(len(c) + len(t) for c, t in each) for each in pairs])
+        order = sorted(range(len(pairs)), key=lambda n: pairs[n][0][0])  # for a prefix cache
+        replies: dict[int, Reply] = {}
+        single = [n for n in order if _is_one_token(pairs[n])]
+        if single and self._asks_once is None:
+            # One item alone shows whether the endpoint can; not every one has to be refused.
+            try:
+                replies[single[0]] = await self._choose_once(pairs[single[0]])
+                self._asks_once = True
+            except RejectedRequestError as error:
+                self._asks_once = False
+                self._note(
+                    "the endpoint does not give the log-probabilities of chosen tokens "
+                    f"({error}): every choice is scored by its own request"
+                )
+        if self._asks_once:
+            rest = [n for n in single if n not in replies]
+            found = await _gather([self._choose_once(pairs[n]) for n in rest])
+            replies.update(zip(rest, found, strict=True))
+        rest = [n for n in order if n not in replies]
+        self.counts["one_request"] += len(replies)
+        self.counts["scored"] += len(rest)
+        self.counts["fallen_back"] += len(set(rest) & set(single))
+        found = await _gather([self._score(pairs[n]) for n in rest])
+        replies.update(zip(rest, found, strict=True))
+        return [_checked(replies[number]) for number in range(len(questions))]
+
+    def _pairs(self, question: Question) -> list[tuple[list[int], list[int]]]:
+        contexts = question.contexts or [question.prompt] * len(question.continuations)
+        if self._tokenizer is None:
+            raise self._refuse("log-probabilities without a tokenizer")
+        return [
+            self._tokenizer.encode_pair(context, continuation)
+            for context, continuation in zip(contexts, question.continuations, strict=True)
+        ]
+
+    async def _choose_once(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Reply:
+        tokens = [tail[0] for _, tail in pairs]
+        body = choice_body(self._model, pairs[0][0], tokens)
+        values = await self._send(Request("completions", body, partial(read_chosen, tokens=tokens)))
+        self._answered(1)
+        return Reply(values=tuple(values))
+
+    async def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Reply:
+        values = await _gather(
+            [
+                self._send(
+                    Request(
+                        "completions",
+                        scored_body(self._model, context + tail),
+                        partial(read_scored, prompt=len(context + tail), begin=len(context)),
+                    )
+                )
+                for context, tail in pairs
+            ]
+        )
+        self._answered(1)
+        return Reply(values=tuple(values))
+
+    async def _write_choice(self, question: Question) -> Reply:
+        """Return the choice that a text names; only choices of one word can be recognized."""
+        choices = [each.strip() for each in question.continuations]
+        if question.contexts or any(len(choice.split()) != 1 for choice in choices):
+            raise self._refuse(f"a choice of several words: {choices[0][:60]!r}")
+        thinks = "thinking" in self._settings
+        room = self._settings.get("max_gen_toks") or THINKING_TOKENS if thinks else CHOICE_TOKENS
+        messages = self._messages(question)
+        wanted = f"\n\nAnswer with one of these and nothing else: {', '.join(choices)}"
+        messages[-1] = {**messages[-1], "content": messages[-1]["content"] + wanted}
+        asked = Question(question.id, messages=tuple(messages))
+        settings = {**self._settings, "until": [], "max_gen_toks": room, "samples": 1}
+        reply: Reply = await self._send(self._request(asked, settings, SEED))
+        is_read = not (thinks and reply.is_unfinished)
+        chosen = find_choice(reply.text, choices) if is_read else None
+        self._answered(1)
+        values = [_NAMED if n == chosen else _NOT_NAMED for n in range(len(choices))]
+        return Reply(
+            reply.text,
+            reply.tokens,
+            is_truncated=reply.is_truncated,
+            is_unclosed=reply.is_unclosed,
+            is_refused=reply.is_refused,
+            is_thought=reply.is_thought,
+            values=tuple(values),
+            is_named=True,
+        )
+
+    # Requests.
+
+    def _encode(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise self._refuse("text completions without a tokenizer")
+        return self._tokenizer.encode(text)
+
+    def _check_fit(self, lengths: Sequence[int]) -> None:
+        """Raise StageError if a prompt with its answer is too long: a server could cut it."""
+        too_long = [length for length in lengths if length > self._max_length]
+        if too_long and self._chat is None:
+            raise StageError(
+                f"{len(too_long)} of {len(lengths)} questions are too long: with the answer, the "
+                f"longest has {max(too_long)} tokens, and {self._max_length} fit",
+                hint="raise max-model-len in the profile, or lower num_fewshot or max_tokens in "
+                "the policy",
+            )
+
+    async def _send(self, request: Request) -> Any:
+        for number in range(1, TRIES + 1):
+            try:
+                async with self._slots:
+                    self.counts["requests"] += 1
+                    return await self._send_once(request)
+            except _FailedRequestError as error:
+                if number == TRIES:
+                    raise StageError(
+                        f"the endpoint does not answer a question, after {TRIES} requests: {error}",
+                        where=f"{self._url}/v1/{request.path}",
+                        hint="read the server's log",
+                    ) from error
+            await asyncio.sleep(2 ** (number - 1))
+        raise AssertionError("the last try returns or raises")
+
+    async def _send_once(self, request: Request) -> Any:
+        import httpx2
+
+        headers = {
+            "Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '')}".strip(),
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        }
+        address, content = f"{self._url}/v1/{request.path}", json.dumps(request.body)
+        try:
+            async with (
+                asyncio.timeout(TIMEOUT_S),  # a server that sends a byte a minute has no end
+                self._http.stream("POST", address, content=content, headers=headers) as response,
+            ):
+                received = await _receive(response)
+        except (httpx2.HTTPError, TimeoutError) as error:
+            raise _FailedRequestError(f"{type(error).__name__} {error}".strip()) from error
+        status, said = response.status_code, received[:_MAX_REASON].decode(errors="replace")
+        if 400 <= status < 500 and status not in _PASSING_STATUSES:
+            raise RejectedRequestError(f"it answered {status}: {said}")
+        if status >= 400:
+            raise _FailedRequestError(f"it answered {status}: {said}")
+        try:
+            # NaN is read, and refused below with its cause: a broken model.
+            body = parse_json(received, whole_text=False, finite=False)
+        except ValueError as error:
+            raise _FailedRequestError(f"it did not answer JSON: {error}") from error
+        try:
+            return request.read(body)
+        except ValueError as error:
+            raise RejectedRequestError(str(error)) from error
+
+    def _refuse(self, what: str) -> StageError:
+        return StageError(
+            f"the endpoint cannot be asked for {what}",
+            where=self._url,
+            hint="serve the model where text completions are offered, or choose another suite",
+        )
+
+    def _rejected(self, error: RejectedRequestError) -> StageError:
+        return StageError(
+            f"the endpoint cannot be asked this suite: {error}",
+            where=self._url,
+            hint="serve the model with a server that offers this, such as vLLM; a prompt may be "
+            "too long; suites of generated text need texts and their number of tokens alone",
+        )
+
+
+def choice_body(model: str, context: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
+    """Return the request for one token, with these tokens' log-probabilities."""
+    ids = sorted(set(tokens))
+    return {
+        "model": model,
+        "prompt": list(context),
+        "max_tokens": 1,
+        "seed": SEED,
+        "logprobs": len(ids),  # vLLM requires it in addition to the ids
+        "logprob_token_ids": ids,
+        "return_tokens_as_token_ids": True,
+        **PLAIN_SAMPLING,
+    }
+
+
+def scored_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
+    """Return the request for a prompt's own log-probabilities."""
+    return {
+        "model": model,
+        "prompt": list(tokens),
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": 1,
+        "echo": True,
+        "seed": SEED,
+    }
+
+
+def _is_one_token(pairs: Sequence[tuple[list[int], list[int]]]) -> bool:
+    return all(len(tail) == 1 and context == pairs[0][0] for context, tail in pairs)
+
+
+def _tools(question: Question) -> dict[str, Any]:
+    tools = question.server.get("tools")
+    return {"tools": tools} if tools else {}
+
+
+def _checked(reply: Reply) -> Reply:
+    """Return the reply; StageError if a value is no log-probability."""
+    wrong = [value for value, _ in reply.values if not value <= MAX_LOGPROB]  # NaN, too
+    if wrong:
+        raise StageError(
+            f"the endpoint gave {len(wrong)} of {len(reply.values)} choices a log-probability of "
+            f"{wrong[0]:g}, which is none",
+            hint="the served model is broken, or the endpoint does not speak as OpenAI's does",
+        )
+    return reply
+
+
+async def _receive(response: Any) -> bytes:
+    """Return a complete answer of at most :data:`MAX_BYTES`; _FailedRequestError for any other."""
+    if 300 <= response.status_code < 400:
+        raise _FailedRequestError(f"it answered {response.status_code}: redirects are not followed")
+    if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+        raise _FailedRequestError(f"its answer is compressed ({encoding[:20]!a})")
+    content = bytearray()
+    async for part in response.aiter_raw():
+        content += part
+        if len(content) > MAX_BYTES:
+            raise _FailedRequestError(f"its answer is larger than {MAX_BYTES:,} bytes")
+    return bytes(content)
+
+
+async def _gather(work: Sequence[Any]) -> list[Any]:
+    """Return the results in order; the first error cancels the rest."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

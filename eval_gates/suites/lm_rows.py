@@ -1,0 +1,109 @@
+"""One of lm-eval's tasks as rows: its prompts and its scores, without its loop and its models.
+
+A document's worked examples depend on the document alone, not on one random stream as in lm-eval.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from eval_gates.rows import Question
+from eval_gates.suites.suite_kind import Render
+
+FIRST_SEED = 1234  # lm-eval's own, of worked examples
+GENERATED, CHOSEN = "generate_until", "multiple_choice"
+Document = dict[str, Any]
+
+
+class InMemoryDataset(list[Document]):
+    """Rows in memory, with the part of a dataset's interface that lm-eval uses."""
+
+    @property
+    def features(self) -> Mapping[str, None]:
+        return dict.fromkeys(self[0])
+
+
+class LmRows:
+    """An lm-eval task over given splits; the config's dataset is ignored.
+
+    Args:
+        config: of the task.
+        splits: by name; each a dataset of the `datasets` library, or :class:`InMemoryDataset`.
+    """
+
+    def __init__(self, config: dict[str, Any], splits: Mapping[str, Any]) -> None:
+        from lm_eval.api.task import ConfigurableTask
+
+        class LocalTask(ConfigurableTask):  # type: ignore[misc]
+            def download(self, *args: Any, **settings: Any) -> None:
+                self.dataset = splits
+
+        # Some of lm-eval's tasks shuffle an item's choices with the global generator.
+        random.seed(0)
+        self.task = LocalTask(config=config)
+        self.documents: list[Document] = list(self.task.eval_docs)
+        self.output_type = str(self.task.OUTPUT_TYPE)
+
+    def ask(self, question: Question, document: Document, template: Render | None) -> Question:
+        """Return the question as lm-eval asks the document.
+
+        Args:
+            template: the chat template; None: texts to continue.
+        """
+        task, is_chat = self.task, template is not None
+        task.set_fewshot_seed(FIRST_SEED + int(digest_of(document)[:12], 16))
+        context = task.fewshot_context(
+            document,
+            num_fewshot=task.config.num_fewshot or 0,
+            apply_chat_template=is_chat,
+            fewshot_as_multiturn=True,  # as lm-eval's own command has it
+            chat_template=template,
+            gen_prefix=task.doc_to_prefix(document),
+        )
+        made = task.construct_requests(
+            doc=document,
+            ctx=context,
+            metadata=(task.config.task, 0, 1),
+            apply_chat_template=is_chat,
+            chat_template=template,
+        )
+        requests = [each.args for each in (made if isinstance(made, list) else [made])]
+        if self.output_type == GENERATED:
+            prompt, settings = requests[0]
+            return replace(question, prompt=prompt, generate=settings, is_rendered=is_chat)
+        contexts = tuple(each[0] for each in requests)
+        return replace(
+            question,
+            prompt=contexts[0],
+            continuations=tuple(each[1] for each in requests),
+            contexts=contexts if len(set(contexts)) > 1 else (),
+            is_rendered=is_chat,
+        )
+
+    def score_text(self, document: Document, text: str) -> dict[str, Any]:
+        """Return lm-eval's metrics of a generated answer, after the task's filters."""
+        from lm_eval.api.instance import Instance
+
+        made = Instance(GENERATED, document, ("", {}), 0, resps=[text])
+        self.task._instances = [made]
+        self.task.apply_filters()
+        (filtered,) = made.filtered_resps.values()
+        random.seed(0)  # IFEval's checkers draw arguments that are out of their range
+        return dict(self.task.process_results(document, [filtered]))
+
+    def score_values(
+        self, document: Document, values: Sequence[tuple[float, bool]]
+    ) -> dict[str, Any]:
+        """Return lm-eval's metrics of the continuations' log-probabilities."""
+        return dict(self.task.process_results(document, list(values)))
+
+
+def digest_of(document: Document) -> str:
+    """Return the SHA-256 of a document's content, in hex."""
+    content = json.dumps(document, sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
