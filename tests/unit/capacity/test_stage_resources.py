@@ -64,17 +64,16 @@ class TestNeeds:
         assert stage(planned(shards), recipe, "quantize")["host_bytes"] == 12_500_000_000 + GIB
 
     def test_checking_holds_some_rows(self, llama: CheckpointInspection) -> None:
-        """Measured with two threads: 169 MB, of AutoAWQ 185."""
+        """Measured of FP8: 834 MB. A variant whose columns were rescaled is loaded as a whole."""
         plan = planned(llama)
-        fp8 = stage(plan, FP8, "check_weights")["host_bytes"]
-        assert 169e6 < fp8 < 3 * 169e6
+        assert 834e6 < stage(plan, FP8, "check_weights")["host_bytes"] < 3 * 834e6
         recipe = catalog.load_recipe("autoawq-w4a16")
-        awq = check_need(recipe, llama.variant(recipe.quantization))
+        awq = check_need(llama, recipe, llama.variant(recipe.quantization))
         assert awq is not None
         assert awq.host_bytes is not None
-        assert max(185e6, fp8) < awq.host_bytes < 4 * 185e6
+        assert awq.host_bytes > llama.source.weights_bytes
         baseline = catalog.load_recipe("baseline")
-        assert check_need(baseline, llama.variant(baseline.quantization)) is None
+        assert check_need(llama, baseline, llama.variant(baseline.quantization)) is None
 
     def test_a_cpu_serves_fp8_in_32_bits(self, llama: CheckpointInspection) -> None:
         recipes = [catalog.load_recipe(name) for name in ("baseline", FP8)]
