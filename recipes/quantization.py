@@ -140,9 +140,6 @@ class Quantization(ConfigModel):
 
     # Resources and time.
 
-    # Bytes per weight of a matrix that verification must load completely.
-    checked_bytes: ClassVar[float] = 0.0
-
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         """Return the memory of `size` bytes of weights on a CPU server; `wide`: in float32."""
         return size

@@ -94,6 +94,11 @@ def describe_speculation(deployable: Deployable) -> str:
 
 def describe_noise(checked: CheckWeightsResult) -> str:
     """Describe the weights' distance from the source's; '' if not measured."""
+    if outputs := checked.outputs:
+        return (
+            f"Outputs over {outputs.tokens} tokens: {outputs.divergence_nats:.3f} nats a token "
+            f"from the source's, the same next token in {outputs.same_next_token:.0%}."
+        )
     noise = checked.sqnr
     if noise is None or noise.median_db is None:
         return ""

@@ -13,15 +13,12 @@ from pipeline.capacity.sharding import WIDE_TYPES
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
-from pipeline.verification.chunk_size import CHUNK_ELEMENTS, MAX_THREADS, ROW_STEP
 from pipeline.workers.quantize_model_free import MEMORY_A_WORKER
 from recipes.engines import find_engine
 from recipes.quantization import Calibration
 from recipes.schema import Recipe, ServingProfile
 
 LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB, without weights
-CHECKING_BYTES = GIB // 8  # Python with numpy
-COMPARED_COPIES = 8  # of the rows that a thread compares, in 32 bits
 SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache
 ELEMENT_BYTES = 2  # of the type that models are loaded in
 CACHED_COPIES = 2  # the inputs of a layer, and its outputs, of all samples
@@ -55,7 +52,7 @@ def stage_needs(
     """
     to_make = [recipe for recipe in recipes if recipe.name not in made]
     quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]
-    checked = [check_need(recipe, weights[recipe.name]) for recipe in recipes]
+    checked = [check_need(inspection, recipe, weights[recipe.name]) for recipe in recipes]
     served = [serve_need(inspection, r, weights[r.name], profile, draft_bytes) for r in recipes]
     return [*(need for need in (*quantized, *checked) if need is not None), *served]
 
@@ -94,19 +91,21 @@ def quantize_need(
     )
 
 
-def check_need(recipe: Recipe, weights: VariantWeights) -> StageResources | None:
-    """Estimate a recipe's `check_weights`; None for the baseline."""
+def check_need(
+    inspection: CheckpointInspection, recipe: Recipe, weights: VariantWeights
+) -> StageResources | None:
+    """Estimate a recipe's `check_weights`; None for the baseline.
+
+    Adopted weights may turn out to be rescaled; that they are compared by rows is the usual case.
+    """
     if not recipe.quantization.quantizes:
         return None
-    matrices = [each.tensor for each in weights.tensors if each.quantized]
-    widest = max((each.shape[-1] for each in matrices), default=0)
-    thread = COMPARED_COPIES * 4 * max(CHUNK_ELEMENTS, ROW_STEP * widest)
-    largest = max((each.elements for each in matrices), default=0)
-    thread += int(recipe.quantization.checked_bytes * largest)
-    host = CHECKING_BYTES + MAX_THREADS * thread
-    return StageResources(
-        "check_weights", recipe.name, host, 0, "some rows for each of four threads"
-    )
+    if recipe.quantization.rounding == "rescaled":
+        whole = sixteen_bit_bytes(inspection)
+        return StageResources(
+            "check_weights", recipe.name, whole + LIBRARIES_BYTES, whole, "weights in 16 bits"
+        )
+    return StageResources("check_weights", recipe.name, LIBRARIES_BYTES, 0, "some rows")
 
 
 def serve_need(

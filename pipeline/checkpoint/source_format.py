@@ -1,8 +1,7 @@
 """Number format of a checkpoint that was released quantized, and how to get 16-bit weights of it.
 
 Such a checkpoint is served as it is. Recipes need 16-bit weights, which are made from the weight
-files, without the model: by compressed-tensors' converters (`pipeline/workers/dequantize.py`), or
-by verification's readers (`pipeline/stages/dequantize/layouts.py`).
+files, without the model, by compressed-tensors' converters (`pipeline/workers/dequantize.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Literal
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 QUANTIZER_FILE = "hf_quant_config.json"  # written by NVIDIA's ModelOpt for quantized weights
 
-Converter = Literal["compressed-tensors", "fp8-block", "awq", "readers"]
+Converter = Literal["compressed-tensors", "fp8-block", "awq"]
 # Columns of a group of 4-bit floats.
 FOUR_BIT_FLOATS = {16: "NVFP4", 32: "MXFP4"}
 OF_MODELOPT = ("FP8", "NVFP4")
@@ -51,19 +50,16 @@ def source_format(
         return SourceFormat(" and ".join(labels) or "quantized", "compressed-tensors")
     if method == "fp8":
         in_blocks = isinstance(found.get("weight_block_size"), list)
-        return SourceFormat("FP8", "fp8-block" if in_blocks else "readers")
+        return SourceFormat("FP8", "fp8-block" if in_blocks else None)
     if method == "awq":
         is_gemm = str(found.get("version", "gemm")).lower() == "gemm" and found.get("bits", 4) == 4
         return SourceFormat("INT4", "awq" if is_gemm else None)
     if method == "gptq":
         bits = found.get("bits")
-        converter: Converter | None = "readers" if bits in (4, 8) else None
-        return SourceFormat(f"INT{bits}" if bits in (2, 3, 4, 8) else "GPTQ", converter)
+        return SourceFormat(f"INT{bits}" if bits in (2, 3, 4, 8) else "GPTQ")
     if method.startswith("modelopt"):
         algorithm = str(found.get("quant_algo")).upper()
-        if algorithm in OF_MODELOPT:
-            return SourceFormat(algorithm, "readers")
-        return SourceFormat("ModelOpt")
+        return SourceFormat(algorithm if algorithm in OF_MODELOPT else "ModelOpt")
     if method == "mxfp4":
         return SourceFormat("MXFP4", reason=MXFP4_REASON)
     return SourceFormat("bitsandbytes" if method == "bitsandbytes" else "quantized")

@@ -17,6 +17,13 @@ def memory_bytes() -> int:
     return min([physical, *(limit for file in CGROUP_LIMITS if (limit := _limit(file)))])
 
 
+def available_bytes() -> int:
+    """Return the memory that is available now, or the container's limit if it is lower."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
+    return min(available, memory_bytes())
+
+
 def _limit(file: Path) -> int | None:
     try:
         text = file.read_text().strip()

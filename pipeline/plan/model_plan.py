@@ -12,12 +12,12 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.digest import digest_json
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
-from pipeline.environments.definition import environment_name
+from pipeline.environments.definition import EnvironmentName, environment_name
 from pipeline.inspection.header_source import HeaderSource, read_folder
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
 from pipeline.plan.adopted_variants import adopt_stage, served_profile
 from pipeline.plan.context_length import max_length_of
-from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.data_sources import BUILTIN_CALIBRATION, SourceResolver
 from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.speed_plan import (
@@ -323,7 +323,13 @@ class ModelPlanner:
             recipe.name,
             CheckWeightsParameters(checkpoint=source.digest, quantization=quantization),
             {"weights": quantize},
-            CheckWeightsRuntime(checkpoint=source, baseline_bytes=self.checkpoint.weights_bytes),
+            CheckWeightsRuntime(
+                checkpoint=source,
+                environment=EnvironmentName.QUANTIZE,
+                trust_remote_code=self.trust_remote_code,
+                texts=str(BUILTIN_CALIBRATION),
+                baseline_bytes=self.checkpoint.weights_bytes,
+            ),
             self.store,
         )
 

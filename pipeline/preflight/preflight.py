@@ -133,7 +133,7 @@ class PreflightInput:
             for recipe in self.recipes
             for need in (
                 quantize_need(inspection, recipe, self.weights[recipe.name], self.profile),
-                check_need(recipe, self.weights[recipe.name]),
+                check_need(inspection, recipe, self.weights[recipe.name]),
             )
         ]
         return {

@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.source_format import QUANTIZER_FILE, quantization_configs
 from pipeline.checkpoint.weight_files import read_json
@@ -20,21 +18,18 @@ from pipeline.inspection.fused_sets import CURE, SIBLINGS, find_split, fused_nam
 from pipeline.inspection.linear_layers import is_head, is_linear_weight, is_tied
 from pipeline.verification.adopted_files import check_adopted_files
 from pipeline.verification.auxiliary_files import check_only_safetensors
-from pipeline.verification.dequantize import check_readable, layer_parts
-from pipeline.verification.number_types import FLOATING
-from pipeline.verification.stored_part import check_scale
+from pipeline.verification.stored_parts import FLOATING, check_readable, layer_parts
 from pipeline.verification.tensor_accounting import TensorAccounting, account
-from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
-from pipeline.verification.verification import Advance, VerificationResult, WeightComparison
+from pipeline.verification.tensor_files import TensorFiles, open_folder
+from pipeline.verification.verification import Compare, VerificationResult, compare_numbers
 from pipeline.verification.weight_format import (
     NotComparableError,
     StoredFormats,
-    block_name,
     names_and_expressions,
     stored_formats,
 )
 from recipes.ignored_modules import check_patterns, is_ignored
-from recipes.quantization import Quantization, Rounding
+from recipes.quantization import Quantization
 from recipes.weight_format import PLAIN, WeightFormat
 
 ALWAYS_LINEAR = ("o_proj", "down_proj")  # besides those that vLLM fuses
@@ -126,12 +121,9 @@ def read_quantization(folder: Path) -> Any:
 
 
 def verify_adopted(
-    source: Path, variant: Path, recipe: Quantization, advance: Advance
+    source: Path, variant: Path, recipe: Quantization, compare: Compare
 ) -> VerificationResult:
     """Compare the variant with the source.
-
-    Args:
-        advance: receives the number of compared bytes, and the total.
 
     Raises:
         VerificationError: for the first defective file, tensor or layer.
@@ -162,12 +154,8 @@ def verify_adopted(
     if config is not None and config["quant_method"] == "compressed-tensors":
         check_targets(formats, _ignored(config), accounts, where)
         check_fused_sets(config, formats, modules, where)
-    for scale in accounts.kv_scales:
-        check_scale(scale, scale.floats())
-    found.scales = len(accounts.kv_scales)
-    rounding = find_rounding(accounts)
     form_of = formats.of_quantized
-    WeightComparison(accounts, form_of, recipe, before, after, advance, rounding).run(found)
+    compare_numbers(found, accounts, form_of, recipe, before, after, compare, rescaled=None)
     if config is None and any(layer.sqnr_db is not None for layer in found.layers):
         found.notes.append(WIDE_NOTE)
     return found
@@ -231,16 +219,3 @@ def _ignored(config: Any) -> list[str]:
     if isinstance(config, dict) and config["quant_method"] == "compressed-tensors":
         return [*names_and_expressions(value)]
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
-
-
-def find_rounding(accounts: TensorAccounting) -> Rounding:
-    """Return whether columns were rescaled: then the norms before them were, too."""
-    norms = [pair for pair in accounts.kept if is_norm(pair[0])]
-    changed = any(not np.array_equal(before.floats(), after.floats()) for before, after in norms)
-    return "rescaled" if changed else "compensated"
-
-
-def is_norm(tensor: StoredTensor) -> bool:
-    """Return whether it is a vector of weights within a block."""
-    inside = bool(block_name(tensor.name)) and tensor.name.endswith(".weight")
-    return inside and len(tensor.shape) == 1

@@ -8,11 +8,11 @@ rescales columns. docs/explanation/weight-verification.md has the underlying mea
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.core.errors import VerificationError
+from pipeline.verification.comparison import LayerNoise
 from recipes.quantization import Rounding
 
 # dB below the median of the layers of its kind (q_proj, down_proj, ...).
@@ -21,9 +21,6 @@ OUTLIER_DB = 10.0
 # not depend on them. Measured: up to 12 of 576 rows in one place.
 MAX_ROW_FRACTION = 0.1
 WORST = 5
-# Part of the noise that is one offset for each piece: 0.92 for zero points that are off by one. In
-# the demo's variants rounding has up to 0.03, AWQ up to 0.12.
-MAX_OFFSET = 0.75
 
 
 @dataclass(frozen=True)
@@ -89,29 +86,13 @@ def outliers(facts: Sequence[LayerStats]) -> list[tuple[LayerStats, float]]:
     return found
 
 
-def check_offset(fact: LayerStats, noise: float, offset: float, where: str) -> None:
-    """Raise VerificationError if the weights are too large or too small alike.
-
-    Rounding errs in both directions. A zero point that is off by one adds one step to all.
-    """
-    if offset > MAX_OFFSET * noise:
-        raise VerificationError(
-            f"the weights of '{fact.name}' are the source's plus a constant: its zero points are "
-            "wrong",
-            where=where,
-            hint="the config may name another layout, such as gptq for gptq_v2: ask who made them",
-        )
-
-
-def check_pieces(
-    fact: LayerStats, damaged: Sequence[tuple[int, int]], rounding: Rounding, where: str
-) -> None:
+def check_pieces(fact: LayerStats, noise: LayerNoise, rounding: Rounding, where: str) -> None:
     """Raise VerificationError if pieces of rows differ from the source's weights."""
-    compensated = rounding == "compensated"
-    if not damaged or (compensated and not _is_beyond_compensation(fact, damaged)):
+    beyond = noise.most_in_a_column > MAX_ROW_FRACTION * fact.rows
+    if not noise.count or (rounding == "compensated" and not beyond):
         return
-    row, column = damaged[0]
-    places = "1 place" if len(damaged) == 1 else f"{len(damaged)} places, the first"
+    row, column = noise.damaged[0]
+    places = "1 place" if noise.count == 1 else f"{noise.count} places, the first"
     raise VerificationError(
         f"the weights of '{fact.name}' are not the source's in {places} in row {row} "
         f"from column {column} on: the difference there is as large as the weights",
@@ -119,8 +100,3 @@ def check_pieces(
         hint="the file is damaged, or the source has such outliers there that a whole group was "
         "rounded away; quantize again, and ignore the layer if it happens again",
     )
-
-
-def _is_beyond_compensation(fact: LayerStats, damaged: Sequence[tuple[int, int]]) -> bool:
-    in_one_place = max(Counter(column for _, column in damaged).values())
-    return in_one_place > MAX_ROW_FRACTION * fact.rows

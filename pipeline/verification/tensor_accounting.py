@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_head
-from pipeline.verification.dequantize import layer_parts
-from pipeline.verification.number_types import FLOATING
-from pipeline.verification.stored_part import SCALE_TYPES, StoredPart
+from pipeline.verification.stored_parts import FLOATING, SCALE_TYPES, StoredPart, layer_parts
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles
 from pipeline.verification.weight_format import FormOf
 from recipes.weight_format import WeightFormat
@@ -103,7 +101,7 @@ def _is_empty(tensor: StoredTensor) -> bool:
     if tensor.name.endswith(FREQUENCIES):
         return True
     is_bias = tensor.name.endswith(".bias") and tensor.dtype in FLOATING
-    return is_bias and tensor.size <= MAX_EXTRA_BYTES and not tensor.floats().any()
+    return is_bias and tensor.size <= MAX_EXTRA_BYTES and tensor.is_zero()
 
 
 def _embedding(source: TensorFiles) -> StoredTensor | None:

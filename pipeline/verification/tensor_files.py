@@ -1,20 +1,14 @@
-"""Tensors of a checkpoint's folder, read a few rows at a time."""
+"""Tensors of a checkpoint's folder, by its headers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from pipeline.checkpoint.safetensors_header import DTYPE_BITS
 from pipeline.checkpoint.weight_files import INDEX, read_headers, read_index
 from pipeline.core.errors import VerificationError
-from pipeline.verification.number_types import Bytes, Floats, to_float32
-
-BLOCK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -31,37 +25,11 @@ class StoredTensor:
     def size(self) -> int:
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
-    def read(self, begin: int = 0, end: int | None = None) -> Bytes:
-        """Return the bytes of rows `begin` to `end`, or of the whole scalar."""
-        rows = self.shape[0] if self.shape else 1
-        end = rows if end is None else min(end, rows)
-        row_bytes = self.size // rows if rows else 0
-        count = max(0, end - begin) * row_bytes
-        raw = np.fromfile(self.path, np.uint8, count, offset=self.offset + begin * row_bytes)
-        if len(raw) != count:
-            raise VerificationError(
-                f"'{self.name}' is truncated", where=str(self.path), hint="quantize again"
-            )
-        return raw
-
-    def floats(self, begin: int = 0, end: int | None = None) -> Floats:
-        values = to_float32(self.read(begin, end), self.dtype)
-        return values.reshape(-1, *self.shape[1:]) if self.shape else values
-
-    def rows(self, begin: int, end: int) -> Floats:
-        return self.floats(begin, end)
-
-    def blocks(self) -> Iterator[bytes]:
-        """Yield all bytes, a few megabytes at a time."""
-        left = self.size
+    def is_zero(self) -> bool:
+        """Return whether all bytes are 0; it reads the whole tensor."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
-            while left:
-                block = file.read(min(left, BLOCK_BYTES))
-                if not block:
-                    raise VerificationError(f"'{self.name}' is truncated", where=str(self.path))
-                left -= len(block)
-                yield block
+            return not any(file.read(self.size))
 
 
 @dataclass(frozen=True)

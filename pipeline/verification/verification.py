@@ -1,17 +1,13 @@
-"""Verification of a variant against its source, tensor by tensor, in bounded memory.
+"""Verification of a variant against its source: files and headers here, numbers by a worker.
 
-Large tensors are read a few rows at a time: about 60 MB for each thread. Only AutoAWQ's format
-needs one packed matrix at a time.
+The worker (`pipeline/workers/check_weights.py`) runs in the environment that has
+compressed-tensors. This module decides what it compares, and judges what it finds.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +21,11 @@ from pipeline.verification.auxiliary_files import (
     check_config,
     check_only_safetensors,
 )
-from pipeline.verification.biases import check_biases
-from pipeline.verification.chunk_size import MAX_THREADS
-from pipeline.verification.dequantize import layer_weights
-from pipeline.verification.function_equivalence import check_preserved
-from pipeline.verification.quantization_noise import QuantizationNoise, measure
-from pipeline.verification.rescaling import RescalingFit, measure_rescaled
+from pipeline.verification.comparison import LayerNoise, WeightComparison
 from pipeline.verification.sqnr_floors import LayerStats
-from pipeline.verification.stored_part import check_scale
+from pipeline.verification.stored_parts import has_numbers
 from pipeline.verification.tensor_accounting import TensorAccounting, account
-from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
-from pipeline.verification.unquantized_tensors import (
-    UnquantizedTensor,
-    check_close,
-    check_equal,
-    check_rescaled,
-)
+from pipeline.verification.tensor_files import TensorFiles, open_folder
 from pipeline.verification.weight_format import FormOf, check_format, kv_cache_strategy
 from recipes.quantization import Quantization, Rounding
 
@@ -48,8 +33,8 @@ from recipes.quantization import Quantization, Rounding
 SIZE_TOLERANCE = 0.03
 SIZE_SLACK = 4096
 
-Advance = Callable[[int, int], None]
-Layer = tuple[LayerStats, QuantizationNoise, RescalingFit | None]
+# Runs the worker on a comparison, and returns its findings.
+Compare = Callable[[WeightComparison], Mapping[str, Any]]
 
 
 @dataclass
@@ -57,7 +42,7 @@ class VerificationResult:
     """Facts about a sound variant."""
 
     layers: list[LayerStats] = field(default_factory=list)  # each quantized layer
-    floor_db: float = 0.0  # minimum SQNR
+    floor_db: float | None = None  # minimum SQNR; None if no layer was measured
     kept: int = 0  # number of unquantized tensors
     # Their changes of type by name, such as 'BF16 to F16'.
     altered: dict[str, str] = field(default_factory=dict)
@@ -68,19 +53,18 @@ class VerificationResult:
     # Keys of config.json with default values that the variant lacks.
     dropped_keys: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes for the user
+    # Findings of `compare_outputs`, if columns were rescaled.
+    outputs: Mapping[str, Any] | None = None
     # Why the weights were not compared with the source's; empty if they were.
     not_compared: str = ""
 
 
 def verify_variant(
-    source: Path, variant: Path, recipe: Quantization, advance: Advance
+    source: Path, variant: Path, recipe: Quantization, compare: Compare
 ) -> VerificationResult:
     """Compare the variant with its source and its recipe.
 
     Fast checks of files, headers and sizes come first, then all bytes of both.
-
-    Args:
-        advance: receives the number of compared bytes, and the total.
 
     Raises:
         VerificationError: for the first defective file, tensor or layer.
@@ -94,10 +78,8 @@ def verify_variant(
     accounts = _accounts(before, after, form_of, recipe)
     found.size_bytes = check_smaller(source, variant)
     found.planned_bytes = check_planned_size(source, after, accounts, recipe)
-    for scale in accounts.kv_scales:
-        check_scale(scale, scale.floats())
-    found.scales = len(accounts.kv_scales)
-    WeightComparison(accounts, form_of, recipe, before, after, advance).run(found)
+    rescaled = recipe.rounding == "rescaled"
+    compare_numbers(found, accounts, form_of, recipe, before, after, compare, rescaled)
     return found
 
 
@@ -159,150 +141,107 @@ def check_planned_size(
     return planned
 
 
-class WeightComparison:
-    """Comparison of all bytes in a few threads."""
+def compare_numbers(
+    found: VerificationResult,
+    accounts: TensorAccounting,
+    form_of: FormOf,
+    recipe: Quantization,
+    before: TensorFiles,
+    after: TensorFiles,
+    compare: Compare,
+    rescaled: bool | None,
+) -> None:
+    """Compare all numbers, and complete `found`.
 
-    def __init__(
-        self,
-        accounts: TensorAccounting,
-        form_of: FormOf,
-        recipe: Quantization,
-        before: TensorFiles,
-        after: TensorFiles,
-        advance: Advance,
-        rounding: Rounding | None = None,
-    ) -> None:
-        self.accounts, self.form_of, self.recipe, self.after = accounts, form_of, recipe, after
-        self.rounding = rounding or recipe.rounding
-        self.rescaled = self.rounding.startswith("rescaled")
-        self.where = str(after.folder)
-        self.total = before.size
-        self._done, self._advance, self._lock = 0, advance, threading.Lock()
+    Args:
+        rescaled: see `WeightComparison`.
 
-    def run(self, found: VerificationResult) -> None:
-        """Compare all tensors, check the results, and complete `found`."""
-        accounts = self.accounts
-        layers: list[Layer] = _run_in_threads(
-            [partial(self._measure_layer, tensor) for tensor in accounts.quantized]
-        )
-        found.layers = [fact for fact, _, _ in layers]
-        self._check_layers(layers, found)
-        results = _run_in_threads(
-            [
-                *(partial(self._check_unquantized, *pair) for pair in accounts.kept),
-                *(partial(self._check_merged, *pair) for pair in accounts.merged),
-            ]
-        )
-        kept: list[UnquantizedTensor] = results[: len(accounts.kept)]
-        found.kept, found.merged = len(kept), len(accounts.merged)
-        found.altered = {tensor.name: tensor.altered for tensor in kept if tensor.altered}
-        found.scales += len(layers)
-        if self.rescaled:
-            self._check_function(layers, kept)
-        found.notes += _notes(found)
-
-    def _measure_layer(self, source: StoredTensor) -> Layer:
-        module = source.name.removesuffix(".weight")
-        rows, columns = source.shape
-        form = self.form_of(module)
-        stored = layer_weights(form, module, (rows, columns), self.after.tensors)
-        rescaled = measure_rescaled(source, stored) if self.rescaled else None
-        noise = rescaled.noise if rescaled else measure(source, stored)
-        lossless = noise.sqnr_db == float("inf")
-        fact = LayerStats(
-            module,
-            str(form),
-            rows,
-            columns,
-            None if lossless else noise.sqnr_db,
-            self.recipe.floor_of(module, form),
-        )
-        self._note_compared(source)
-        return fact, noise, rescaled
-
-    def _check_merged(self, head: StoredTensor, embedding: StoredTensor) -> None:
-        try:
-            if head.shape != embedding.shape:
-                raise VerificationError("their shapes differ")
-            if head.dtype == embedding.dtype:
-                check_equal(head, embedding)
-            else:
-                check_close(head, embedding, exact=False)
-        except VerificationError as error:
-            raise VerificationError(
-                f"'{head.name}' is not the embedding '{embedding.name}', "
-                "but config.json ties the two",
-                where=str(head.path),
-                hint="set tie_word_embeddings to false if they should differ",
-            ) from error
-
-    def _check_unquantized(self, source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
-        if self.rescaled:
-            found = check_rescaled(source, variant, rounds=not self.recipe.keeps_types)
-        elif source.dtype != variant.dtype and not self.recipe.keeps_types:
-            found = check_close(source, variant, exact=False)
-        else:
-            found = check_equal(source, variant)
-        self._note_compared(source)
-        return found
-
-    def _note_compared(self, tensor: StoredTensor) -> None:
-        with self._lock:
-            self._done = min(self.total, self._done + tensor.size)
-            self._advance(self._done, self.total)
-
-    def _check_layers(self, layers: Sequence[Layer], found: VerificationResult) -> None:
-        for floor in {fact.floor_db for fact in found.layers}:
-            alike = [fact for fact in found.layers if fact.floor_db == floor]
-            sqnr_floors.check_floor(alike, floor, self.where)
-        found.floor_db = min(fact.floor_db for fact in found.layers)
-        far = sqnr_floors.outliers(found.layers)
-        for fact, middle in far:
-            words = (
-                f"'{fact.name}' has an SQNR of {fact.sqnr_db:.1f} dB, and layers of its kind have "
-                f"{middle:.1f} dB in the median"
+    Raises:
+        VerificationError: for the first defective tensor or layer.
+    """
+    where = str(after.folder)
+    modules = [tensor.name.removesuffix(".weight") for tensor in accounts.quantized]
+    forms = {module: form_of(module) for module in modules}
+    comparison = WeightComparison(
+        source=str(before.folder),
+        variant=where,
+        layers={module: form for module, form in forms.items() if has_numbers(form)},
+        kept=tuple(tensor.name for tensor, _ in accounts.kept),
+        merged=tuple(
+            ("source" if head.path.parent == before.folder else "variant", head.name, table.name)
+            for head, table in accounts.merged
+        ),
+        scales=tuple(scale.name for scale in accounts.kv_scales),
+        rescaled=rescaled,
+        rounds=not recipe.keeps_types,
+    )
+    findings = compare(comparison)
+    noises = {each["name"]: LayerNoise(**each) for each in findings["layers"]}
+    for module, tensor in zip(modules, accounts.quantized, strict=True):
+        if noise := noises.get(module):
+            rows, columns = tensor.shape
+            floor = recipe.floor_of(module, forms[module])
+            found.layers.append(
+                LayerStats(module, str(forms[module]), rows, columns, noise.sqnr_db, floor)
             )
-            if self.rounding == "nearest":
-                raise VerificationError(
-                    words,
-                    where=self.where,
-                    hint="rounding to nearest treats all layers alike: check how it was written",
-                )
-            found.notes.append(words)
-        for fact, noise, _ in layers:
-            sqnr_floors.check_offset(fact, noise.noise, noise.offset, self.where)
-            sqnr_floors.check_pieces(fact, noise.damaged, self.rounding, self.where)
-
-    def _check_function(self, layers: Sequence[Layer], kept: Sequence[UnquantizedTensor]) -> None:
-        fitted = {fact.name: rescaled for fact, _, rescaled in layers if rescaled}
-        fitted |= {
-            each.name.removesuffix(".weight"): each.rescaled for each in kept if each.rescaled
-        }
-        norms = {
-            tensor.name.removesuffix(".weight"): tensor.weights
-            for tensor in kept
-            if tensor.weights and tensor.name.endswith(".weight")
-        }
-        factors = check_preserved(fitted, norms, self.where)
-        others = [each for each in kept if each.weights and not each.name.endswith(".weight")]
-        check_biases(fitted, factors, others, self.where)
+    found.kept, found.merged = len(accounts.kept), len(accounts.merged)
+    found.altered = findings["altered"]
+    found.scales = len(accounts.kv_scales) + len(found.layers)
+    found.outputs = findings["outputs"]
+    if findings["rescaled"] and found.outputs is None and found.layers:
+        found.not_compared = (
+            "columns were rescaled, and no library here converts "
+            f"{forms[found.layers[0].name]} to 16 bits"
+        )
+        found.notes.append(f"the weights are not compared with the source's: {found.not_compared}")
+    if unread := [form for form in forms.values() if not has_numbers(form)]:
+        found.not_compared = f"no library here dequantizes {unread[0]}"
+        found.notes.append(
+            f"the numbers of {len(unread)} layers are not compared with the source's: "
+            f"{found.not_compared}; the gates decide"
+        )
+    rounding: Rounding = recipe.rounding
+    if not findings["rescaled"]:
+        _check_layers(found, noises, rounding, where)
+    found.notes += _notes(found)
 
 
-def _run_in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return results in order; raise the first error in that order."""
-    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-    executor = ThreadPoolExecutor(threads)
-    try:
-        futures: list[Future[Any]] = [executor.submit(task) for task in tasks]
-        return [future.result() for future in futures]
-    finally:
-        executor.shutdown(cancel_futures=True)
+def _check_layers(
+    found: VerificationResult,
+    noises: Mapping[str, LayerNoise],
+    rounding: Rounding,
+    where: str,
+) -> None:
+    for floor in {fact.floor_db for fact in found.layers}:
+        alike = [fact for fact in found.layers if fact.floor_db == floor]
+        sqnr_floors.check_floor(alike, floor, where)
+    found.floor_db = min((fact.floor_db for fact in found.layers), default=None)
+    for fact, middle in sqnr_floors.outliers(found.layers):
+        words = (
+            f"'{fact.name}' has an SQNR of {fact.sqnr_db:.1f} dB, and layers of its kind have "
+            f"{middle:.1f} dB in the median"
+        )
+        if rounding == "nearest":
+            raise VerificationError(
+                words,
+                where=where,
+                hint="rounding to nearest treats all layers alike: check how it was written",
+            )
+        found.notes.append(words)
+    for fact in found.layers:
+        sqnr_floors.check_pieces(fact, noises[fact.name], rounding, where)
 
 
 def _notes(found: VerificationResult) -> list[str]:
     worst = sqnr_floors.worst_layers(found.layers)
     middle = sqnr_floors.median_db(found.layers)
     notes = []
+    if outputs := found.outputs:
+        notes.append(
+            f"outputs over {outputs['tokens']} tokens: {outputs['divergence_nats']:.3f} nats from "
+            f"the source's, the same token first in {outputs['same_next_token']:.0%}; worst block: "
+            f"{outputs['worst_block']} {outputs['worst_block_db'] or 0:.1f} dB"
+        )
     if worst and middle is not None:
         named = ", ".join(f"{fact.name} {fact.sqnr_db:.1f}" for fact in worst)
         notes.append(

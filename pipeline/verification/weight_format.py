@@ -6,7 +6,6 @@ It comes from `quantization_config`, by which an engine selects kernels: compres
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -265,9 +264,3 @@ def kv_cache_strategy(config: dict[str, Any]) -> str | None:
     """Return the unit of the variant's scales of an FP8 KV cache; None without any."""
     scheme = (config.get("quantization_config") or {}).get("kv_cache_scheme")
     return str(scheme.get("strategy")) if isinstance(scheme, dict) else None
-
-
-def block_name(name: str) -> str:
-    """Return the numbered layer of a tensor: 'model.layers.3'; empty outside of layers."""
-    found = re.match(r"(.*?\.(?:layers|h|blocks|block)\.\d+)\.", name)
-    return found[1] if found else ""

@@ -12,6 +12,7 @@ from pipeline.checkpoint.safetensors_header import SafetensorsHeader
 from pipeline.checkpoint.weight_files import INDEX, read_headers, read_json
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
+from pipeline.core.memory import available_bytes
 from pipeline.inspection.linear_layers import WEIGHT, is_quantizable, is_tied
 from pipeline.workers.protocol import versions_of
 from pipeline.workers.quantize_llm_compressor import LIBRARIES, follow_bars
@@ -119,9 +120,7 @@ def save_contiguous(library: Any) -> None:
 
 def worker_count(file_bytes: int) -> int:
     """Return how many files of at most this size fit into memory and cores at a time."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
-    fitting = int(available / (MEMORY_A_WORKER * file_bytes))
+    fitting = int(available_bytes() / (MEMORY_A_WORKER * file_bytes))
     return max(1, min(len(os.sched_getaffinity(0)), fitting))
 
 

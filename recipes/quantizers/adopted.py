@@ -34,7 +34,6 @@ class AdoptedQuantization(Quantization):
 
     quantizes: ClassVar[bool] = False
     keeps_types: ClassVar[bool] = False
-    checked_bytes: ClassVar[float] = 5 / 8  # as AutoAWQ's; bitsandbytes' and GPTQ's are similar
 
     @property
     def is_source(self) -> bool:

@@ -24,7 +24,6 @@ class AutoAwqQuantization(InGroups):
     environment: ClassVar[str] = "quantize-autoawq"
     keeps_types: ClassVar[bool] = False  # AutoAWQ converts unquantized tensors to float16
     carries_mtp: ClassVar[bool] = False
-    checked_bytes: ClassVar[float] = 5 / 8  # 4 bits, and its group's numbers in 32 bits
 
     @property
     def worker(self) -> str:

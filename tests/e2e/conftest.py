@@ -77,9 +77,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Modules that `make test` runs. The others have not been run to their end on the present stages,
 # policies and commands; each joins this list with the change that runs it.
 RUN_BY_CI = {
+    "test_adopted_weights.py",
     "test_bfcl_scores.py",
+    "test_check_weights.py",
     "test_demo_run.py",
     "test_engine_parser.py",
+    "test_formats_read_by_numpy.py",
     "test_gate_command.py",
     "test_mlflow_server.py",
     "test_model_free.py",

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from free_port import free_port
 from pydantic import TypeAdapter
+from weight_comparer import comparer
 
 import pipeline
 import recipes
@@ -271,7 +272,8 @@ def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> in
     copy_carried_over(checkpoint, output)
     asked: Quantization = TypeAdapter(AnyQuantization).validate_python(quantization)
     try:
-        return len(verify_variant(source, output, asked, lambda done, total: None).layers)
+        with comparer(folder) as compare:
+            return len(verify_variant(source, output, asked, compare).layers)
     except PrepareError as error:
         raise AssertionError(f"{name}: {error.message}") from error
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from weight_comparer import comparer
 
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.safetensors_header import TensorEntry
@@ -35,7 +37,7 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
-from pipeline.verification.verification import verify_variant
+from pipeline.verification.verification import Compare, verify_variant
 from recipes.catalog import load_recipe, recipe_names
 from recipes.ignored_modules import is_ignored
 from recipes.quantization import AnyQuantization, Quantization
@@ -114,8 +116,8 @@ class Variant:
 class Workshop:
     """Tiny models, and the stage that quantizes them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, compare: Compare) -> None:
+        self.folder, self.compare = folder, compare
         self.python = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress()).python
         self.made: dict[tuple[str, str, str | None], Variant] = {}
         self.script("make", str(folder), str(BUILTIN_CALIBRATION))
@@ -172,8 +174,9 @@ class Workshop:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("recipes"))
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with comparer(tmp_path_factory.mktemp("comparer")) as compare:
+        yield Workshop(tmp_path_factory.mktemp("recipes"), compare)
 
 
 def stands_for(variant: Variant, module: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -185,14 +188,12 @@ def stands_for(variant: Variant, module: str) -> dict[str, tuple[str, tuple[int,
     }
 
 
-def verified_layers(variant: Variant) -> int:
+def verified_layers(workshop: Workshop, variant: Variant) -> int:
     """Verify it as the stage does; how many layers were compared."""
     quantization: Quantization = TypeAdapter(AnyQuantization).validate_python(
         variant.record.parameters["quantization"]
     )
-    verified = verify_variant(
-        variant.source.path, variant.output, quantization, lambda done, total: None
-    )
+    verified = verify_variant(variant.source.path, variant.output, quantization, workshop.compare)
     return len(verified.layers)
 
 
@@ -249,7 +250,7 @@ def test_scales_of_the_kv_cache_with_any_recipe(
         if name.endswith((".k_scale", ".v_scale"))
     }
     assert shapes == {shape}
-    assert verified_layers(variant) == 2 * 7
+    assert verified_layers(workshop, variant) == 2 * 7
 
 
 def test_every_variant_computes_what_its_source_does(workshop: Workshop) -> None:
@@ -278,7 +279,7 @@ def test_computed_in_32_bits_and_stored_as_ever(workshop: Workshop, model: str, 
     assert wide.config == usual.config
     saved = [read_json(variant.output / "config.json") for variant in (wide, usual)]
     assert saved[0] == saved[1]
-    assert verified_layers(wide) == verified_layers(usual) > 0
+    assert verified_layers(workshop, wide) == verified_layers(workshop, usual) > 0
     if model == "qwen3_moe":
         return  # transformers does not find the experts of a compressed checkpoint
     output = str(wide.output)
@@ -296,7 +297,7 @@ def test_computed_in_32_bits_and_stored_as_ever(workshop: Workshop, model: str, 
 def test_vectors_fit_the_matrices(workshop: Workshop, model: str, name: str) -> None:
     """Biases of layers (Qwen2) and of norms (StableLM); norms that are stored less one (Gemma)."""
     variant = workshop.variant(model, name)
-    assert verified_layers(variant) == 2 * 7
+    assert verified_layers(workshop, variant) == 2 * 7
     output, source = str(variant.output), str(workshop.folder / model)
     found = json.loads(workshop.script("compare", source, output))
     assert 0 < found[output] < DIFFERENCE[load_recipe(name).family]
@@ -338,7 +339,7 @@ def test_experts_in_stacks_stay_and_the_rest_is_quantized(workshop: Workshop, na
     assert stands_for(variant, QUERIES) == FORMATS[name] | {"bias": ("BF16", (WIDTH,))}
     assert variant.record.result["quantized_modules"] == 2 * 4
     assert is_ignored("model.layers.1.mlp.experts.0.up_proj", variant.config["ignore"])
-    assert verified_layers(variant) == 2 * 4
+    assert verified_layers(workshop, variant) == 2 * 4
     output = str(variant.output)
     found = json.loads(workshop.script("compare", str(workshop.folder / "gpt_oss"), output))
     assert 0 < found[output] < DIFFERENCE["fp8"]
@@ -358,7 +359,7 @@ def test_models_of_images_are_quantized_in_their_text_alone(
         assert variant.tensors[tensor].dtype == "BF16"
         assert variant.tensors[tensor].shape == source[tensor].shape
     assert variant.record.result["quantized_modules"] == 2 * 7
-    assert verified_layers(variant) == 2 * 7
+    assert verified_layers(workshop, variant) == 2 * 7
 
 
 @pytest.mark.parametrize("model", ["qwen2_5_vl", "gemma3", "mistral3"])
@@ -397,7 +398,7 @@ def test_linear_attention_has_16_bits_or_fp8(workshop: Workshop, name: str) -> N
     assert set(stands_for(variant, "model.layers.1.self_attn.q_proj")) == set(FORMATS[name])
     quantized = len(fp8) + 4 + 2 * 3 * (4 + 1)
     assert variant.record.result["quantized_modules"] == quantized
-    assert verified_layers(variant) == quantized
+    assert verified_layers(workshop, variant) == quantized
 
 
 def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:

@@ -36,7 +36,9 @@ from pipeline.run.serving_task_runner import ServingTaskRunner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.serving.serving_spec import ServingSpec
 from pipeline.stages import stage_code
+from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.context import StageContext
+from pipeline.verification.adopted import verify_adopted
 from pipeline.workers.evaluate import ask_until_over
 from pipeline.workers.speed import measure_server_run
 
@@ -291,7 +293,7 @@ def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
 def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] | None:
     """What the stage finds: pretended, or by its own code; None where it is not over."""
     stage, variant = context.spec.stage, context.spec.variant
-    if stage in ("adopt", "evaluate", "speed", "judge") or is_somebody_elses(context):
+    if stage in ("adopt", "evaluate", "speed", "judge"):
         found = stage_code(stage).run(context)
         return None if found is None else found.model_dump(mode="json")
     if stage == "questions":
@@ -309,9 +311,11 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
         write_rows(context.folder / "layers.jsonl", models.layers())
         weights = context.input_record("weights")
         made, output = weights.result, context.input_folder("weights") / "output"
-        is_adopted = weights.stage == "adopt"
+        is_linked = weights.stage == "adopt" and not weights.parameters.get("copied")
+        if weights.parameters.get("copied"):
+            check_headers(context, output)
         return {name: made[name] for name in ("weights_digest", "weights_bytes")} | {
-            "auxiliary_files_digest": None if is_adopted else digest_auxiliary_files(output),
+            "auxiliary_files_digest": None if is_linked else digest_auxiliary_files(output),
             "size_ratio": 0.5,
             "sqnr": {"median_db": 31.0, "floor_db": 25.0, "worst": []},
         }
@@ -325,12 +329,12 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
     }
 
 
-def is_somebody_elses(context: PretendContext) -> bool:
-    """Whether it checks weights that exist; no test pretends those."""
-    made = context.spec.inputs.get("weights")
-    if context.spec.stage != "check_weights" or made is None or made.stage != "adopt":
-        return False
-    return bool(context.input_record("weights").parameters.get("copied"))
+def check_headers(context: PretendContext, output: Path) -> None:
+    """Check the files and headers of weights that exist; their numbers are pretended."""
+    parameters = CHECK_WEIGHTS.parameters_of(context.spec)
+    runtime = CHECK_WEIGHTS.runtime_of(context.spec)
+    sound = {"layers": [], "altered": {}, "rescaled": False, "outputs": None}
+    verify_adopted(runtime.checkpoint.path, output, parameters.quantization, lambda _: sound)
 
 
 def quantized(output: Path, variant: str, name: str = "weight") -> dict[str, Any]:

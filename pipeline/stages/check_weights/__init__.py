@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.record import Record
-from pipeline.core.stage import Stage
+from pipeline.core.stage import Stage, WorkerRuntime
 from recipes.quantization import AnyQuantization
 
 
@@ -19,10 +19,12 @@ class CheckWeightsParameters(Record):
     quantization: AnyQuantization
 
 
-class CheckWeightsRuntime(Record):
-    """Where the source lies."""
+class CheckWeightsRuntime(WorkerRuntime):
+    """Where the source is."""
 
     checkpoint: Checkpoint
+    trust_remote_code: bool = False
+    texts: str = Field("", description="file whose first tokens a rescaled variant is compared on")
     baseline_bytes: int = Field(0, description="of the weights that it serves; 0: the source's")
 
 
@@ -32,6 +34,18 @@ class Sqnr(Record):
     median_db: float | None
     floor_db: float | None
     worst: list[dict[str, Any]] = Field([], fail_fast=True)
+
+
+class Outputs(Record):
+    """A rescaled variant's outputs against the source's, over one text."""
+
+    tokens: int
+    divergence_nats: float = Field(description="mean Kullback-Leibler divergence of a token")
+    same_next_token: float = Field(description="share of positions with the same most likely token")
+    worst_block: str = Field(description="block with the least signal-to-noise ratio")
+    worst_block_db: float | None = Field(
+        description="its ratio, of what it adds to its input; None if lossless"
+    )
 
 
 class CheckWeightsResult(Record):
@@ -53,7 +67,8 @@ class CheckWeightsResult(Record):
     merged_tensors: int | None = None
     altered_tensors: dict[str, str] = Field({}, description="how each is stored otherwise")
     scales_checked: int | None = None
-    sqnr: Sqnr | None = None
+    sqnr: Sqnr | None = Field(None, description="None if columns were rescaled")
+    outputs: Outputs | None = Field(None, description="if columns were rescaled")
     config_keys_dropped: list[str] = Field([], fail_fast=True)
     not_compared: str = Field(
         "", description="why adopted weights were not compared; empty if they were"
@@ -61,5 +76,5 @@ class CheckWeightsResult(Record):
 
 
 CHECK_WEIGHTS = Stage(
-    "check_weights", 5, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
+    "check_weights", 6, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
 )

@@ -11,6 +11,7 @@ from pipeline.stages.check_weights import (
     CheckWeightsParameters,
     CheckWeightsResult,
     CheckWeightsRuntime,
+    Outputs,
     Sqnr,
 )
 from pipeline.stages.context import StageContext
@@ -26,7 +27,7 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     Raises:
         VerificationError: names the first wrong file or tensor.
     """
-    # Imported here: numbers are for this stage alone, and every command imports the stages.
+    # Imported here: every command imports the stages.
     from pipeline.verification.adopted import verify_adopted
     from pipeline.verification.sqnr_floors import median_db, worst_layers
     from pipeline.verification.verification import verify_variant
@@ -43,7 +44,14 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         source.path,
         output,
         quantization,
-        lambda done, total: context.advance("check_weights", done, total, "bytes"),
+        lambda comparison: context.run_worker(
+            "pipeline.workers.check_weights",
+            {
+                "comparison": asdict(comparison),
+                "texts": context.runtime.texts,
+                "trust_remote_code": context.runtime.trust_remote_code,
+            },
+        ),
     )
     lines = [json.dumps(asdict(layer)) + "\n" for layer in found.layers]
     (context.folder / LAYERS).write_text("".join(lines))
@@ -56,11 +64,14 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         merged_tensors=found.merged,
         altered_tensors=found.altered,
         scales_checked=found.scales,
-        sqnr=Sqnr(
+        sqnr=None
+        if found.floor_db is None
+        else Sqnr(
             median_db=median_db(found.layers),
             floor_db=found.floor_db,
             worst=[asdict(layer) for layer in worst_layers(found.layers)],
         ),
+        outputs=None if found.outputs is None else Outputs(**found.outputs),
         weights_digest=QUANTIZE.result_of(weights).weights_digest,
         auxiliary_files_digest=carried,
         weights_bytes=found.size_bytes,

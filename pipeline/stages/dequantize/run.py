@@ -1,12 +1,9 @@
-"""Converts a checkpoint to 16 bits into `output/`, by compressed-tensors or by our readers."""
+"""Converts a checkpoint to 16 bits into `output/`, by compressed-tensors."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from pathlib import Path
-from typing import Any
 
 from pipeline.core.errors import StageError, StoreError
 from pipeline.inspection.dequantized_source import dequantized
@@ -17,7 +14,6 @@ from pipeline.stages.dequantize import (
     DequantizeResult,
     DequantizeRuntime,
 )
-from pipeline.stages.dequantize.layouts import convert
 
 
 def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> DequantizeResult:
@@ -29,41 +25,18 @@ def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> Dequa
     output = context.output_folder()
     expected = dequantized(read_folder(source.path))
     check_space(output, expected)
-    with tempfile.TemporaryDirectory(dir=context.folder) as temporary:
-        # Only the files that were inspected: the library follows what it finds.
-        place = Path(temporary) / "source"
-        place.mkdir()
-        for file in source.files:
-            (place / file.name).symlink_to(os.path.realpath(source.path / file.name))
-        if context.parameters.converter == "readers":
-            convert(
-                place,
-                output,
-                expected.tensors,
-                lambda done, total: context.advance("convert to 16 bits", done, total, "bytes"),
-            )
-            facts: dict[str, Any] = {"versions": {}}
-        else:
-            facts = context.run_worker(
-                "pipeline.workers.dequantize",
-                {
-                    "source": str(place),
-                    "between": str(Path(temporary) / "between"),
-                    "converter": context.parameters.converter,
-                    "unquantized": unquantized_modules(read_folder(source.path)),
-                },
-                output=output,
-            )
+    facts = context.run_worker(
+        "pipeline.workers.dequantize",
+        {
+            "source": str(source.path),
+            "files": [file.name for file in source.files],
+            "converter": context.parameters.converter,
+        },
+        output=output,
+    )
     found = read_folder(output)
     check_same(expected, found, output)
     return DequantizeResult(tensors=len(found.tensors), **facts)
-
-
-def unquantized_modules(source: HeaderSource) -> list[str]:
-    """Return the modules with a weight and no scale of it, which the converters must skip."""
-    modules = (n.removesuffix(".weight") for n in source.tensors if n.endswith(".weight"))
-    scales = ("weight_scale", "weight_scale_inv")
-    return [m for m in modules if not any(f"{m}.{scale}" in source.tensors for scale in scales)]
 
 
 def check_space(folder: Path, expected: HeaderSource) -> None:

@@ -330,7 +330,8 @@ class TestGpu:
             (s, n) for s in ("quantize", "check_weights") for n in (AWQ, FP8)
         }
         assert reserved["quantize", AWQ] > 140e9  # calibrated with all weights in memory
-        assert reserved["check_weights", AWQ] < 1e9
+        assert reserved["check_weights", AWQ] > 140e9  # runs source and variant
+        assert reserved["check_weights", FP8] < 2e9
 
     def test_a_mixture_is_refused_only_where_it_surely_does_not_fit(self) -> None:
         """The plan's upper estimate of its reserve leaves it no cache; the lower one does."""
@@ -394,13 +395,14 @@ class TestMemory:
         assert preflight(machine=H100, profile="h100").pair_faults() == []
 
     def test_weights_that_are_there_are_not_made_again(self) -> None:
-        machine = replace(H100, memory_bytes=10**9)
+        machine = replace(H100, memory_bytes=2 * 10**9)
         found = preflight(machine=machine, profile="h100")
-        assert len(found.faults()) == 2
+        assert len(found.faults()) == 3
         words = told(replace(found, made=frozenset({FP8})).faults())
         assert f"the stage 'quantize' of '{AWQ}'" in words
         assert FP8 not in words
-        assert replace(found, made=frozenset({FP8, AWQ})).faults() == []
+        (left,) = replace(found, made=frozenset({FP8, AWQ})).faults()
+        assert f"the stage 'check_weights' of '{AWQ}'" in str(left)
 
     def test_weights_that_are_there_are_served_all_the_same(self) -> None:
         found = preflight(machine=replace(LARGE, memory_bytes=10**9), recipes=(AWQ,))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from fake_run import NAME, FakeRun, profile
 from foreign_variants import foreign_files, foreign_tensors
-from pretend_stages import PretendModels
 from small_checkpoint import write_files
 from sound_variants import source_files
 
@@ -96,23 +95,6 @@ def test_both_kinds_and_a_recipe_in_one_run(tmp_path: Path) -> None:
     verdicts = {each.recipe: each.verdict for each in made.run().variants}
     assert verdicts == dict.fromkeys(["one", "vendor-fp8", "online"], "pass")
     assert made.plan().trial is not None
-
-
-def test_doubled_scales_end_before_it_is_served(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    tensors = foreign_tensors("modelopt-fp8")
-    scale = tensors[f"{LAYER}.weight_scale"]
-    tensors[f"{LAYER}.weight_scale"] = replace(scale, array=scale.array * 2)
-    models = PretendModels(lambda *_: 1.0)
-    write_files(tmp_path / "source", source_files())
-    files = foreign_files("modelopt-fp8", tensors)
-    variant = read_variant(str(write_files(tmp_path / "variant", files)))
-    made = FakeRun(tmp_path / "store", models, adopted=(variant,), recipes=())
-    (report,) = made.run().variants
-    assert report.verdict == "error"
-    assert f"'{LAYER}' have an SQNR of" in report.reason
-    assert "variant" not in models.served
 
 
 def test_the_same_command_continues(tmp_path: Path) -> None:

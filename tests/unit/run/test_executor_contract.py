@@ -1,6 +1,6 @@
 """What every executor must do with work, and how settings choose one.
 
-Stages are real: `check_weights` (small hand-made checkpoints) and `questions` (through a real
+Stages are real: `adopt` (a small hand-made checkpoint) and `questions` (through a real
 worker, the carried texts). Slurm's commands are played by scripts, and Ray has one real node.
 Kills, several nodes and a real Slurm are in tests/e2e/cluster. A stage that waits for its store
 lock is one that can be killed at leisure; only the local executor and its like see that.
@@ -18,34 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finished_stage import put_record, stage_record
 from listener import Listener
 from loose_stage import stage_spec
 from played_slurm import play_slurm
 from quantized_checkpoint import inspected
-from sample_stages import RESULTS
-from small_checkpoint import write_files
-from sound_variants import (
-    LINEAR,
-    overwrite,
-    recipe,
-    source_files,
-    source_tensors,
-    variant_files,
-)
+from small_checkpoint import checkpoint_files, write_files
 
 from eval_gates.suites.rouge import RougeTask
+from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import (
     EvaluationDataError,
     InternalStageError,
     PrepareError,
     StageError,
     UsageError,
-    VerificationError,
     WorkerError,
 )
 from pipeline.core.resource_request import ResourceRequest
-from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.run.executors import Allocation, Executor, executor_of
@@ -65,25 +55,28 @@ class Run:
         self.listener = Listener()
         self.executor: Executor = LocalExecutor()
 
-    def check_weights(self) -> StageSpec:
-        """The stage that compares a small checkpoint with its FP8 variant."""
-        write_files(self.folder / "source", source_files())
-        write_files(self.variant(), variant_files("fp8-dynamic"))
-        made = {"stage": "quantize", "key": "made", "inputs": {}, "input_digests": {}}
-        put_record(self.store, stage_record(**made, result=RESULTS["quantize"]))
-        source = inspected(self.folder / "source")
-        quantization = recipe("fp8-dynamic")
+    def adopt(self) -> StageSpec:
+        """The stage that copies a checkpoint's files and checks their digests."""
+        files = checkpoint_files()
+        write_files(self.weights, files)
         return stage_spec(
-            "check_weights",
-            "fp8-dynamic",
-            {"checkpoint": source.digest, "quantization": quantization},
-            {"weights": StageReference(stage="quantize", key="made")},
-            {"checkpoint": source.model_dump(mode="json")},
+            "adopt",
+            "theirs",
+            {
+                "checkpoint": "c" * 64,
+                "quantization": {"kind": "none"},
+                "environment": "",
+                "files": {name: digest_bytes(content) for name, content in files.items()},
+                "copied": True,
+            },
+            {},
+            {"folder": str(self.weights)},
             self.store.root,
         )
 
-    def variant(self) -> Path:
-        return self.store.stage_folder("quantize", "made") / "output"
+    @property
+    def weights(self) -> Path:
+        return self.folder / "theirs"
 
     def questions(self, source: dict[str, Any], **runtime: str) -> StageSpec:
         """The stage that lays out five documents to summarize."""
@@ -188,15 +181,14 @@ def test_room_and_node(anywhere: Run) -> None:
 
 
 def test_a_stage_runs_into_the_store_and_its_events_arrive(anywhere: Run) -> None:
-    spec = anywhere.check_weights()
+    spec = anywhere.adopt()
     anywhere.submit(spec).wait(anywhere.listener)
-    record = anywhere.store.find("check_weights", spec.key)
+    record = anywhere.store.find("adopt", spec.key)
     assert record is not None
-    assert record.result["scales_checked"] == len(LINEAR)
-    tensors = source_tensors()
-    assert len(anywhere.listener.events) == len(tensors)
-    total = sum(tensor.array.nbytes for tensor in tensors.values())
-    assert anywhere.listener.events[-1] == ("fp8-dynamic: check_weights", total, total, "bytes")
+    assert record.result["weights_bytes"] == len(checkpoint_files()["model.safetensors"])
+    total = len(checkpoint_files())
+    assert len(anywhere.listener.events) == total + 1
+    assert anywhere.listener.events[-1] == ("theirs: adopt", total, total, "files")
     assert anywhere.processes() == {}
 
 
@@ -213,20 +205,20 @@ def test_a_worker_in_an_interpreter_of_its_own(anywhere: Run) -> None:
 
 
 def test_a_stage_that_is_done_is_not_run_again(anywhere: Run) -> None:
-    spec = anywhere.check_weights()
+    spec = anywhere.adopt()
     for _ in range(2):
         anywhere.submit(spec).wait(anywhere.listener)
-    assert len(anywhere.listener.events) == len(source_tensors())
+    assert len(anywhere.listener.events) == len(checkpoint_files()) + 1
 
 
 def test_a_stages_own_error_comes_back_as_its_class(anywhere: Run) -> None:
-    spec = anywhere.check_weights()
-    overwrite(anywhere.variant(), f"{LINEAR[0]}.weight_scale", b"\0\0")
+    spec = anywhere.adopt()
+    (anywhere.weights / "config.json").write_text("{}")
     error = anywhere.failure(spec)
-    assert type(error) is VerificationError
-    assert error.message == f"'{LINEAR[0]}.weight_scale' has a scale that is not above zero"
-    assert error.where == str(anywhere.variant() / "model.safetensors")
-    assert "the calibration overflowed" in error.hint
+    assert type(error) is StageError
+    assert error.message == "a file of the weights changed while it was read"
+    assert error.where == str(anywhere.weights / "config.json")
+    assert "prepare pull" in error.hint
 
 
 def test_a_workers_own_error_crosses_two_processes(anywhere: Run) -> None:
@@ -250,8 +242,12 @@ def test_a_worker_that_dies_is_named_with_its_log(run: Run) -> None:
 
 
 def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(anywhere: Run) -> None:
-    spec = anywhere.check_weights()
-    broken = spec.model_copy(update={"inputs": {}})
+    parameters = {"checkpoint": "c", "quantization": {"kind": "none"}}
+    source = write_files(anywhere.folder / "source", checkpoint_files())
+    runtime = {"checkpoint": inspected(source).model_dump(mode="json")}
+    broken = stage_spec(
+        "check_weights", "theirs", parameters, {}, runtime, anywhere.store.root
+    )  # without its input
     error = anywhere.failure(broken)
     assert type(error) is InternalStageError
     assert "KeyError: 'weights'" in error.message
@@ -261,7 +257,7 @@ def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(anywhere: Run) -> No
 
 
 def test_a_spec_that_cannot_be_read_is_a_usage_error(anywhere: Run) -> None:
-    anywhere.spec_file.write_text('{"stage": "check_weights"}')
+    anywhere.spec_file.write_text('{"stage": "adopt"}')
     with pytest.raises(UsageError) as caught:
         anywhere.place().submit(anywhere.spec_file, anywhere.log).wait(anywhere.listener)
     assert caught.value.where == str(anywhere.spec_file)
@@ -272,7 +268,7 @@ def test_a_spec_that_cannot_be_read_is_a_usage_error(anywhere: Run) -> None:
 
 
 def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -> None:
-    with run.waiting(run.check_weights()) as (job, pid):
+    with run.waiting(run.adopt()) as (job, pid):
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(StageError, match="137") as caught:
             job.wait(run.listener)
@@ -283,7 +279,7 @@ def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -
 
 
 def test_cancelling_leaves_no_process(run: Run) -> None:
-    with run.waiting(run.check_weights()) as (job, _):
+    with run.waiting(run.adopt()) as (job, _):
         assert len(run.processes()) == 2
         job.cancel()
         assert run.processes() == {}
@@ -295,9 +291,9 @@ def test_a_folder_in_the_way_does_not_shadow_our_code(
     (run.folder / "pipeline").mkdir()
     (run.folder / "pipeline" / "__init__.py").write_text("raise RuntimeError('not ours')")
     monkeypatch.chdir(run.folder)
-    spec = run.check_weights()
+    spec = run.adopt()
     run.submit(spec).wait(run.listener)
-    assert run.store.find("check_weights", spec.key) is not None
+    assert run.store.find("adopt", spec.key) is not None
 
 
 class TestChosenBySettings:

@@ -14,28 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finished_stage import put_record, stage_record
 from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 from loose_stage import stage_spec
 from played_slurm import play_slurm
-from quantized_checkpoint import inspected
-from sample_stages import RESULTS
-from small_checkpoint import write_files
-from sound_variants import (
-    LINEAR,
-    overwrite,
-    recipe,
-    source_files,
-    source_tensors,
-    variant_files,
-)
+from small_checkpoint import checkpoint_files, write_files
 
 from artifacts.run_record import StageReport
-from pipeline.core.errors import StageError, VerificationError
+from pipeline.core.digest import digest_bytes
+from pipeline.core.errors import StageError
 from pipeline.core.resource_request import ResourceRequest
-from pipeline.core.stage_record import StageReference
 from pipeline.core.store import Store
 from pipeline.run.executors import ExecutorOptions, ray_node
 from pipeline.run.executors.local import LocalOptions
@@ -73,18 +62,20 @@ class Work:
     def __init__(self, folder: Path) -> None:
         self.store, self.listener = Store(folder / "store"), Listener()
         self.file, self.log = folder / "stage.json", folder / "stage.log"
-        write_files(folder / "source", source_files())
-        variant = self.store.stage_folder("quantize", "made") / "output"
-        write_files(variant, variant_files("fp8-dynamic"))
-        made = {"stage": "quantize", "key": "made", "inputs": {}, "input_digests": {}}
-        put_record(self.store, stage_record(**made, result=RESULTS["quantize"]))
-        source = inspected(folder / "source")
+        files = checkpoint_files()
+        self.weights = write_files(folder / "theirs", files)
         self.spec = stage_spec(
-            "check_weights",
-            "fp8-dynamic",
-            {"checkpoint": source.digest, "quantization": recipe("fp8-dynamic")},
-            {"weights": StageReference(stage="quantize", key="made")},
-            {"checkpoint": source.model_dump(mode="json")},
+            "adopt",
+            "theirs",
+            {
+                "checkpoint": "c" * 64,
+                "quantization": {"kind": "none"},
+                "environment": "",
+                "files": {name: digest_bytes(content) for name, content in files.items()},
+                "copied": True,
+            },
+            {},
+            {"folder": str(self.weights)},
             self.store.root,
         )
         self.file.write_text(self.spec.model_dump_json())
@@ -92,10 +83,9 @@ class Work:
     def check(self) -> None:
         """See that it was done, all that it tells was heard, and nothing that the library said."""
         assert self.store.find(self.spec.stage, self.spec.key) is not None
-        assert len(self.listener.events) == len(source_tensors())
+        assert len(self.listener.events) == len(checkpoint_files()) + 1
         assert all(done <= (total or 0) for _, done, total, _ in self.listener.events)
-        (note,) = self.listener.notes
-        assert note.startswith("fp8-dynamic: SQNR")
+        assert self.listener.notes == []
         logged = self.log.read_text()
         assert [logged.count(f"{line}\n") for line in HOSTILE[:-1]] == [3] * (len(HOSTILE) - 1)
         assert "left in a buffer" in logged
@@ -134,11 +124,10 @@ def test_a_ray_task_streams_what_the_work_tells_alone(work: Work) -> None:
 
 
 def test_work_that_fails_is_told_by_its_own_error(work: Work) -> None:
-    variant = work.store.stage_folder("quantize", "made") / "output"
-    overwrite(variant, f"{LINEAR[0]}.weight_scale", b"\0\0")
+    (work.weights / "model.safetensors").write_bytes(b"others")
     place = LocalOptions().open().find_room(ResourceRequest())
     assert place is not None
-    with pytest.raises(VerificationError, match="weight_scale"):
+    with pytest.raises(StageError, match="changed while it was read"):
         place.submit(work.file, work.log).wait(work.listener)
     place.release()
     assert "forged" in work.log.read_text()

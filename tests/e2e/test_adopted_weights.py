@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,15 @@ from sound_variants import (
     variant_files,
     variant_tensors,
 )
+from weight_comparer import comparer
 
 from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
 from pipeline.verification.adopted import adopted_formats, verify_adopted
-from pipeline.verification.dequantize import layer_parts
-from pipeline.verification.verification import VerificationResult
+from pipeline.verification.stored_parts import layer_parts
+from pipeline.verification.verification import Compare, VerificationResult
 from recipes.quantizers.adopted import AdoptedQuantization
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 CONFIG_24 = {
     "quant_method": "compressed-tensors",
@@ -49,7 +52,20 @@ TOKENIZER = {
     "added_tokens": [{"id": 3, "content": "<eos>", "special": True}],
     "pre_tokenizer": None,
 }
+# Layouts whose headers alone are compared.
+BY_HEADER = ("gptq", "gptq_v2", "bnb-nf4", "bnb-nested", "bnb-8")
 BITS = {"fp8": 8, "modelopt-fp8": 8, "bnb-8": 8, "gguf": 16, "gptq_v2": 8}
+
+
+# Set by the fixture.
+COMPARE: list[Compare] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with comparer(tmp_path_factory.mktemp("comparer")) as found:
+        COMPARE[:] = [found]
+        yield
 
 
 def verify(
@@ -61,7 +77,7 @@ def verify(
     recipe = AdoptedQuantization(
         kind="adopted", origin="org/name", digest="d", layout="", bits=bits, number="int"
     )
-    return verify_adopted(folder / "source", folder / "variant", recipe, lambda done, total: None)
+    return verify_adopted(folder / "source", folder / "variant", recipe, COMPARE[0])
 
 
 def as_json(value: Any) -> bytes:
@@ -92,6 +108,10 @@ def test_sound_variants_of_our_quantizers(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_sound_variants_of_other_programs(tmp_path: Path, kind: str) -> None:
     found = verify(tmp_path, of_others(kind), BITS.get(kind, 4))
+    if kind in BY_HEADER:
+        assert not found.layers
+        assert "no library here dequantizes" in found.not_compared
+        return
     assert {*LINEAR} <= {layer.name for layer in found.layers}
     assert len(found.layers) == len(LINEAR) + (kind == "gguf")
 
@@ -112,12 +132,9 @@ SCALES = {
     "nvfp4": "weight_scale",
 }
 FOREIGN_SCALES = {
-    "gptq": "scales",
     "modelopt-fp8": "weight_scale",
     "modelopt-nvfp4": "weight_scale_2",
     "fp8": "weight_scale_inv",
-    "bnb-nf4": "weight.absmax",
-    "bnb-8": "SCB",
     "gguf": "weight",
 }
 
@@ -138,9 +155,7 @@ def test_doubled_scales_of_a_layer(tmp_path: Path, kind: str) -> None:
     tensors = doubled(variant_tensors(kind), f"{LAYER}.{SCALES[kind]}")
     with pytest.raises(VerificationError) as caught:
         verify(tmp_path, of_ours(kind, tensors), 8 if "8" in kind else 4)
-    # Where columns were rescaled, the factor may be in the layer before: up_proj feeds this one.
-    rescaled = kind in ("awq", "autoawq")
-    assert (LAYER.replace("down", "up") if rescaled else LAYER) in caught.value.message
+    assert LAYER in caught.value.message
 
 
 @pytest.mark.parametrize("kind", list(FOREIGN_SCALES))
@@ -208,11 +223,11 @@ class TestTokenizer:
             kind="adopted", origin="o", digest="d", layout="", bits=4, number="int"
         )
         with pytest.raises(CheckpointError, match="another vocabulary"):
-            verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, lambda *_: None)
+            verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, COMPARE[0])
         (tmp_path / "variant" / "vocab.txt").unlink()
         write_files(tmp_path / "variant", files)
         with pytest.raises(CheckpointError, match="no tokenizer file"):
-            verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, lambda *_: None)
+            verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, COMPARE[0])
 
     def test_two_added_tokens_with_one_id(self, tmp_path: Path) -> None:
         hidden = {"id": 3, "content": "the", "special": True}
@@ -232,7 +247,7 @@ class TestTokenizer:
                 t.update(truncation={"max_length": 512}) or t["model"].update(merges=[["a", "b"]])
             )
         )
-        assert verify(tmp_path, of_others("gptq") | saved).layers
+        assert verify(tmp_path, of_others("gptq") | saved).size_bytes
 
     def test_another_splitting_is_for_the_gates(self, tmp_path: Path) -> None:
         split = other_tokenizer(lambda t: t.update(pre_tokenizer={"type": "Whitespace"}))
@@ -301,9 +316,6 @@ class TestQuantizationConfig:
             (lambda: changed_config("gptq", quantization_config=None), "is missing"),
             (lambda: changed_config("gptq", quantization_config={"bits": 4}), "does not describe"),
             (lambda: changed_config("gptq", quantization_config="gptq"), "does not describe"),
-            (lambda: quantization_of("gptq", checkpoint_format="gptq_v2"), "plus a constant"),
-            (lambda: quantization_of("gptq_v2", checkpoint_format="gptq"), "plus a constant"),
-            (lambda: quantization_of("gptq", sym=True), "'sym': true"),
             (lambda: quantization_of("gptq", quant_method="GPTQ", group_size=128), "has shape"),
         ],
     )
@@ -497,15 +509,6 @@ def test_two_groups_of_one_format(tmp_path: Path) -> None:
     assert verify(tmp_path, files | {"config.json": as_json(config)}, 8).layers
 
 
-def test_a_number_that_is_too_large(tmp_path: Path) -> None:
-    tensors = foreign_tensors("bnb-nf4")
-    name = f"{LAYER}.weight.quant_state.bitsandbytes__nf4"
-    state = json.loads(tensors[name].array.tobytes()) | {"nested_offset": 10**400}
-    tensors[name] = Stored("U8", np.frombuffer(as_json(state), np.uint8))
-    with pytest.raises(VerificationError, match="does not describe this layer"):
-        verify(tmp_path, of_others("bnb-nf4", tensors))
-
-
 def test_a_missing_shard(tmp_path: Path) -> None:
     index = {"weight_map": dict.fromkeys(foreign_tensors("gptq"), "model-2.safetensors")}
     files = of_others("gptq") | {"model.safetensors.index.json": as_json(index)}
@@ -528,7 +531,7 @@ def test_what_other_programs_store_besides(tmp_path: Path) -> None:
     }
     tensors = foreign_tensors("gptq")
     found = verify(tmp_path, of_others("gptq", tensors | extra))
-    assert found.scales == len(LINEAR) + 1
+    assert found.scales == 1
     with pytest.raises(VerificationError, match="bias' is unexpected"):
         verify(tmp_path, of_others("gptq", tensors | {f"{LAYER}.bias": bf16(np.ones(128))}))
 
@@ -540,28 +543,3 @@ def test_what_is_stored_besides_is_small(tmp_path: Path, name: str) -> None:
     extra = {name: bf16(np.full(2**21 + 1, fill, np.float32))}
     with pytest.raises(VerificationError, match="is unexpected"):
         verify(tmp_path, of_others("gptq", foreign_tensors("gptq") | extra))
-
-
-ROUTER = "model.layers.1.mlp.gate.weight"
-
-
-@pytest.mark.parametrize("kind", ["awq", "int8"])
-@pytest.mark.parametrize("name", ["lm_head.weight", ROUTER])
-def test_what_is_not_quantized_is_not_scaled_by_itself(
-    tmp_path: Path, kind: str, name: str
-) -> None:
-    """Others are scaled with their norms, so these could be, too: the head cannot."""
-    router = np.random.default_rng(3).normal(size=(8, 128))
-    before = source_tensors(tied=False) | {ROUTER: bf16(router)}
-    norm = "model.layers.1.post_attention_layernorm.weight"
-    after = variant_tensors(kind, tied=False)
-    after[ROUTER] = bf16(router * (from_bf16(before[norm]) / from_bf16(after[norm])))
-    source = source_files(tied=False) | {WEIGHTS: safetensors_of(before)}
-    config = {"config.json": variant_files(kind, tied=False)["config.json"]}
-    files = of_ours(kind, after) | config
-    assert verify(tmp_path, files, 4, source).layers
-    changed = from_bf16(after[name])
-    changed[: len(changed) // 2 + 1] *= 3
-    after[name] = bf16(changed)
-    with pytest.raises(VerificationError, match=f"'{name.removesuffix('.weight')}"):
-        verify(tmp_path, files | {WEIGHTS: safetensors_of(after)}, 4, source)

@@ -1,4 +1,4 @@
-"""A source and a variant in a store, and the stage that compares them; for tests of it."""
+"""A source and a variant in two folders, and how they are compared; for tests of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from finished_stage import put_record, stage_record
-from listener import Listener
-from loose_stage import stage_spec
 from narrow_numbers import Stored
-from quantized_checkpoint import inspected
+from pydantic import TypeAdapter
 from small_checkpoint import write_files
 from sound_variants import (
     WEIGHTS,
@@ -26,30 +23,23 @@ from sound_variants import (
 )
 
 from pipeline.core.errors import VerificationError
-from pipeline.core.stage_record import StageRecord, StageReference
-from pipeline.core.store import Store
-from pipeline.stages.context import execute
+from pipeline.verification.verification import Compare, VerificationResult, verify_variant
+from recipes.quantization import AnyQuantization, Quantization
 
 INDEX = "model.safetensors.index.json"
 
 
 class Verification:
-    """A source and a variant in a store, and the stage that compares them."""
+    """A source and a variant."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.source = folder / "source"
-        self.variant = folder / "store" / "stages" / "quantize" / "made" / "output"
-        self.listener = Listener()
+    def __init__(self, folder: Path, compare: Compare) -> None:
+        self.source, self.variant = folder / "source", folder / "variant"
+        self.compare = compare
 
     def write(self, kind: str, *, tied: bool = True, scale: str = "BF16") -> None:
         self.kind = kind
         write_files(self.source, source_files(tied=tied))
         write_files(self.variant, variant_files(kind, tied=tied, scale=scale))
-        made = stage_record(
-            stage="quantize", key="made", result={"weights_digest": "d" * 64, "weights_bytes": 1}
-        )
-        put_record(Store(self.folder / "store"), made)
 
     def write_variant_weights(self, tensors: Tensors) -> None:
         write_weights(self.variant, tensors)
@@ -70,7 +60,7 @@ class Verification:
         tied: bool = True,
         ignore: tuple[str, ...] = ("lm_head",),
     ) -> str:
-        """What the stage says of such a variant."""
+        """What is told of such a variant."""
         self.write_changed(kind, changes, tied=tied)
         return self.fault(ignore).message
 
@@ -79,20 +69,14 @@ class Verification:
         weights = safetensors_of(source_tensors(tied=tied) | tensors)
         (self.source / WEIGHTS).write_bytes(weights)
 
-    def run(self, ignore: tuple[str, ...] = ("lm_head",)) -> StageRecord:
-        source = inspected(self.source)
-        spec = stage_spec(
-            "check_weights",
-            "variant",
-            {"checkpoint": source.digest, "quantization": recipe(self.kind, ignore)},
-            {"weights": StageReference(stage="quantize", key="made")},
-            {"checkpoint": source.model_dump(mode="json")},
-            self.folder / "store",
+    def run(self, ignore: tuple[str, ...] = ("lm_head",)) -> VerificationResult:
+        quantization: Quantization = TypeAdapter(AnyQuantization).validate_python(
+            recipe(self.kind, ignore)
         )
-        return execute(spec, self.listener)
+        return verify_variant(self.source, self.variant, quantization, self.compare)
 
     def fault(self, ignore: tuple[str, ...] = ("lm_head",)) -> VerificationError:
-        """The error that the stage ends with; it names where."""
+        """The error that the comparison ends with; it names where."""
         with pytest.raises(VerificationError) as caught:
             self.run(ignore)
         assert str(self.variant) in caught.value.where

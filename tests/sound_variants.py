@@ -73,6 +73,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "autoawq": {"kind": "autoawq", **IN_GROUPS},
 }
+# Recipes that rescale columns, so that only a model that runs can be compared.
 RESCALED = ("awq", "awq-sym", "awq-8", "int8", "autoawq")
 
 
@@ -87,7 +88,7 @@ def source_tensors(*, tied: bool = True) -> Tensors:
 
 
 def variant_tensors(kind: str, *, tied: bool = True, scale: str = "BF16") -> Tensors:
-    """The same, quantized; AWQ's kinds and SmoothQuant's with their columns rescaled before."""
+    """The same, quantized; the columns are not rescaled, not even by AWQ's kinds."""
     return _copy(_variant_tensors(kind, tied, scale))
 
 
@@ -118,8 +119,6 @@ def _source_tensors(tied: bool) -> Tensors:
 def _variant_tensors(kind: str, tied: bool, scale: str) -> Tensors:
     tensors = source_tensors(tied=tied)
     plain = {name: from_bf16(tensors[f"{name}.weight"]) for name in LINEAR}
-    if kind in RESCALED:
-        plain |= rescale(tensors, plain)
     for name in LINEAR:
         del tensors[f"{name}.weight"]
         tensors |= quantized(name, plain[name], kind, scale)
@@ -128,34 +127,6 @@ def _variant_tensors(kind: str, tied: bool, scale: str) -> Tensors:
             for key in ("k_scale", "v_scale"):
                 tensors[f"model.layers.{layer}.self_attn.{key}"] = floating([0.03], scale)
     return tensors
-
-
-def rescale(tensors: Tensors, plain: dict[str, Any]) -> dict[str, Any]:
-    """Multiply columns, and divide the norm or the rows that feed them, with their biases.
-
-    What has a scale only, and is not quantized, is changed in `tensors`.
-    """
-    random = np.random.default_rng(9)
-    scaled = {}
-    for layer in range(LAYERS):
-        block = f"model.layers.{layer}"
-        q, k, up, down = (f"{block}.{name}" for name in SHAPES)
-        for norm, fed in (("input_layernorm", (q, k)), ("post_attention_layernorm", (up,))):
-            factors = random.uniform(0.5, 2, HIDDEN)
-            divide(tensors, f"{block}.{norm}.weight", factors)
-            divide(tensors, f"{block}.{norm}.bias", factors)
-            scaled |= {module: plain[module] * factors for module in fed}
-        factors = random.uniform(0.5, 2, WIDE)
-        scaled[up] = scaled[up] / factors[:, None]
-        divide(tensors, f"{up}.bias", factors)
-        scaled[down] = plain[down] * factors
-    return scaled
-
-
-def divide(tensors: Tensors, name: str, factors: Any) -> None:
-    """Divide a vector that is kept, if there is one."""
-    if name in tensors:
-        tensors[name] = bf16(from_bf16(tensors[name]) / factors)
 
 
 def quantized(name: str, weights: Any, kind: str, scale: str) -> Tensors:
