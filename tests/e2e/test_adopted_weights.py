@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from foreign_variants import CONFIGS, foreign_files, foreign_tensors
 from narrow_numbers import Stored, bf16, from_bf16
-from pipeline.verification.dequantize import layer_parts
 from small_checkpoint import write_files
 from sound_variants import (
     LINEAR,
@@ -31,12 +30,8 @@ from weight_comparer import comparer
 
 from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
 from pipeline.verification.adopted import adopted_formats, verify_adopted
-<<<<<<<< HEAD:tests/e2e/test_adopted_weights.py
 from pipeline.verification.stored_parts import layer_parts
 from pipeline.verification.verification import Compare, VerificationResult
-========
-from pipeline.verification.verification import VerificationResult
->>>>>>>> 9b75b389 (Restore the comparison of weights that a later squash undid):tests/unit/verification/test_adopted.py
 from recipes.quantizers.adopted import AdoptedQuantization
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -12,22 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-<<<<<<<< HEAD:tests/e2e/test_formats_read_by_numpy.py
 from narrow_numbers import FP4_VALUES, Stored, from_bf16, from_fp8
-========
-from pipeline.verification.dequantize import layer_weights
-from pipeline.verification.number_types import to_float32
->>>>>>>> 9b75b389 (Restore the comparison of weights that a later squash undid):tests/e2e/test_dequantized_like_compressed_tensors.py
 
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-<<<<<<<< HEAD:tests/e2e/test_formats_read_by_numpy.py
 from pipeline.verification.tensor_files import StoredTensor, open_folder
-========
-from pipeline.verification.tensor_files import open_folder
-from pipeline.verification.weight_format import stored_formats
->>>>>>>> 9b75b389 (Restore the comparison of weights that a later squash undid):tests/e2e/test_dequantized_like_compressed_tensors.py
 
 SHAPE = (256, 384)
 FORMATS = {
