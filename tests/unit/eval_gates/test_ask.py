@@ -161,7 +161,7 @@ def test_a_chat_only_endpoint_writes_its_choice(said: str, score: int | None) ->
     assert (row["answer"], row["unread"]) == (said, int(score is None))
 
 
-def test_a_chat_api_writes_no_choice_of_several_words() -> None:
+def test_chat_apis_have_no_long_choices() -> None:
     long = Question("l", "Which?", continuations=(" a long one", " b"))
     with pytest.raises(StageError, match="several words"):
         client_of("http://127.0.0.1:9", chat=FORM).ask([long])
