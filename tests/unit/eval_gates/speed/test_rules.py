@@ -100,9 +100,21 @@ class TestDisturbances:
         assert found.with_disturbed is not None
 
     def test_there_are_at_most_as_many_repeats_as_blocks(self) -> None:
-        loads = [load.model_copy(update=THROTTLED) for load in blocks([1.0] * 10)]
+        loads = [load.model_copy(update=LATE) for load in blocks([1.0] * 10)]
         assert [RATIO.needs_more(loads[: 2 * n]) for n in (9, 10)] == [True, False]
         assert RATIO.state(loads) == "undecided"
+
+    @pytest.mark.parametrize(("lag_s", "state"), [(2.0, "undecided"), (0.02, "pass")])
+    def test_after_all_repeats_disturbed_blocks_count_at_their_worst(
+        self, lag_s: float, state: str
+    ) -> None:
+        """A late client hides a part of a difference: by so much the ratio may be less."""
+        update = {**THROTTLED, "client_late_s": lag_s, "client_lag_s": lag_s}
+        loads = [load.model_copy(update=update) for load in blocks([1.02] * 10)]
+        found = RATIO.evaluate(loads)
+        assert (found.state, found.quiet) == (state, 0)
+        slow = [load.model_copy(update=update) for load in blocks([0.9] * 10)]
+        assert RATIO.state(slow) == "undecided"
 
     def test_a_verdict_that_hangs_on_the_disturbed_blocks_is_none(self) -> None:
         """Else a cause that hits the slow blocks would let any server pass."""
