@@ -76,5 +76,5 @@ class CheckWeightsResult(Record):
 
 
 CHECK_WEIGHTS = Stage(
-    "check_weights", 6, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
+    "check_weights", 7, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
 )

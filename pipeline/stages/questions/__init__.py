@@ -52,4 +52,4 @@ class QuestionsResult(Record):
         return self.clusters or self.questions
 
 
-QUESTIONS = Stage("questions", 1, QuestionsParameters, QuestionsRuntime, QuestionsResult)
+QUESTIONS = Stage("questions", 2, QuestionsParameters, QuestionsRuntime, QuestionsResult)

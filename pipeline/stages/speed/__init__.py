@@ -77,4 +77,4 @@ class SpeedResult(Record):
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-SPEED = Stage("speed", 1, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 2, SpeedParameters, SpeedRuntime, SpeedResult)

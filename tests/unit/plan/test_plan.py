@@ -22,6 +22,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan, VariantPlan, repeat_role
+from pipeline.stages.judge import JudgeParameters
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
 from recipes.quantizers.awq import AwqQuantization
@@ -312,9 +313,13 @@ class TestRules:
     def test_asking_and_judging_have_the_same_rules(self, wanted: Wanted) -> None:
         plan = wanted.plan()
         for variant in plan.variants:
-            judge = judge_of(plan, variant)
+            judge = JudgeParameters.model_validate(judge_of(plan, variant).parameters)
             rules = {name: variant.stages[name].parameters["rule"] for name in plan.policy.suites}
-            assert judge.parameters["gates"] == rules != {}
+            assert (
+                {name: rule.model_dump(mode="json") for name, rule in judge.gates.items()}
+                == rules
+                != {}
+            )
 
 
 class TestMachine:
