@@ -13,7 +13,7 @@ import json, re, sys, time
 module, _, function = sys.argv[1].partition(":")
 from importlib import import_module
 from pathlib import Path
-sys.path[:0] = ["tests/unit", "tests/unit/core"]
+sys.path[:0] = ["tests", "tests/unit", "tests/unit/core"]
 read = getattr(import_module(module), function)
 from pipeline.core.errors import PrepareError
 started, error = time.process_time(), None

@@ -19,7 +19,7 @@ from sound_variants import source_files
 CHILD = """
 import json, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
 from asked_run import request_for
 from listener import Listener
 from pipeline.environments.settings import Settings

@@ -347,7 +347,7 @@ class TestPreflight:
     """A large source on a GPU whose machine has little memory; sizes are made up."""
 
     def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> RecheckOutcome:
-        machine = Machine(10**9, 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
+        machine = Machine(2 * 10**9, 2 * 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
 
         def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput:
             return PreflightInput(

@@ -255,7 +255,7 @@ def test_no_answer_breaks_the_extraction(completion: str) -> None:
 def test_an_answer_that_goes_round_in_circles_takes_seconds(completion: str) -> None:
     started = time.process_time()
     extract_code(completion, PROMPT, "halves", "chat")
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 20
 
 
 def test_the_longest_part_that_parses() -> None:
