@@ -1,4 +1,4 @@
-"""Suites of `kind: lm_eval` for real: laid out and asked in batches by lm-eval, without the Hub.
+"""Suites of `kind: lm_eval` give lm-eval's own scores: with filters, groups and repeats.
 
 In the real evaluate environment, with tasks in YAML files over local data, by both workers'
 own functions. A model that knows every other answer stands for the server.
@@ -21,83 +21,116 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 
+from datasets import Dataset, DatasetDict
 from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
+from lm_eval.tasks._yaml_loader import load_yaml
 
+from eval_gates.rows import Reply
+from eval_gates.suites import lm_eval_task
 from eval_gates.suites.json_lines import read_rows
+from eval_gates.suites.mmlu_pro import SUBJECTS
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
 from pipeline.workers import questions as questions_worker
-from pipeline.workers.evaluate import open_suite
+from pipeline.workers.evaluate import OpenSuite
 
 KNOWN = {f"What is {n} plus {n}?": str(2 * n) for n in range(0, 40, 2)}
+here = Path(sys.argv[2])
+folder = here / "tasks"
+
+
+def known(prompt):
+    '''Knows the even sums; of others it says '7'.'''
+    question = prompt.strip().splitlines()[-1].removeprefix("Q: ").removesuffix(" A:")
+    return KNOWN.get(question, "7")
+
+
+def likelihood(prompt, choice):
+    return (-1.0 if choice.strip() == known(prompt) else -5.0, False)
+
+
+def text(question, sample):
+    return f"I think it is {known(question.prompt)}. Or 3."
+
+
+def steps(question, sample):
+    '''Knows law, and of the sums what the sample's number says.'''
+    law = "about law" in question.prompt
+    return "So the answer is (B)." if law else f"The answer is {2 * (sample % 2)}."
 
 
 class Sums(LM):
-    '''Knows the even sums; of others it says '7'.'''
-
-    def answer(self, prompt):
-        question = prompt.strip().splitlines()[-1].removeprefix("Q: ").removesuffix(" A:")
-        return KNOWN.get(question, "7")
-
     def loglikelihood(self, requests):
-        pairs = [request.args for request in requests]
-        return [(-1.0 if c.strip() == self.answer(p) else -5.0, False) for p, c in pairs]
+        return [likelihood(*request.args) for request in requests]
 
     def generate_until(self, requests):
-        self.settings = [request.args[1] for request in requests]
-        self.prompts = [request.args[0] for request in requests]
-        return [f"I think it is {self.answer(r.args[0])}. Or 3." for r in requests]
+        return [f"I think it is {known(request.args[0])}. Or 3." for request in requests]
 
-    def loglikelihood_rolling(self, requests):
-        raise NotImplementedError
+    loglikelihood_rolling = None
 
 
-def ask(model, suite, folder, batches, output):
-    spec = {"suite": suite, "source": {"kind": "task"}, "folder": folder, "seed": 7}
-    facts = questions_worker.run(spec, NullProgress(), output)
-    rows = [row for _, row in read_rows(output / "questions.jsonl")]
-    return {"facts": facts, **answer(model, suite, rows, batches, output)}
+def lm_evals(file):
+    '''Scores of lm-eval's own run of the file, by filter and number.'''
+    rows = {name: [json.loads(line) for line in (folder / f"data/{name}.jsonl").open()]
+            for name in ("test", "train")}
+
+    class Local(ConfigurableTask):
+        def download(self, *args, **kwargs):
+            self.dataset = {name: Dataset.from_list(each) for name, each in rows.items()}
+
+    task = Local(config=load_yaml(folder / file))
+    found = evaluate(lm=Sums(), task_dict={"t": task}, log_samples=True, bootstrap_iters=0)
+    scores = {}
+    for sample in found["samples"]["t"]:
+        metric = sample["metrics"][0]
+        scores.setdefault(f"{metric},{sample['filter']}", {})[sample["doc_id"]] = sample[metric]
+    return scores
 
 
-def answer(model, suite, rows, batches, output):
-    opened = open_suite({"suite": suite, "questions": str(output / "questions.jsonl")})
-    answers = []
+def answer(suite, batches, output, say=text):
+    suite_opened = OpenSuite(suite, output / "questions.jsonl")
+    answers, settings = [], []
     for batch in batches:
-        results = evaluate(
-            lm=model, task_dict={"suite": opened.task}, samples={"suite": list(batch)},
-            log_samples=True, bootstrap_iters=0,
-        )
-        (samples,) = results["samples"].values()
-        assert [sample["doc_id"] for sample in samples] == list(batch)
-        asked = [rows[n] for n in batch]
-        answers += opened.rows_of(asked, samples, NullProgress())
-    return {"metric": opened.metric, "each": opened.requests_per_question, "rows": rows,
-            "answers": answers}
+        asked = suite_opened.render(batch, None)
+        settings += [each.generate for each in asked]
+        replies = []
+        for each in asked:
+            contexts = each.contexts or [each.prompt] * len(each.continuations)
+            pairs = zip(contexts, each.continuations, strict=True)
+            values = tuple(likelihood(*pair) for pair in pairs)
+            samples = range(suite_opened.settings["samples"])
+            replies.append([Reply(say(each, n), 9, values=values) for n in samples])
+        answers += suite_opened.score(batch, asked, replies, NullProgress())
+    return {"answers": answers, "settings": settings[0],
+            "rows": [row for _, row in read_rows(output / "questions.jsonl")]}
 
 
-def refusal(suite, folder=None):
-    source = {"kind": "task"} if folder else {"kind": "hub"}
-    spec = {"suite": suite, "source": source, "folder": folder, "seed": 7}
+def ask(suite, batches, output, source="task", say=text):
+    output.mkdir()
+    spec = {"suite": suite, "source": {"kind": source}, "seed": 7,
+            "folder": str(folder) if source == "task" else None}
+    facts = questions_worker.run(spec, NullProgress(), output)
+    return {"facts": facts, **answer(suite, batches, output, say)}
+
+
+def refusal(suite, source="hub"):
     output = here / "refused"
     shutil.rmtree(output, ignore_errors=True)
-    output.mkdir()
     try:
-        questions_worker.run(spec, NullProgress(), output)
+        ask(suite, [], output, source)
     except PrepareError as error:
         return str(error)
     return "not refused"
 
 
 def settings(task, **changes):
-    return {"kind": "lm_eval", "task": task, "metric": None, "num_fewshot": None,
-            "prompt_format": "completion",
-            "max_tokens": 32, **changes}
+    return {"kind": "lm_eval", "task": task, "prompt_format": "completion", "max_tokens": 32,
+            **changes}
 
 
-here = Path(sys.argv[2])
-folder = str(here / "tasks")
-found = {}
+found = {"lm_eval": {name: lm_evals(f"{name}.yaml") for name in ("choices", "text", "errors")}}
 for name, suite, batches in [
     ("choices", settings("choices.yaml"), [range(5), range(5, 20)]),
     ("again", settings("choices.yaml"), [range(20)]),
@@ -107,20 +140,16 @@ for name, suite, batches in [
     ("errors", settings("errors.yaml"), [range(20)]),
 ]:
     output = here / name
-    output.mkdir()
-    model = Sums()
-    found[name] = ask(model, suite, folder, batches, output)
-    found[name]["settings"] = getattr(model, "settings", [None])[0]
+    found[name] = ask(suite, batches, output)
     found[name]["kept"] = sorted(
         str(path.relative_to(output)) for path in output.rglob("*")
         if path.is_file() and "dataset" not in path.parts
     )
 
 # Asked again in another order of batches, after the user's own files are gone.
-shutil.rmtree(folder + "/data")
+shutil.rmtree(folder / "data")
 suite = settings("choices.yaml", num_fewshot=3)
-rows = found["shots"]["rows"]
-found["later"] = answer(Sums(), suite, rows, [range(13, 20), range(13)], here / "shots")
+found["later"] = answer(suite, [range(13, 20), range(13)], here / "shots")
 
 found["refusals"] = {
     "perplexity": refusal(settings("wikitext")),
@@ -133,12 +162,12 @@ found["refusals"] = {
     "metric": refusal(settings("gsm8k", metric="acc")),
     "filter": refusal(settings("gsm8k", metric="exact_match,none")),
     "offline": refusal(settings("gsm8k")),
-    "data": refusal(settings("choices.yaml"), folder),
+    "data": refusal(settings("choices.yaml"), "task"),
 }
+
 
 def without_hub(config, revision, target):
     # Stands for the Hub: questions of every subject, or sums.
-    from datasets import Dataset, DatasetDict
     pro = [{"question": f"{s} {n}?", "options": ["x", "y", "z"], "answer": "B", "answer_index": 1,
             "category": s, "cot_content": "A: Let's think step by step. Yes."}
            for n in range(6) for s in SUBJECTS]
@@ -148,32 +177,11 @@ def without_hub(config, revision, target):
     DatasetDict({"test": split, "validation": split, "train": split}).save_to_disk(str(target))
 
 
-from eval_gates.suites import lm_eval_task
-from eval_gates.suites.mmlu_pro import SUBJECTS
 lm_eval_task.save_dataset = without_hub
-
-
-class Steps(Sums):
-    # Knows law, and of the sums what its seed says.
-
-    def generate_until(self, requests):
-        self.settings = [request.args[1] for request in requests]
-        return ["So the answer is (B)." if "about law" in r.args[0] else
-                f"The answer is {2 * (r.args[1].get('seed', 0) % 2)}." for r in requests]
-
-
-def by_name(suite, batches, output):
-    output.mkdir()
-    spec = {"suite": suite, "source": {"kind": "hub"}, "folder": None, "seed": 7}
-    model = Steps()
-    facts = questions_worker.run(spec, NullProgress(), output)
-    rows = [row for _, row in read_rows(output / "questions.jsonl")]
-    return {"facts": facts, **answer(model, suite, rows, batches, output),
-            "settings": model.settings, "datasets": len(list((output / "dataset").iterdir()))}
-
-
-found["members"] = by_name(settings("mmlu_pro"), [range(84)], here / "members")
-found["repeats"] = by_name(settings("gsm8k_cot_self_consistency"), [range(12)], here / "repeats")
+found["members"] = ask(settings("mmlu_pro"), [range(84)], here / "members", "hub", steps)
+found["datasets"] = len(list((here / "members/dataset").iterdir()))
+repeats = settings("gsm8k_cot_self_consistency")
+found["repeats"] = ask(repeats, [range(12)], here / "repeats", "hub", steps)
 found["refusals"]["majority"] = refusal(
     settings("gsm8k_cot_self_consistency", metric="exact_match,maj@8"))
 print("RESULT " + json.dumps(found))
@@ -265,7 +273,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     hub_cache = tmp_path_factory.mktemp("hub_cache")
-    result = run_in_evaluate(SCRIPT, folder, HF_HOME=str(hub_cache))
+    result = run_in_evaluate(SCRIPT, folder, seconds=1200, HF_HOME=str(hub_cache))
     result["hub_cache"] = [str(path) for path in hub_cache.rglob("*.arrow")]
     return result
 
@@ -278,23 +286,32 @@ def number_of(row: dict[str, Any]) -> int:
 def test_documents_are_laid_out_by_number(found: dict[str, Any]) -> None:
     rows = found["choices"]["rows"]
     assert [row["id"] for row in rows] == [f"sums_choices/{row['doc_index']}" for row in rows]
-    assert (
-        sorted(row["doc_index"] for row in rows)
-        == list(range(21))
-        != [row["doc_index"] for row in rows]
-    )
-    assert found["choices"]["facts"]["questions"] == 21
-    assert found["choices"]["facts"]["metric"] == "acc"
-    assert found["choices"]["facts"]["output_type"] == "multiple_choice"
+    numbers = [row["doc_index"] for row in rows]
+    assert sorted(numbers) == list(range(21)) != numbers
+    facts = found["choices"]["facts"]
+    assert (facts["questions"], facts["output_type"]) == (21, "multiple_choice")
 
 
-def test_choices_are_scored_by_lm_evals_metric(found: dict[str, Any]) -> None:
-    choices = found["choices"]
-    assert (choices["metric"], choices["each"]) == ("acc", 3)
-    assert {number_of(a): a["score"] for a in choices["answers"]} == {
-        number_of(r): float(number_of(r) % 2 == 0) for r in choices["rows"][:20]
-    }
-    assert all(sorted(answer["answer"])[-1] == -1.0 for answer in choices["answers"])
+@pytest.mark.parametrize(
+    ("name", "task", "metric", "lm_evals"),
+    [
+        ("choices", "choices", "acc", "acc,none"),
+        ("text", "text", "exact_match,number", "exact_match,number"),
+        ("strict", "text", "exact_match,strict", "exact_match,strict"),
+        ("errors", "errors", "1 - wrongness", "wrongness,none"),
+    ],
+)
+def test_scores_are_lm_evals(
+    found: dict[str, Any], name: str, task: str, metric: str, lm_evals: str
+) -> None:
+    assert found[name]["facts"]["metric"] == metric
+    theirs = {int(number): value for number, value in found["lm_eval"][task][lm_evals].items()}
+    if metric.startswith("1 - "):
+        theirs = {number: 1 - value for number, value in theirs.items()}
+    scores = {number_of(row): row["score"] for row in found[name]["answers"]}
+    assert len(scores) == 20
+    assert scores == {number: theirs[number] for number in scores}
+    assert len(set(scores.values())) == (1 if name == "strict" else 2)
 
 
 def test_batches_change_nothing(found: dict[str, Any]) -> None:
@@ -310,21 +327,9 @@ def test_examples_hang_on_the_question_alone(found: dict[str, Any]) -> None:
     assert all(by_id[name]["prompt_sha256"] != digest for name, digest in without.items())
 
 
-def test_text_goes_through_the_first_filter(found: dict[str, Any]) -> None:
-    text = found["text"]
-    assert text["metric"] == "exact_match,number"
-    assert text["facts"]["questions"] == 20, "process_docs leaves one out"
-    assert text["facts"]["output_type"] == "generate_until"
-    for answer in text["answers"]:
-        known = number_of(answer) % 2 == 0
-        assert answer["score"] == float(known)
-        assert answer["filtered"] == (str(2 * number_of(answer)) if known else "7")
-        assert answer["answer"] == f"I think it is {answer['filtered']}. Or 3."
-
-
-def test_text_goes_through_the_filter_asked_for(found: dict[str, Any]) -> None:
-    assert found["strict"]["metric"] == "exact_match,strict"
-    assert {answer["score"] for answer in found["strict"]["answers"]} == {0.0}
+def test_documents_go_through_the_tasks_own_code(found: dict[str, Any]) -> None:
+    text = found["text"]["facts"]
+    assert (text["questions"], text["output_type"]) == (20, "generate_until"), "one is left out"
 
 
 def test_the_policys_length_holds_where_the_task_says_nothing(found: dict[str, Any]) -> None:
@@ -337,12 +342,6 @@ def test_the_policys_length_holds_where_the_task_says_nothing(found: dict[str, A
     }
 
 
-def test_lower_is_better_is_turned_round(found: dict[str, Any]) -> None:
-    assert found["errors"]["metric"] == "1 - wrongness"
-    for answer in found["errors"]["answers"]:
-        assert answer["score"] == (0.75 if number_of(answer) % 2 == 0 else 0.25)
-
-
 def test_what_the_task_needs_is_kept_beside_its_questions(found: dict[str, Any]) -> None:
     code = ["task/base.yaml", "task/text.yaml", "task/sums.py"]
     assert found["text"]["kept"] == sorted(["questions.jsonl", "task.json", *code])
@@ -352,24 +351,23 @@ def test_a_group_is_one_population_of_its_members(found: dict[str, Any]) -> None
     members = found["members"]
     assert members["facts"]["task"] == "mmlu_pro"
     assert members["facts"]["questions"] == 14 * 6
-    assert members["metric"] == "exact_match,custom-extract"
-    assert members["datasets"] == 1, "one dataset of all members is stored once"
+    assert members["facts"]["metric"] == "exact_match,custom-extract"
+    assert found["datasets"] == 1, "one dataset of all members is stored once"
     scores = {row["group"]: row["score"] for row in members["answers"]}
     assert len(scores) == 14
     assert {name for name, score in scores.items() if score} == {"mmlu_pro_law"}
     assert all(row["id"].startswith(row["group"]) for row in members["answers"])
 
 
-def test_repeats_are_samples_with_seeds(found: dict[str, Any]) -> None:
+def test_repeats_are_samples(found: dict[str, Any]) -> None:
     repeats = found["repeats"]
-    assert repeats["each"] == 64
-    assert repeats["metric"] == "exact_match,score-first"
-    assert len({settings["seed"] for settings in repeats["settings"]}) == 12 * 64
-    assert {settings["temperature"] for settings in repeats["settings"]} == {0.2}
+    assert repeats["facts"]["metric"] == "exact_match,score-first"
+    assert repeats["settings"]["temperature"] == 0.2
     for row in repeats["answers"]:
         right = [text == f"The answer is {2 * number_of(row)}." for text in row["answer"]]
         assert len(right) == 64
         assert row["score"] == sum(right) / 64
+    assert {row["score"] for row in repeats["answers"]} == {0.0, 0.5}
 
 
 def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
