@@ -194,6 +194,33 @@ def test_an_answer_that_is_none_is_an_error_with_its_place(
     assert len(bodies) == (3 if status in (302, 503) or content == b"no json" else 1)
 
 
+@pytest.mark.parametrize("logprobs", [None, {}, {"token_logprobs": None, "top_logprobs": None}])
+def test_log_probabilities_that_are_left_out_are_named(logprobs: Any) -> None:
+    def lacking(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"choices": [{"text": "x", "logprobs": logprobs}]}
+
+    with (
+        serving(lacking) as (url, _),
+        pytest.raises(StageError, match="lacks the log-probabilities of the prompt") as caught,
+    ):
+        client_of(url).ask([CHOICES])
+    assert url in str(caught.value.where)
+
+
+def test_requests_are_in_flight_together() -> None:
+    together = threading.Barrier(4)
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        together.wait(timeout=10)  # no request is answered until four are there
+        return 200, text("yes")
+
+    drawn = {"do_sample": True, "temperature": 0.7, "samples": 4}
+    with serving(answer) as (url, bodies):
+        replies = client_of(url, drawn, concurrency=4).ask([Question(n, "Say.") for n in "ab"])
+    assert [[reply.text for reply in each] for each in replies] == [["yes"] * 4] * 2
+    assert len({body["seed"] for body in bodies}) == 8
+
+
 def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ask, "MAX_BYTES", 10)
     monkeypatch.setattr(ask, "TRIES", 1)
