@@ -18,6 +18,8 @@ except ImportError:  # in a worker's environment, whose lists the command has co
     re2 = None
 
 _ANY = {"*": ".*", "?": "."}
+# Every module of a checkpoint is compared with all of them.
+MAX_WORDS, MAX_EXPRESSIONS, MAX_CHARACTERS = 100_000, 1_000, 50_000
 
 
 def is_ignored(module: str, ignore: Sequence[str]) -> bool:
@@ -41,10 +43,17 @@ def to_expression(word: str) -> str | None:
 
 
 def check_patterns(words: list[str]) -> list[str]:
-    """Return the words; raise ValueError for the first expression that RE2 cannot read."""
-    for word in words:
-        if (expression := to_expression(word)) is not None:
-            _compile(expression)
+    """Return the words; ValueError for an expression that RE2 cannot read, or if they are many."""
+    found = [each for word in words if (each := to_expression(word)) is not None]
+    for number, limit, what in (
+        (len(words), MAX_WORDS, "entries"),
+        (len(found), MAX_EXPRESSIONS, "expressions and patterns"),
+        (sum(map(len, found)), MAX_CHARACTERS, "characters of expressions and patterns"),
+    ):
+        if number > limit:
+            raise ValueError(f"{number:,} {what}, and {limit:,} are the most")
+    for expression in found:
+        _compile(expression)
     return words
 
 
@@ -67,6 +76,7 @@ def _compile(expression: str) -> Any:
         return re.compile(expression)
     options = re2.Options()
     options.log_errors = False
+    options.never_capture = True
     try:
         if re.search(r"\{\d{5}", expression):  # which RE2 takes for plain text
             raise ValueError("more than 1,000 repetitions")

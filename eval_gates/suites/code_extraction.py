@@ -6,7 +6,7 @@ import ast
 import builtins
 import re
 import textwrap
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from eval_gates.replies import remove_thoughts
@@ -32,8 +32,13 @@ _DEFINING = (
     ast.Assign,
     ast.AnnAssign,
 )
+# Byte order marks, spaces without width, and spaces that do not break.
+_CHARACTERS = str.maketrans({"\ufeff": None, "\u200b": None, "\u2060": None, "\xa0": " "})
+_FUTURE = re.compile(r"^from __future__ import [^\n(]+\n", re.MULTILINE)
+_TESTING = {"print", "input", "exit", "quit", "sys", "unittest", "doctest", "pytest", "__name__"}
 # An answer may go round in circles, and a megabyte takes a second to parse.
 _MAX_BLOCKS, _MAX_FENCES, _MAX_DEPTH, _MAX_STARTS, _MAX_TRIES = 50, 20, 10, 20, 100
+_MAX_HEADERS, _MAX_ALL_STARTS = 5, 30
 
 
 class ExtractedCode(NamedTuple):
@@ -56,18 +61,23 @@ def extract_code(
     names that it uses. A block with a stub of the function counts only if all are stubs. Without
     such a block the code is the last block that returns, the first block, or the answer without
     prose. The prompt's imports and other functions precede it. Code without the function's header
-    is its body. A block without a closing fence loses its last lines until it parses.
+    is its body, if it returns a value. A block without a closing fence loses its last lines until
+    it parses. As in EvalPlus (arXiv 2305.01210), the answer's own tests and examples are not run.
     """
     if form == "completion":
         return ExtractedCode(problem_prompt + _cut_at_stops(completion), is_found=True)
-    code = _choose_code(_without_thoughts(completion), entry_point)
+    text = _without_thoughts(completion.translate(_CHARACTERS))
+    code = _choose_code(text, entry_point)
     before = preamble(problem_prompt, entry_point)
     if _defines(code, entry_point):
-        return ExtractedCode(f"{before}{code}", is_found=True)
+        code = _without_own_tests(code, entry_point)
+        return ExtractedCode(_with_futures_first(f"{before}{code}"), is_found=True)
     if method := _find_method(code, entry_point):
-        return ExtractedCode(f"{before}{code}\n\n{entry_point} = {method}\n", is_found=True)
+        code = _without_own_tests(code, entry_point)
+        whole = f"{before}{code}\n\n{entry_point} = {method}\n"
+        return ExtractedCode(_with_futures_first(whole), is_found=True)
     whole = _with_body(problem_prompt, code)
-    return ExtractedCode(whole, is_found=bool(code.strip()) and _parses(whole))
+    return ExtractedCode(whole, is_found=_gives_a_value(whole, entry_point))
 
 
 def preamble(problem_prompt: str, entry_point: str) -> str:
@@ -96,10 +106,10 @@ def _choose_code(completion: str, entry_point: str) -> str:
         if _defines(block, entry_point) or _find_method(block, entry_point)
     ]
     solutions = [block for block in defining if not _is_stub(block, entry_point)]
-    for found in (solutions, defining):
-        if found:
-            return _with_other_definitions(found[-1], blocks)
-    bodies = [block for block in blocks if _RETURNS.search(block)]
+    bodies = [block for block in blocks if _RETURNS.search(block) and block not in defining]
+    found = solutions or ([] if bodies else defining)
+    if found:
+        return _with_other_definitions(found[-1], blocks)
     if blocks:
         return bodies[-1] if bodies else blocks[0]
     return _without_prose(completion, entry_point)
@@ -149,17 +159,19 @@ def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
     closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
     candidates = list(islice(closing.finditer(text, opening.end()), _MAX_FENCES))
     for candidate in candidates:
-        code = _dedent(text[opening.end() : candidate.start()], opening["before"])
+        code = _dedent(text[opening.end() : candidate.start()], opening)
         if _parses(code):
             return code, candidate.end()
     if candidates:
         first = candidates[0]
-        return _dedent(text[opening.end() : first.start()], opening["before"]), first.end()
-    return _find_longest_parsing(_dedent(text[opening.end() :], opening["before"])), len(text)
+        return _dedent(text[opening.end() : first.start()], opening), first.end()
+    return _find_longest_parsing(_dedent(text[opening.end() :], opening)), len(text)
 
 
-def _dedent(code: str, before_fence: str) -> str:
-    return textwrap.dedent(code) if before_fence else code
+def _dedent(code: str, opening: re.Match[str]) -> str:
+    """Return the code of a fence that is not at the margin, such as a list's, at the margin."""
+    is_within_line = opening.string[: opening.start()].rpartition("\n")[2] != ""
+    return textwrap.dedent(code) if opening["before"] or is_within_line else code
 
 
 def _with_other_definitions(code: str, blocks: list[str]) -> str:
@@ -204,17 +216,24 @@ def _defined_names(code: str) -> set[str]:
 
 
 def _without_prose(text: str, entry_point: str) -> str:
-    header = _header(entry_point).search(text)
-    if header is None:
+    headers = [header.start() for header in _header(entry_point).finditer(text)]
+    if not headers:
         return text
+    begins = [match.start() for match in _CODE_BEGINS.finditer(text)]
+    # All of them together are a module; else the last that can be read counts, as with blocks.
+    ranges = [(0, headers[0], headers[-1])]
+    ranges += [(before + 1, at, at) for before, at in pairwise(headers)][:-_MAX_HEADERS:-1]
+    ranges += [(0, headers[0], headers[0])] if len(headers) > 1 else []
     starts = [
-        match.start() for match in _CODE_BEGINS.finditer(text) if match.start() < header.start()
+        (start, end)
+        for earliest, header, end in ranges
+        for start in [*[at for at in begins if earliest <= at < header][:_MAX_STARTS], header]
     ]
-    for start in [*starts[:_MAX_STARTS], header.start()]:
+    for start, end in starts[:_MAX_ALL_STARTS]:
         code = _definitions(_find_longest_parsing(text[start:]))
-        if _defines(code, entry_point):
+        if _defines(code, entry_point) and _parses(code) and start + len(code) > end:
             return code
-    return text[header.start() :]
+    return text[headers[-1] :]
 
 
 def _definitions(code: str) -> str:
@@ -262,12 +281,58 @@ def _find_fault(code: str) -> int | None:
 
 def _header(name: str) -> re.Pattern[str]:
     return re.compile(
-        rf"^(?:async )?def {re.escape(name)}\s*\(|^{re.escape(name)}\s*=(?!=)", re.MULTILINE
+        rf"^(?:async )?def {re.escape(name)}\s*\("
+        rf"|^{re.escape(name)}\s*(?::[^=\n]+)?=(?!=|\s*{re.escape(name)}\b)",
+        re.MULTILINE,
     )
 
 
 def _defines(code: str, name: str) -> bool:
     return _header(name).search(code) is not None
+
+
+def _without_own_tests(code: str, name: str) -> str:
+    """Return the code without the module's statements that call the function or are tests."""
+    statements = _parse(code)
+    kept = [each for each in statements if not _is_own_test(each, name)]
+    if len(kept) == len(statements):
+        return code
+    return ast.unparse(ast.Module(kept, [])) + "\n"
+
+
+def _is_own_test(statement: ast.stmt, name: str) -> bool:
+    if isinstance(statement, (ast.Import, ast.ImportFrom, ast.ClassDef)):
+        return False
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    if isinstance(statement, ast.Assert):
+        return True
+    inner = [node for node in ast.walk(statement) if node is not statement]
+    if any(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import)) for node in inner):
+        return False
+    stored = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    read = names_read(statement)
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        return name not in stored and bool(read & {"input", name})
+    return name not in stored and bool(read & (_TESTING | {name}))
+
+
+def _with_futures_first(code: str) -> str:
+    """Return the code with its `from __future__` imports at its start, where Python wants them."""
+    return "".join(_FUTURE.findall(code)) + _FUTURE.sub("", code)
+
+
+def _gives_a_value(code: str, name: str) -> bool:
+    """Return whether the function has a `return` or `yield`, functions within it apart."""
+    functions = [n for n in _parse(code) if isinstance(n, ast.FunctionDef) and n.name == name]
+    waiting: list[ast.AST] = [each for function in functions[-1:] for each in function.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def _with_body(problem_prompt: str, body: str) -> str:

@@ -61,7 +61,7 @@ class EvaluateResult(Record):
     )
 
 
-EVALUATE = Stage("evaluate", 5, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+EVALUATE = Stage("evaluate", 6, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("max_questions", "rule")

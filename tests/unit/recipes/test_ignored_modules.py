@@ -72,6 +72,38 @@ def test_what_re2_cannot_read_is_refused_by_name(word: str) -> None:
     assert repr(word[3:83]) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        [f"model.layers.{n}" for n in range(100_001)],
+        [f"re:^(.*.*.*)*q{n}$" for n in range(1_001)],
+        ["*a" * 20_000],
+        ["re:" + "(a|b)" * 20_000],
+    ],
+    ids=["names", "expressions", "a long pattern", "a long expression"],
+)
+def test_more_than_can_be_compared_with_every_module_is_refused(words: list[str]) -> None:
+    with pytest.raises(ValueError, match="are the most"):
+        check_patterns(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [f"re:^(.*.*.*)*q{n}$" for n in range(1_000)],
+        ["re:" + "(" * 24_000 + ")" * 24_000],
+        ["re:" + "(a|b)" * 9_999],
+    ],
+    ids=["many", "nested", "long"],
+)
+def test_what_is_taken_is_compared_in_seconds(words: list[str]) -> None:
+    started = time.process_time()
+    check_patterns(words)
+    for n in range(200):
+        is_ignored(f"{n}{NAME}", words)
+    assert time.process_time() - started < 10
+
+
 def test_ordinary_expressions_are_taken() -> None:
     check_patterns(["lm_head", "re:.*(q|k)_proj$", "*.experts.[0-9]*", r"re:(?s:.*\.gate)\Z"])
     assert is_ignored("a.gate", [r"re:(?s:.*\.gate)\Z"])

@@ -170,6 +170,58 @@ def solves(completion: str, form: str = "chat") -> bool:
         pytest.param(
             f"```python\n{FUNCTION}\nif __name__ == '__main__':\n    input()\n```", id="main guard"
         ),
+        *(
+            pytest.param(f"```python\n{FUNCTION}\n{more}\n```", id=f"then {more}")
+            for more in (
+                "assert halves([4]) == [3]",
+                "ns = [int(input())]\nprint(halves(ns))",
+                "import sys\nsys.exit(0)",
+                "for ns in ([4], 7):\n    print(halves(ns))",
+                "import unittest\n\nclass Tests(unittest.TestCase):\n    def test(self):\n"
+                "        self.assertEqual(halves([4]), [3])\n\nunittest.main()",
+                "halved = halves(4)",
+            )
+        ),
+        pytest.param(
+            f"```python\ntable = {{}}\n{HEADER}    return [table[n] for n in numbers]\n\n"
+            "for n in range(9):\n    table[n] = half(n)\nprint(halves([4]))\n```",
+            id="a table that is filled below",
+        ),
+        pytest.param(
+            f"```python\nfrom __future__ import annotations\n\n{FUNCTION}```", id="future import"
+        ),
+        pytest.param(
+            "```python\nfrom typing import Callable\nhalves: Callable = lambda ns: "
+            "[n // 2 for n in ns]\n```",
+            id="annotated lambda",
+        ),
+        pytest.param(
+            f"```python\n{FUNCTION}```\nUse it:\n```python\nhalves = halves([4])\n```",
+            id="a name that is used again",
+        ),
+        pytest.param(f"\ufeff```python\n\ufeff{FUNCTION}```", id="byte order mark"),
+        pytest.param(f"```python\n{FUNCTION.replace('    ', chr(160) * 4)}```", id="hard spaces"),
+        pytest.param(
+            f"```python\n{PROMPT}    pass\n```\nIts body:\n```python\n{BODY}```",
+            id="a stub, then the body",
+        ),
+        *(
+            pytest.param(
+                f"{mark} ```python\n" + textwrap.indent(FUNCTION, " " * 3) + "   ```\n",
+                id=f"a fence in the line of {mark}",
+            )
+            for mark in ("-", "1.")
+        ),
+        pytest.param(
+            f"A draft:\n\n{HEADER}    return []\n\nBetter:\n\n{FUNCTION}", id="no fences, last wins"
+        ),
+        pytest.param(
+            f"def halves( is where it begins.\n\n{FUNCTION}", id="no fences, named in the prose"
+        ),
+        pytest.param(
+            f"{HEADER}    return []\n\n{FUNCTION}\ndef halves( is its name.",
+            id="no fences, named after",
+        ),
     ],
 )
 def test_a_right_answer_is_found_in_what_the_model_wrote(completion: str) -> None:
@@ -212,6 +264,10 @@ def test_a_wrong_answer_stays_wrong(completion: str) -> None:
         ('{"code": "def halves(numbers): return []"', False),
         ("Use `halves = lambda ns: ns` here, it's fine.", False),
         ("```\nFirst we loop over it.\n```", False),
+        (f"```python\n# <think> of it\n{FUNCTION}```", False),
+        ('```json\n{"code": "def halves(numbers): return []"}\n```', False),
+        (f"```python\n{FUNCTION.replace('halves', 'solution')}```", False),
+        (f"```python\nif True:\n{textwrap.indent(FUNCTION, '    ')}```", False),
     ],
 )
 def test_an_answer_without_code_is_told(completion: str, is_found: bool) -> None:
