@@ -1,7 +1,8 @@
-"""Generated answers: requests in flight, thoughts, tokens, under lm-eval itself."""
+"""Generated answers on the real server: texts of every way of asking, thoughts and tokens."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,95 +12,7 @@ from run_in_evaluate import run_in_evaluate
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
 
-CONCURRENCY = 8
-
-STAND_IN = """
-import json
-import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-
-sys.path.insert(0, sys.argv[1])
-
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
-
-from eval_gates.suites.json_lines import write_rows
-from pipeline.core.events import NullProgress
-from pipeline.workers.evaluate import EvalClient
-
-here, concurrency = Path(sys.argv[2]), int(sys.argv[3])
-spell = Tokenizer(WordLevel({"zero": 0, "one": 1}, unk_token="zero"))
-spell.pre_tokenizer = Whitespace()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=spell, unk_token="zero", eos_token="zero")
-tokenizer.chat_template = (
-    "{% for m in messages %}{{ m.content }}{% endfor %}"
-    "{% if enable_thinking is not defined or enable_thinking %} <think>{% endif %}"
-)
-tokenizer.save_pretrained(here / "tokenizer")
-lock, in_flight, asked = threading.Lock(), [0, 0], []
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with lock:
-            in_flight[0] += 1
-            in_flight[1] = max(in_flight)
-            asked.append({"path": self.path, **body})
-            is_closed = len(asked) % 2 > 0
-        time.sleep(0.2)
-        with lock:
-            in_flight[0] -= 1
-        text = "a short thought</think> one. Two." if is_closed else "a thought"
-        reason = "stop" if is_closed else "length"
-        answer = {"choices": [{"text": text, "finish_reason": reason}],
-                  "usage": {"completion_tokens": len(text)}}
-        content = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments):
-        pass
-
-
-server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-questions = [{"id": f"d/{n}", "document": f"Text {n}.", "references": [f"one {n}"]}
-             for n in range(4)]
-write_rows(here / "questions.jsonl", questions)
-
-
-def ask(**changes):
-    asked.clear()
-    in_flight[1] = 0
-    suite = {"kind": "rouge", "prompt_format": "chat", "samples": 16, "max_tokens": 64,
-             "sampling": {"temperature": 0.6}, **changes}
-    spec = {"suite": suite, "questions": here / "questions.jsonl", "model": "m", "asks_once": True,
-            "url": f"http://127.0.0.1:{server.server_address[1]}", "tokenizer": here / "tokenizer",
-            "trust_remote_code": False, "concurrency": concurrency, "max_length": 1000}
-    spec = {key: str(value) if isinstance(value, Path) else value for key, value in spec.items()}
-    client = EvalClient(spec, questions, NullProgress(), len(questions))
-    rows = client.ask(range(len(questions)))
-    return {"rows": rows, "asked": list(asked), "most": in_flight[1]}
-
-
-markers = {"start": "<think>", "end": "</think>"}
-found = {"thinks": ask(thinking=markers)}
-found["does not"] = ask(chat_template_kwargs={"enable_thinking": False})
-found["to the end"] = ask(thinking=markers, max_tokens="model", samples=1)
-print("RESULT " + json.dumps(found))
-"""
-
-SERVED = r"""
+SCRIPT = r"""
 import json
 import shutil
 import sys
@@ -108,14 +21,13 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 
-from lm_eval.evaluator import evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-from eval_gates.suites import rouge
-from eval_gates.suites.fixed_task import task_of
-from eval_gates.suites.generation import task_config
+from eval_gates.rows import Question
 from eval_gates.suites.json_lines import write_rows
 from pipeline.core.events import NullProgress
-from pipeline.workers.evaluate import EvalClient, client
+from pipeline.workers.evaluate import OpenSuite, open_client
 
 here, url, model, served_name = Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5]
 tokenizer = here / "tokenizer"
@@ -139,9 +51,11 @@ turns = "".join(
     "{{ '\n</think>\n\n' }}{% endif %}"
 )
 words = ("a horse eats hay", "the sun is hot", "rain is wet", "a fish can swim")
-questions = [{"id": f"d/{n}", "document": text, "references": [text]}
-             for n, text in enumerate(words)]
-write_rows(here / "questions.jsonl", questions)
+questions = [
+    Question(f"d/{n}", text, data={"title": "", "document": text, "references": [text]})
+    for n, text in enumerate(words)
+]
+write_rows(here / "questions.jsonl", [each.to_row() for each in questions])
 
 
 def generated():
@@ -152,42 +66,50 @@ def generated():
                if line.startswith("vllm:generation_tokens_total"))
 
 
-def spec_of(folder, **changes):
+def ask(folder=tokenizer, chat=None, **changes):
     suite = {"kind": "rouge", "prompt_format": "chat", "max_tokens": 64, **changes}
-    return {"suite": suite, "questions": str(here / "questions.jsonl"), "model": served_name,
-            "asks_once": True, "url": url, "tokenizer": str(folder), "trust_remote_code": False,
-            "concurrency": 8, "max_length": 4096}
-
-
-def ask(**changes):
-    asker = EvalClient(spec_of(tokenizer, **changes), questions, NullProgress(), len(questions))
+    spec = {"suite": suite, "model": served_name, "asks_once": True, "url": url,
+            "tokenizer": str(folder), "trust_remote_code": False, "concurrency": 8,
+            "max_length": 4096, "chat": chat}
+    opened = OpenSuite(suite, here / "questions.jsonl")
+    heard = []
+    client = open_client(spec, opened, heard.append, NullProgress())
+    asked = opened.render(range(len(words)), client.render)
     before = generated()
-    rows = asker.ask(range(len(questions)))
-    return {"rows": rows, "generated": generated() - before}
+    rows = opened.score(range(len(words)), asked, client.ask(asked), NullProgress())
+    found = {"rows": rows, "generated": generated() - before, "requests": client.counts["requests"],
+             "heard": sum(heard)}
+    if chat is None:
+        found["prompts"] = [client.shown(each) for each in asked]
+    return found
+
+
+def lm_evals(prompts):
+    lm = LocalCompletionsAPI(
+        model=served_name, base_url=url + "/v1/completions", num_concurrent=8, max_length=4096,
+        tokenizer_backend="huggingface", tokenizer=str(model), timeout=600,
+    )
+    settings = {"until": [], "max_gen_toks": 24, "do_sample": False, "temperature": 0.0}
+    return lm.generate_until([
+        Instance(request_type="generate_until", doc={}, idx=0, metadata=("t", n, 1),
+                 arguments=(prompt, settings))
+        for n, prompt in enumerate(prompts)
+    ])
 
 
 drawn = {"samples": 2, "sampling": {"temperature": 0.5}}
 markers = {"start": "<think>", "end": "</think>"}
+form = {"length_key": "max_tokens", "extended": True}
 found = {
     "on": ask(thinking=markers, **drawn),
     "kept": ask(thinking={**markers, "keep": True}, **drawn),
     "off": ask(chat_template_kwargs={"enable_thinking": False}),
     "cut": ask(thinking=markers, max_tokens=2),
+    # The chat endpoint has the served model's own template.
+    "completions": ask(model, max_tokens=24),
+    "chat": ask(None, form, max_tokens=24),
 }
-# The chat endpoint, which has the served model's own template.
-task = task_of(
-    task_config(rouge.RougeTask(prompt_format="chat", max_tokens=24), "{{document}}", []),
-    questions,
-    chat_of=lambda row: {"messages": [{"role": "user", "content": row["document"]}]},
-)
-before = generated()
-results = evaluate(lm=client(spec_of(model), lambda count: None, NullProgress()),
-                   task_dict={"chat": task}, log_samples=True, bootstrap_iters=0)
-(samples,) = results["samples"].values()
-texts = [sample["resps"][0][0] for sample in samples]
-found["chat"] = {"texts": [str(text) for text in texts], "generated": generated() - before,
-                 "tokens": [text.tokens for text in texts],
-                 "cut": [text.is_truncated for text in texts]}
+found["lm_eval"] = lm_evals(found["completions"]["prompts"])
 print("RESULT " + json.dumps(found))
 """
 
@@ -196,74 +118,51 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_in_evaluate(STAND_IN, tmp_path_factory.mktemp("stand_in"), str(CONCURRENCY))
-
-
-def test_requests_of_different_seeds_are_in_flight_together(found: dict[str, Any]) -> None:
-    asked = found["thinks"]["asked"]
-    assert len({request["seed"] for request in asked}) == len(asked) == 4 * 16
-    assert found["thinks"]["most"] == CONCURRENCY
-    # One after another they would take 13 s.
-
-
-def test_a_rows_tokens_and_unfinished_answers_are_its_samples(found: dict[str, Any]) -> None:
-    rows = found["thinks"]["rows"]
-    assert [row["id"] for row in rows] == [f"d/{n}" for n in range(4)]
-    answers = [text for row in rows for text in row["answer"]]
-    assert set(answers) == {"one. Two.", ""}
-    tokens = {len("a short thought</think> one. Two."), len("a thought")}
-    assert {count for row in rows for count in row["tokens"]} == tokens
-    for row in rows:
-        unfinished = row["answer"].count("")
-        assert row["truncated"] == row["unclosed"] == unfinished
-        assert len(row["tokens"]) == 16
-
-
-def test_the_templates_arguments_are_used(found: dict[str, Any]) -> None:
-    thinks, does_not = found["thinks"]["asked"], found["does not"]["asked"]
-    assert len(thinks[0]["prompt"]) > len(does_not[0]["prompt"])
-    assert all("stop" not in request for request in thinks)
-    assert all(request["stop"] == ["\n\n"] for request in does_not)
-    # Without thoughts to remove, the text is as it came.
-    texts = {text for row in found["does not"]["rows"] for text in row["answer"]}
-    assert "a short thought</think> one. Two." in texts
-
-
-def test_the_cap_of_the_model_is_what_its_prompt_leaves(found: dict[str, Any]) -> None:
-    for request in found["to the end"]["asked"]:
-        assert request["max_tokens"] == 999 - len(request["prompt"])
-
-
-# --- the real server ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
 def served(
     server: Server, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("served")
-    return run_in_evaluate(SERVED, folder, server.url, str(demo_model), SERVED_NAME)
+    words = (server.url, str(demo_model), SERVED_NAME)
+    return run_in_evaluate(SCRIPT, folder, *words, seconds=1200)
 
 
-@pytest.mark.parametrize("name", ["on", "kept", "off", "cut"])
-def test_a_rows_tokens_are_those_that_the_server_counts(served: dict[str, Any], name: str) -> None:
-    rows = served[name]["rows"]
-    assert sum(count for row in rows for count in row["tokens"]) == served[name]["generated"] > 0
+@pytest.mark.parametrize("name", ["on", "kept", "off", "cut", "completions", "chat"])
+def test_requests_and_tokens_are_those_that_the_server_counts(
+    served: dict[str, Any], name: str
+) -> None:
+    rows, found = served[name]["rows"], served[name]
+    assert [row["id"] for row in rows] == [f"d/{n}" for n in range(4)]
+    assert sum(count for row in rows for count in row["tokens"]) == found["generated"] > 0
+    assert found["heard"] == 4
+    assert found["requests"] == sum(len(row["tokens"]) for row in rows)
 
 
-def test_thoughts_are_removed_before_scoring(served: dict[str, Any]) -> None:
-    rows = served["on"]["rows"]
-    answers = [text for row in rows for text in row["answer"]]
+def test_every_way_of_asking_gives_the_same_texts(served: dict[str, Any]) -> None:
+    texts = [row["answer"] for row in served["completions"]["rows"]]
+    assert texts == served["lm_eval"]
+    assert all(texts)
+    assert len(set(texts)) == len(texts)
+    for key in ("answer", "tokens", "truncated", "score"):
+        chat = [row[key] for row in served["chat"]["rows"]]
+        assert chat == [row[key] for row in served["completions"]["rows"]]
+
+
+def test_an_answer_of_the_longest_length_is_truncated(served: dict[str, Any]) -> None:
+    for row in served["completions"]["rows"]:
+        assert row["truncated"] == int(row["tokens"] == [24])
+
+
+def test_thoughts_are_removed_unless_they_are_kept(served: dict[str, Any]) -> None:
+    answers, kept = (
+        [text for row in served[name]["rows"] for text in row["answer"]] for name in ("on", "kept")
+    )
     assert len(answers) == 8
-    assert not any("think>" in text for text in answers)
     assert any(answers), "no thought has an end"
-    assert all(row["score"] == 0 for row in rows if row["unclosed"] == 2)
-
-
-def test_thoughts_may_be_kept(served: dict[str, Any]) -> None:
-    kept = [text for row in served["kept"]["rows"] for text in row["answer"]]
-    assert any("</think>" in text for text in kept), kept
+    for answer, whole in zip(answers, kept, strict=True):  # of the same seeds
+        after = whole.partition("</think>")[2]
+        said = re.sub(r"(?s)<think>.*?(</think>|\Z)", "", after).lstrip()
+        assert answer == said.partition("\n\n")[0], whole  # the suite's stop string
+    assert all(row["score"] == 0 for row in served["on"]["rows"] if row["unclosed"] == 2)
 
 
 def test_thoughts_that_are_turned_off_are_not_there(served: dict[str, Any]) -> None:
@@ -276,10 +175,3 @@ def test_thoughts_that_reach_the_cap_are_cut_and_unclosed(served: dict[str, Any]
     for row in served["cut"]["rows"]:
         assert (row["answer"], row["score"]) == ("", 0)
         assert (row["tokens"], row["truncated"], row["unclosed"]) == ([2], 1, 1)
-
-
-def test_messages_are_asked_at_the_chat_endpoint(served: dict[str, Any]) -> None:
-    found = served["chat"]
-    assert all(found["texts"])
-    assert sum(found["tokens"]) == found["generated"]
-    assert [count == 24 for count in found["tokens"]] == found["cut"]
