@@ -87,6 +87,9 @@ def test_faults_of_several_kinds_count_together() -> None:
         pytest.param([], id="none"),
         pytest.param(texts(), id="wrong"),
         pytest.param(texts(truncated=1, tokens=[64]), id="long and read"),
+        pytest.param(
+            texts(truncated=1, tokens=[16], score=1.0), id="right, and said to be cut off"
+        ),
         pytest.param(texts(truncated=1, tokens=[60]), id="another count of tokens"),
         pytest.param(texts(answer="", score=1.0), id="an empty answer is right"),
         pytest.param(texts(answer="", calls=[[{"name": "f"}]]), id="calls"),
