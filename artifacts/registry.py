@@ -25,7 +25,6 @@ from pipeline.core.errors import RegistryError
 from pipeline.core.record import Record
 from pipeline.core.untrusted.text import clip
 
-CHAMPION = "champion"
 TUPLE_TAG = "prepare.tuple"
 WEIGHTS_TAG = "prepare.weights"
 MANIFEST_TAG = "prepare.manifest"

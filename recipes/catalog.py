@@ -157,11 +157,6 @@ def profile_names() -> list[str]:
     return _names(RECIPES / "profiles")
 
 
-def workload_names() -> list[str]:
-    """Return the built-in workloads."""
-    return _names(RECIPES / "workloads")
-
-
 def policy_names() -> list[str]:
     """Return the built-in policies."""
     return _names(RECIPES / "policies")

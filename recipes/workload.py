@@ -10,7 +10,6 @@ from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
 
 from recipes.config_model import ConfigModel, Name
 
-WAVES = 8  # minimum of a load with fixed concurrency, in addition to the first
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
 

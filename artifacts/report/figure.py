@@ -14,8 +14,6 @@ from pipeline.core.untrusted.text import html_text
 
 SERIES = 6
 """Colours that the page has for series; more series begin again, with another symbol."""
-ALL_AT_ONE_X = {"hovermode": "x", "hoverdistance": -1}
-"""Layout of a figure in which hovering anywhere shows all series' values at the nearest x."""
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 
 

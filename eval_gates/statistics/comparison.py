@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -81,18 +80,3 @@ class Comparison:
             if not np.all((scores >= 0) & (scores <= 1)):  # also refuses NaN
                 raise ValueError("every score must be present and in [0, 1]")
         return np.asarray(new - self.weight * old)
-
-    def exact_sign(self, before: Sequence[float], after: Sequence[float]) -> int:
-        """Return 1, 0 or -1 for a mean value above, on or below the threshold, without rounding.
-
-        Scores and margin are read as decimals, because 700 * 0.01 is not 7 in floating point.
-        """
-        share = _decimal(1.0 if self.kind == "points" else self.size)
-        total = sum((_decimal(score) for score in after), Fraction())
-        total -= share * sum((_decimal(score) for score in before), Fraction())
-        excess = total - len(after) * _decimal(self.threshold)
-        return (excess > 0) - (excess < 0)
-
-
-def _decimal(number: float) -> Fraction:
-    return Fraction(repr(float(number)))

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.hardware import NodeInfo, this_node
+from pipeline.core.hardware import NodeInfo
 from recipes import catalog
 from recipes.gpu import GpuType
 
@@ -23,14 +23,6 @@ class Machine:
     gpu_memory_gib: float | None = None  # of the first, as the driver has it
     driver: str = ""  # driver version; empty if unknown or irrelevant
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None if unset
-
-
-def this_machine(store: Path, *, with_gpu: bool) -> Machine:
-    """Inspect this machine; the GPU driver is queried only with `with_gpu`.
-
-    The store's directory need not exist yet.
-    """
-    return machine_of(this_node(with_gpus=with_gpu), store, with_gpu=with_gpu)
 
 
 def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:

@@ -6,7 +6,6 @@ count from the end of the JSON and cover the data without gap or overlap.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ MAX_HEADER_BYTES = 40_000_000
 MAX_NAME_CHARACTERS = 1_000
 MAX_DIMENSIONS = 64  # torch's limit; bounds the product of a malicious shape
 METADATA_KEY = "__metadata__"
-ALIGNMENT = 8  # of tensor data; the library pads the header with spaces
 
 # Bits of an element, from safetensors 0.8.
 DTYPE_BITS = {
@@ -105,19 +103,6 @@ def read_header(path: Path) -> SafetensorsHeader:
             hint=DOWNLOAD_AGAIN,
         )
     return SafetensorsHeader(tensors, metadata, PREFIX_BYTES + length, data_bytes)
-
-
-def header_bytes(entries: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]) -> bytes:
-    """Return a safetensors file up to its data, for (dtype, shape, data offsets) by name.
-
-    It has "format", which transformers requires.
-    """
-    content: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
-    for name, (dtype, shape, offsets) in entries.items():
-        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(PREFIX_BYTES, "little") + text
 
 
 def _header_length(prefix: bytes, size: int, path: Path) -> int:

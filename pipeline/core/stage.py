@@ -25,10 +25,6 @@ Result = TypeVar("Result", bound=Record)
 Shape = TypeVar("Shape", bound=Record)
 
 
-class NoRuntime(Record):
-    """Runtime of a stage that needs only its parameters and inputs."""
-
-
 class WorkerRuntime(Record):
     """Runtime of a stage whose work runs in an environment."""
 

@@ -171,12 +171,6 @@ def complete_text(endpoint: OpenAIEndpoint) -> tuple[HttpResponse | None, str]:
     return post(endpoint, body)
 
 
-def continue_tokens(endpoint: OpenAIEndpoint, **more: Any) -> tuple[HttpResponse | None, str]:
-    """Request one more token after a prompt of token ids; return as :func:`post`."""
-    prompt = {"model": endpoint.model, "prompt": list(TOKENS), "max_tokens": 1, "temperature": 0}
-    return post(endpoint, {**prompt, **more})
-
-
 def post(
     endpoint: OpenAIEndpoint, body: dict[str, Any], path: str = "/v1/completions"
 ) -> tuple[HttpResponse | None, str]:

@@ -10,8 +10,6 @@ from recipes.quantization import Rounding
 from recipes.quantizers.in_groups import InGroups, groups_of
 from recipes.weight_format import AWQ_GEMM, WeightFormat
 
-GRID_POINTS = 20  # fixed in AutoAWQ 0.2.9
-
 
 class AutoAwqQuantization(InGroups):
     """AWQ by AutoAWQ itself, in its own checkpoint format (GEMM): 4 bits with zero points."""

@@ -16,7 +16,7 @@ from pipeline.core.untrusted.file import MEBIBYTE, read_regular
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 
 MAX_BYTES = 16 * MEBIBYTE
-MAX_VALUES = 400_000  # 80,000 files, or the e-process paths of about a thousand gates
+MAX_VALUES = 400_000  # 80,000 files
 MAX_FAULT_CHARACTERS = 300
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from some_node import NODE, node_of
 
-from pipeline.capacity.machine import existing_folder, machine_of, this_machine
+from pipeline.capacity.machine import existing_folder, machine_of
+from pipeline.core.hardware import this_node
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:
-    found = this_machine(tmp_path / "not" / "there", with_gpu=True)
+    found = machine_of(this_node(with_gpus=True), tmp_path / "not" / "there", with_gpu=True)
     assert (found.gpu, found.gpus, found.compute_capability) == (None, 0, None)
     status = os.statvfs(tmp_path)
     assert found.free_disk_bytes == pytest.approx(status.f_bavail * status.f_frsize, rel=0.05)
@@ -37,8 +38,8 @@ def test_the_driver_is_asked_only_where_gpus_matter(tmp_path: Path, programs: Pa
         "--query-gpu=compute_cap) echo 8.9; echo 8.9;;\nesac\n"
     )
     program.chmod(0o755)
-    assert this_machine(tmp_path, with_gpu=False).gpu is None
-    found = this_machine(tmp_path, with_gpu=True)
+    assert machine_of(this_node(with_gpus=False), tmp_path, with_gpu=False).gpu is None
+    found = machine_of(this_node(with_gpus=True), tmp_path, with_gpu=True)
     assert (found.gpu, found.gpus, found.compute_capability) == ("NVIDIA L4", 2, 8.9)
     assert found.driver == "535.1"
 
@@ -52,10 +53,10 @@ def test_gpus_of_one_kind_that_cuda_shows(
     program.write_text(f'#!/bin/sh\ncase "$1" in\n-L) {" ".join(lines)}\n;;\nesac\n')
     program.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = this_machine(tmp_path, with_gpu=True)
+    found = machine_of(this_node(with_gpus=True), tmp_path, with_gpu=True)
     assert (found.gpu, found.gpus, found.visible_devices) == ("NVIDIA H100", 3, None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    found = this_machine(tmp_path, with_gpu=True)
+    found = machine_of(this_node(with_gpus=True), tmp_path, with_gpu=True)
     assert (found.gpu, found.gpus, found.visible_devices) == ("NVIDIA H100", 1, "3")
 
 

@@ -47,16 +47,6 @@ def test_unpaired_scores_are_refused() -> None:
         Comparison.points(0.01).values([1, 1], [1])
 
 
-def test_exact_sign_does_not_round() -> None:
-    # 700 * 0.01 is 7.000000000000001 in floating point, and 0.9 - 1 is not -0.1.
-    before = [1.0] * 700
-    assert Comparison.points(0.01).exact_sign(before, [0.0] * 7 + [1.0] * 693) == 0
-    assert Comparison.points(0.01).exact_sign(before, [0.0] * 6 + [1.0] * 694) == 1
-    assert Comparison.points(0.01).exact_sign(before, [0.0] * 8 + [1.0] * 692) == -1
-    assert Comparison.points(0.1).exact_sign([1.0] * 3, [0.9] * 3) == 0
-    assert Comparison.recovery(0.99).exact_sign([1.0] * 100, [0.0] + [1.0] * 99) == 0
-
-
 def test_words_name_the_margin() -> None:
     assert Comparison.points(0.01).words == "a margin of 1.00 points"
     assert Comparison.points(0.00005).words == "a margin of 0.0050 points"
