@@ -82,7 +82,7 @@ def _faults(rows: Sequence[Row], max_tokens: Any) -> list[_Fault]:
             f"were cut off by the server before the {max_tokens} tokens asked for",
             lambda row: (
                 max_tokens is not None
-                and row["score"] < 1  # a right answer is whole, whatever the server says
+                and row["score"] < 1  # a right answer is whole
                 and _is_all(row, "truncated")
                 and max(row["tokens"]) < _COUNT_TOLERANCE * max_tokens
             ),

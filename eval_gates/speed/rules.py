@@ -134,7 +134,7 @@ class SpeedRule(ServerRunRule):
         """Return faults of the sides themselves."""
 
     def worst_value(self, unit: Sequence[LoadRun]) -> float:
-        """Return a value that the disturbance cannot have increased; -inf if none is known."""
+        """Return the least value that a punctual client could give; -inf if none is known."""
         return -math.inf
 
     def ends_early(self, unit: Sequence[LoadRun]) -> str:
@@ -204,18 +204,22 @@ class SpeedRule(ServerRunRule):
         )
 
     def _at_worst(self, values: Sequence[float], blocks: _Blocks) -> SpeedFinding | None:
-        """Return the pass of all complete blocks, the disturbed ones at their worst; None without.
+        """Return the pass of all complete blocks, late ones at their worst; None without.
 
-        No block is left out by its speed, so the level holds.
+        No block is left out by its speed, so the level holds. What throttling or another process
+        did to one side alone is not known.
         """
         worst = [*values, *map(self.worst_value, blocks.disturbed)]
-        if len(values) >= self.blocks or len(worst) < self.blocks or min(worst) == -math.inf:
+        is_late_alone = all(fault.kind == "client_lag" for fault in blocks.faults)
+        if not is_late_alone or len(values) >= self.blocks or len(worst) < self.blocks:
+            return None
+        if min(worst) == -math.inf:
             return None
         found = self._decide(worst)
         if found.state != "pass":
             return None
-        why = f"{len(blocks.disturbed)} disturbed {self.unit} count at their worst"
-        return replace(found, quiet=len(values), with_disturbed=found.estimate, why=why)
+        why = f"{len(blocks.disturbed)} {self.unit} with a late client count at their worst"
+        return replace(found, quiet=len(values), why=why)
 
     def _is_open(self, blocks: _Blocks) -> bool:
         return (
@@ -317,7 +321,7 @@ class RatioRule(SpeedRule):
         return math.log(rates["candidate"] / rates["baseline"])
 
     def worst_value(self, unit: Sequence[LoadRun]) -> float:
-        # A punctual client could have made the baseline faster, by this at most.
+        # The candidate could only be faster, and the baseline by this at most.
         (baseline,) = (load for load in unit if load.side == "baseline")
         return self.value(unit) - lag_gain(baseline)
 

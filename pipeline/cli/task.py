@@ -103,7 +103,7 @@ def run_serving_task(file: Path, events: EventWriter) -> None:
         run_serving_task(task, store, events)
 
 
-def working(file: Path, store: Store, events: Progress) -> AbstractContextManager[None]:
+def working(file: Path, store: Store, events: Progress) -> AbstractContextManager[object]:
     """Have `prepare gc` see that something is done for the run whose file it is, if it is one's."""
     run = file.absolute().parents[1]
     if run.parent != store.root.absolute() / "runs":

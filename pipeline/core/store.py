@@ -29,7 +29,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from pipeline.core.digest import digest_json
@@ -210,19 +210,21 @@ class Store:
             hint="this process was cut off from the store for a while; run the same command again",
         )
 
-    @contextmanager
-    def in_use(self, on_wait: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-        """Hold the store as one of its users; wait while garbage is collected.
+    def in_use(
+        self, on_wait: Callable[[str], None] = lambda text: None
+    ) -> AbstractContextManager[object]:
+        """Hold the store as one of its users, until the result's end; wait for a collection.
 
         Several holds of one process share one lock; within a collection it is the collection's.
         """
         self.make_root()
+        root = self.root.resolve()
         with self.explain_errors():
-            _enter(self.root.resolve(), lambda _: on_wait("waiting for `prepare gc` on this store"))
-        try:
-            yield
-        finally:
-            _leave(self.root.resolve())
+            _enter(root, lambda _: on_wait("waiting for `prepare gc` on this store"))
+        # No generator: Python closes one that was dropped at any moment, within `_enter` too.
+        held = ExitStack()
+        held.callback(_leave, root)
+        return held
 
     @contextmanager
     def collect(self) -> Iterator[None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from finished_stage import put_record, stage_record
 
+from pipeline.core import store as store_module
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, StoreError
 from pipeline.core.run_folders import RunFolders
@@ -340,3 +343,14 @@ def test_another_users_open_store_is_refused(
     with pytest.raises(StoreError) as caught:
         RunFolders(store).make("r1")
     assert "chmod go=" in caught.value.hint
+
+
+def test_a_hold_that_was_dropped_does_nothing_when_python_collects_it(store: Store) -> None:
+    """Python may collect it while the same thread takes another hold: that would never end."""
+    store.in_use().__enter__()
+    with store_module._stores_guard:
+        collecting = threading.Thread(target=gc.collect, daemon=True)
+        collecting.start()
+        collecting.join(timeout=20)
+        assert not collecting.is_alive()
+    assert store.is_in_use
