@@ -163,7 +163,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """Return the score's standard name.
 
         Args:
-            laid_out: the metric that `read` put into the record, if any.
+            laid_out: the metric that `questions` put into the record, if any.
         """
 
     def output_type(self, task: Task) -> str | None:
