@@ -73,7 +73,9 @@ def test_a_model_is_not_inferior_to_itself(
     answers.write_bytes(answers.read_bytes().replace(b"the", b"teh", 1))
     tampered = prepare(store, "verify", "--json")
     assert tampered.returncode == 1
-    assert "not those that were given" in tampered.stdout
+    found = json.loads(tampered.stdout)
+    assert not found["same"]
+    assert f"{answers.parent.name}/answers.jsonl" in str(found["variants"][0])
 
 
 def test_a_margin_that_reaches_below_any_summary_decides_nothing(
