@@ -14,6 +14,7 @@ from typing import Any
 import typer
 from pydantic import TypeAdapter
 
+from artifacts.deploy.recheck_record import RecheckRecord
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.manifest import Manifest
 from artifacts.run_record import RunReport
@@ -23,7 +24,6 @@ from pipeline.core.stage_record import StageRecord
 from pipeline.environments.settings import SettingsFile
 from pipeline.inspection.kv_cache import ELEMENT_BYTES, kv_cache
 from pipeline.inspection.model_shape import model_shape
-from pipeline.release.recheck_record import RecheckRecord
 from pipeline.run.executors import KINDS, options_of
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile

@@ -75,10 +75,9 @@ def export(
 
     Exit codes: 0 written, 1 error, 2 usage.
     """
-    from artifacts.exports.exported_version import ExportRequest
-    from artifacts.exports.targets import TARGETS
+    from artifacts.deploy.export import TARGETS, other_versions, read_version, write_export
+    from artifacts.deploy.exported import ExportRequest
     from pipeline.environments.settings import load_settings
-    from pipeline.release.export import other_versions, read_version, write_export
 
     if target not in TARGETS:
         raise UsageError(

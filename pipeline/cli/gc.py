@@ -44,9 +44,9 @@ def gc(
     Exit codes: 0 done, 1 error (a registry that does not answer, a run in
     progress), 2 usage.
     """
+    from artifacts.garbage_collection import find_garbage, remove
     from pipeline.environments.garbage_collection import collect
     from pipeline.environments.settings import load_settings
-    from pipeline.release.garbage_collection import find_garbage, remove
 
     settings = load_settings(store)
     found = settings.open_store()

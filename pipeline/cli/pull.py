@@ -66,8 +66,8 @@ def pull(
     Exit codes: 0 copied, 1 error (also: files that differ from the
     judged ones), 2 usage.
     """
+    from artifacts.deploy.deployment import pull_copy, pull_version
     from pipeline.environments.settings import load_settings
-    from pipeline.release.deployment import pull_copy, pull_version
 
     settings = load_settings(store, public_key=public_key)
     key = settings.signing.public_key

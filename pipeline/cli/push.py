@@ -60,9 +60,9 @@ def push(
 
     Exit codes: 0 sent, 1 error, 2 usage.
     """
+    from artifacts.deploy.deployment import check_files
     from artifacts.push import push as send
     from pipeline.environments.settings import load_settings
-    from pipeline.release.deployment import check_files
 
     settings = load_settings(store, public_key=public_key)
     found, version = find_asked(reference, registry, settings)

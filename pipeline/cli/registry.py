@@ -125,7 +125,7 @@ def find_asked(
     reference: str, registry: str | None, settings: Settings
 ) -> tuple[Registry, Version]:
     """Return that registry and the version NAME@ALIAS in it; raise UsageError if absent."""
-    from pipeline.release.deployment import find_version
+    from artifacts.deploy.deployment import find_version
 
     found = open_asked(registry, settings)
     return found, find_version(found, reference)

@@ -78,8 +78,8 @@ def serve(
 
     Exit codes: 1 error (also: this machine differs), 2 usage, 130 ended by Ctrl-C.
     """
+    from artifacts.deploy.serve import Deployment
     from pipeline.environments.settings import load_settings
-    from pipeline.release.serve import Deployment
 
     settings = load_settings(store, public_key=public_key)
     _, version = find_asked(reference, registry, settings)

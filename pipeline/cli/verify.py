@@ -110,8 +110,8 @@ def registered_folder(
         UsageError: there is no such version.
         RegistryError: its files are not on this machine, or not those that were judged.
     """
+    from artifacts.deploy.deployment import check_files, folder_of
     from pipeline.environments.settings import load_settings
-    from pipeline.release.deployment import check_files, folder_of
 
     settings = load_settings(store, public_key=public_key)
     key = settings.signing.public_key

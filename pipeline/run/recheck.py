@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.deploy.deployment import check_files, find_version, folder_of
+from artifacts.deploy.recheck_record import RecheckRecord, rechecks_of, record_of, stands
+from artifacts.deploy.recorded_verdict import RecordedVerdict, read_past, refuse_code
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.verify import claims_of
 from artifacts.multiple_testing import exit_code_of
@@ -31,9 +34,6 @@ from pipeline.plan.checkpoint_resolver import locate_draft
 from pipeline.plan.resolved_options import find_gates, registry_uri
 from pipeline.plan.serving_profile import choose_profile, refuse_unfit
 from pipeline.plan.suitability import check_processor
-from pipeline.release.deployment import check_files, find_version, folder_of
-from pipeline.release.recheck_record import RecheckRecord, rechecks_of, record_of, stands
-from pipeline.release.recorded_verdict import RecordedVerdict, read_past, refuse_code
 from pipeline.run.executors import executor_of
 from pipeline.run.remeasurement import Remeasurement, cut_short
 from pipeline.run.serving_node import ask_node, find_node, needs_of

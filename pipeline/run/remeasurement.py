@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from artifacts.deploy.recorded_verdict import RecordedVerdict
 from artifacts.registry import Version
 from artifacts.run_loader import read_run
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
@@ -28,7 +29,6 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import RequestedOptions, ResolvedOptions
 from pipeline.plan.speed_plan import find_claims
 from pipeline.preflight.run_preflight import preflight_of
-from pipeline.release.recorded_verdict import RecordedVerdict
 from pipeline.run.model import check_early
 from pipeline.run.runner import Runner
 from pipeline.run.session import RunSession

@@ -23,14 +23,14 @@ import pytest
 from free_port import free_port
 from store_processes import left_after, processes_of
 
+from artifacts.deploy.deployment import find_version
+from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
 from pipeline.core.cpu_features import cpu_features
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import element_bytes
-from pipeline.release.deployment import find_version
-from pipeline.release.recheck_record import rechecks_of
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]

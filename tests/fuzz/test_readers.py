@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.command_line import command_line
+from artifacts.deploy.recheck_record import RECHECK_TAG, rechecks_of
 from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.push import read_layers
@@ -44,7 +45,6 @@ from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
-from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
 from pipeline.run.executors.node_probe import parse_description
 from pipeline.stages.coherence import COHERENCE
 from pipeline.verification.adopted import adopted_formats, read_quantization

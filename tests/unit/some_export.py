@@ -6,14 +6,14 @@ from typing import Any
 
 from fake_run import policy
 
-from artifacts.deployable import Deployable
-from artifacts.exports.exported_version import (
+from artifacts.deploy.export import render
+from artifacts.deploy.exported import (
     Certified,
     CertifiedLimit,
     ExportedVersion,
     ExportRequest,
 )
-from artifacts.exports.targets import TARGETS
+from artifacts.deployable import Deployable
 
 DIGEST = "c" * 64
 LIMITS = (
@@ -77,4 +77,4 @@ def request(version: ExportedVersion | None = None, **changes: Any) -> ExportReq
 
 
 def files(target: str, made: ExportRequest | None = None) -> dict[str, str]:
-    return TARGETS[target](made or request())
+    return render(made or request(), target)

@@ -14,14 +14,14 @@ from fake_run import IDENTITIES, SERVING, FakeRun, judged_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from artifacts.deploy.recheck_record import RECHECK_TAG, rechecks_of
+from artifacts.deploy.recorded_verdict import read_past, refuse_changed_tags, tag_differences
 from artifacts.deployable import Deployable
 from artifacts.registry import TUPLE_TAG, Version
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import hardware
-from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
-from pipeline.release.recorded_verdict import read_past, refuse_changed_tags, tag_differences
 from pipeline.stages.coherence import COHERENCE
 
 DEEP = "[" * 200_000

@@ -25,6 +25,7 @@ from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import list_files
 from artifacts.evidence.verify import check_run
+from artifacts.garbage_collection import find_garbage, remove
 from artifacts.mlflow_store import MlflowStore
 from artifacts.registry import Cause, Registry
 from artifacts.run_record import RunReport
@@ -33,7 +34,6 @@ from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import RECORD
-from pipeline.release.garbage_collection import find_garbage, remove
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import yaml
 from fake_run import NAME, RECIPE, FakeRun, judged_run
 from typer.testing import CliRunner
 
-from artifacts.exports.exported_version import WEIGHTS, ExportRequest
+from artifacts.deploy.export import read_version
+from artifacts.deploy.exported import WEIGHTS, ExportRequest
 from artifacts.registry import MANIFEST_TAG
 from pipeline.cli.main import app
 from pipeline.core.errors import PrepareError, RegistryError, UsageError
 from pipeline.environments.settings import load_settings
-from pipeline.release.export import read_version
 
 OCI = "oci://registry.example.com/models/some@sha256:" + "c" * 64
 

@@ -12,9 +12,9 @@ from foreign_variants import foreign_files, foreign_tensors
 from small_checkpoint import write_files
 from sound_variants import source_files
 
+from artifacts.deploy.recorded_verdict import read_past
 from artifacts.evidence.bundle_check import check_bundle
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
-from pipeline.release.recorded_verdict import read_past
 from recipes.quantizers.adopted import AdoptedQuantization
 
 LAYER = "model.layers.1.mlp.down_proj"

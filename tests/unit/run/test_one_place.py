@@ -10,11 +10,11 @@ from fake_run import ONE, SERVING, FakeRun, policy
 from pretend_stages import edit
 from spoilt_bundle import check_bundle, opened
 
+from artifacts.deploy.recorded_verdict import read_past
 from artifacts.deployable import Deployable
 from artifacts.evidence.verify import check_run
 from eval_gates.speed.rules import RatioRule
 from pipeline.checkpoint.weights_folder_files import CARD
-from pipeline.release.recorded_verdict import read_past
 from pipeline.stages.coherence import COHERENCE
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evaluate.run import round_of

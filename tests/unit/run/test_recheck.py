@@ -19,6 +19,10 @@ from some_node import NODE
 from spoilt_bundle import repack, rewrite_manifest, stage_folder
 from typer.testing import CliRunner
 
+from artifacts.deploy.deployment import find_version
+from artifacts.deploy.recheck_record import RECHECK_TAG, rechecks_of, stands
+from artifacts.deploy.recorded_verdict import read_past
+from artifacts.deploy.serve import accepted_tuples
 from artifacts.evidence.manifest import MANIFEST
 from artifacts.evidence.verify import check_run
 from artifacts.registry import MANIFEST_TAG, Registry
@@ -46,10 +50,6 @@ from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan import build_plan
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.preflight.preflight import PreflightInput
-from pipeline.release.deployment import find_version
-from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
-from pipeline.release.recorded_verdict import read_past
-from pipeline.release.serve import accepted_tuples
 from pipeline.run import recheck, remeasurement
 from pipeline.run.executors.local import LocalOptions
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck

@@ -10,6 +10,8 @@ from fake_run import RECIPE, SERVING, FakeRun, judged_run
 from pretend_stages import DRAFTED
 from small_checkpoint import checkpoint_files, write_files
 
+from artifacts.deploy.recorded_verdict import read_past
+from artifacts.deploy.serve import find_draft
 from artifacts.deployable import Deployable
 from artifacts.evidence.verify import check_run
 from artifacts.run_outcome import drafting_lines
@@ -17,8 +19,6 @@ from artifacts.run_record import RunReport
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.environments.settings import Settings
-from pipeline.release.recorded_verdict import read_past
-from pipeline.release.serve import find_draft
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}

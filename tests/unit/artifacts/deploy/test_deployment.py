@@ -10,11 +10,11 @@ import pytest
 from fake_run import FakeRun, judged_run
 from typer.testing import CliRunner
 
+from artifacts.deploy.deployment import check_files, find_version, folder_of, pull_version
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
 from pipeline.core.errors import RegistryError, UsageError
-from pipeline.release.deployment import check_files, find_version, folder_of, pull_version
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from artifacts.deployable import Deployable
 from pipeline.core.errors import UsageError
@@ -21,9 +22,6 @@ from recipes.engines import Engine, LaunchSpec, find_engine
 from recipes.policy import Policy
 
 PORT = 8000
-# A start may take this many times the measured time: caches are cold, disks are slower.
-START_MARGIN = 3
-START_MIN_SECONDS = 120
 # Places in a container: of the image (`Containerfile`), and of volumes.
 IMAGE_HOME = Path("/var/lib/prepare")
 VOLUME, WEIGHTS, CACHES = "/weights", "/weights/model", "/caches"
@@ -43,10 +41,24 @@ class CertifiedLimit(Record):
     percentile: int
     seconds: float
 
-    @property
-    def budget(self) -> float:
-        """Share of the requests that may exceed the limit."""
-        return 1 - self.percentile / 100
+    def as_rule(self, engine: Engine) -> dict[str, Any] | None:
+        """Return what Prometheus' rules need; None if no bucket of the engine reaches the limit."""
+        bounds = engine.buckets.get(self.measure, ())
+        bound = next((each for each in bounds if each >= self.seconds), None)
+        if bound is None:
+            return None
+        gate = re.sub("[^A-Za-z0-9]", "_", self.gate)
+        words = f"{gate}_{self.measure}".title().replace("_", "")
+        # Clients of some versions write 1 as 1.0.
+        forms = "|".join(dict.fromkeys((f"{bound:g}", str(bound)))).replace(".", r"\\.")
+        return {
+            **self.model_dump(),
+            "bound": bound,
+            "bucket": f',le=~"{forms}"',
+            "name": f"{self.measure}_p{self.percentile}_{gate}",
+            "title": f"{words}P{self.percentile}",
+            "budget": 1 - self.percentile / 100,  # share of requests that may exceed the limit
+        }
 
 
 class Certified(Record):
@@ -116,6 +128,13 @@ class ExportedVersion:
             own.pop(COMPILES, None)  # the engine reads CUDA_HOME
         return {**caches, **server_environment({}, own, python=self.python), **compiler}
 
+    def rules(self) -> Iterator[dict[str, Any]]:
+        """Yield the limits that Prometheus can watch."""
+        for limit in self.certified.limits:
+            rule = limit.as_rule(self.engine)
+            if rule is not None:
+                yield rule
+
 
 @dataclass(frozen=True)
 class ExportRequest:
@@ -131,20 +150,14 @@ class ExportRequest:
 
     @property
     def fetch(self) -> list[str]:
-        """Command of a container that pulls the files, unless its volume has them."""
-        return ["sh", "-c", f'test -d {WEIGHTS} || exec "$@"', "fetch", *self.pull_into(WEIGHTS)]
-
-    def pull_into(self, folder: str) -> list[str]:
-        """Return the command that copies the files and compares them with the judged digests."""
+        """Command of a container that pulls the judged files, unless its volume has them."""
         version = self.version
-        is_repository = self.source.startswith(("oci://", "hf://"))
-        where = (
-            [self.source, folder]
-            if is_repository
-            else [f"{version.name}@{version.version}", folder, f"--registry={self.source}"]
-        )
+        where = [f"{version.name}@{version.version}", WEIGHTS, f"--registry={self.source}"]
+        if self.source.startswith(("oci://", "hf://")):
+            where = [self.source, WEIGHTS]
         required = [f"--require={name}={value}" for name, value in version.required_tags.items()]
-        return ["prepare", "pull", *where, *required]
+        start = ["sh", "-c", f'test -d {WEIGHTS} || exec "$@"', "fetch", "prepare", "pull"]
+        return [*start, *where, *required]
 
     @property
     def shares(self) -> dict[str, int]:
@@ -152,16 +165,6 @@ class ExportRequest:
         if self.canary is None:
             return {self.version.version: 100}
         return {self.version.version: 100 - self.canary_weight, self.canary: self.canary_weight}
-
-    def header(self, purpose: str) -> str:
-        """Return the comment at the top of a file."""
-        version = self.version
-        return (
-            f"{purpose}\n"
-            f"Written by `prepare export` for {version.name} version {version.version}; nothing "
-            "was applied.\n"
-            f"Policy {version.policy.name}, deployable tuple {version.deployable.digest}"
-        )
 
 
 def app_of(name: str) -> str:

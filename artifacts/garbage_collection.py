@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.mlflow_store import EMBEDDED
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import JUDGE_TAG, QUANTIZE_TAG, REGISTRIES, RUN_TAG, VERSIONS, registrations
@@ -26,7 +27,6 @@ from pipeline.core.events import Progress
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, Store
-from pipeline.release.recheck_record import rechecks_of
 from pipeline.stages.evaluate.run import book_key
 
 Stage = tuple[str, str]

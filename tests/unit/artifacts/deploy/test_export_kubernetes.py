@@ -12,8 +12,7 @@ import pytest
 import yaml
 from some_export import deployable, exported, files, request
 
-from artifacts.exports.kubernetes import OPTIONAL
-from artifacts.exports.targets import TARGETS
+from artifacts.deploy.export import TARGETS
 from pipeline.core.errors import UsageError
 
 
@@ -98,8 +97,7 @@ def test_only_labelled_pods_may_connect() -> None:
     assert client["podSelector"]["matchLabels"] == {"some-model-client": "true"}
     (port,) = rule["ports"]
     assert port["port"] == deployed["spec"]["containers"][0]["ports"][0]["name"]
-    assert "network-policy.yaml" not in OPTIONAL
-    assert "- network-policy.yaml" in files("kubernetes")["kustomization.yaml"]
+    assert "\n- network-policy.yaml" in files("kubernetes")["kustomization.yaml"]
 
 
 def test_the_gateway_routes_what_the_key_guards_alone() -> None:
@@ -138,7 +136,6 @@ def test_kustomize_builds_all_of_it(tmp_path: Path) -> None:
     )
     kinds = {each["kind"] for each in yaml.safe_load_all(built.stdout)}
     assert kinds == {each["kind"] for each in documents(made)} - {"Kustomization"}
-    assert len(OPTIONAL) == 3
 
 
 HOSTILE = [

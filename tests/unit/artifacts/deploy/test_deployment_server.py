@@ -15,16 +15,16 @@ from free_port import free_port
 from listener import Listener
 from some_node import NODE
 
+from artifacts.deploy import serve as deployment_server
+from artifacts.deploy.recheck_record import RecheckRecord, proven_tuple
+from artifacts.deploy.recorded_verdict import TRUST_OPTION
+from artifacts.deploy.serve import Deployment
 from artifacts.deployable import Deployable
 from artifacts.registry import Version
 from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.core.errors import CheckpointError, RegistryError, UsageError
 from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
-from pipeline.release import serve as deployment_server
-from pipeline.release.recheck_record import RecheckRecord, proven_tuple
-from pipeline.release.recorded_verdict import TRUST_OPTION
-from pipeline.release.serve import Deployment
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import port_is_free
 from pipeline.serving.serving_arguments import ServingArguments

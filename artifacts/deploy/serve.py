@@ -10,6 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from artifacts.deploy.deployment import check_files, folder_of
+from artifacts.deploy.recheck_record import proven_tuple, rechecks_of
+from artifacts.deploy.recorded_verdict import (
+    RecordedVerdict,
+    read_past,
+    refuse_changed_tags,
+    refuse_code,
+)
 from artifacts.deployable import Deployable
 from artifacts.registry import TUPLE_TAG, Version
 from pipeline.checkpoint.folder import inspect_folder
@@ -21,14 +29,6 @@ from pipeline.core.store import Store
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.release.deployment import check_files, folder_of
-from pipeline.release.recheck_record import proven_tuple, rechecks_of
-from pipeline.release.recorded_verdict import (
-    RecordedVerdict,
-    read_past,
-    refuse_changed_tags,
-    refuse_code,
-)
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.front import open_front, reserve
 from pipeline.serving.listening_host import HOST, check_host

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from pydantic import Field, ValidationError
 
+from artifacts.deploy.recorded_verdict import RecordedVerdict
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.verify import check_run, claims_of
 from artifacts.registry import Version, who_am_i
@@ -22,7 +23,6 @@ from eval_gates.gate_report import Verdict
 from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
 from pipeline.core.store import Store
-from pipeline.release.recorded_verdict import RecordedVerdict
 from pipeline.stages.judge import policy_digest
 
 RECHECK_TAG = "prepare.recheck"

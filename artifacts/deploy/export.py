@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from artifacts.deployable import Deployable
-from artifacts.exports.exported_version import (
+import yaml
+
+from artifacts.deploy.deployment import check_files, find_version, folder_of
+from artifacts.deploy.exported import (
+    CACHES,
+    PORT,
+    VOLUME,
+    WEIGHTS,
     Certified,
     CertifiedLimit,
     ExportedVersion,
@@ -16,23 +24,35 @@ from artifacts.exports.exported_version import (
     Measure,
     service_of,
 )
-from artifacts.exports.targets import FETCHING, TARGETS
-from artifacts.registry import MANIFEST_TAG, Registry, Version
-from eval_gates.speed.report import SpeedGateReport
-from eval_gates.speed.rules import LimitRule
-from pipeline.core.errors import StoreError, UsageError, raise_as
-from pipeline.environments.settings import Settings
-from pipeline.release.deployment import check_files, find_version, folder_of
-from pipeline.release.recorded_verdict import (
+from artifacts.deploy.recorded_verdict import (
     RecordedVerdict,
     read_past,
     refuse_changed_tags,
     refuse_code,
 )
+from artifacts.deployable import Deployable
+from artifacts.registry import MANIFEST_TAG, Registry, Version
+from eval_gates.speed.report import SpeedGateReport
+from eval_gates.speed.rules import LimitRule
+from pipeline.core.errors import StoreError, UsageError, raise_as
+from pipeline.core.process_environment import ENDPOINT_KEY
+from pipeline.core.untrusted.text import one_line
+from pipeline.environments.definition import Accelerator
+from pipeline.environments.settings import Settings
+from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.speed import ROLE
+from recipes.engine_arguments import count_gpus
 from recipes.workload import read_pinned
 
 MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_ms": "latency"}
+# Folders of `templates`.
+TARGETS = ("kubernetes", "argo-rollouts", "litellm", "monitoring")
+# Those whose servers start elsewhere, and fetch their files from a registry.
+FETCHING = ("kubernetes", "argo-rollouts")
+POLICY = "/policy/policy.yaml"
+# A start may take this many times the measured time: caches are cold, disks are slower.
+START_MARGIN = 3
+START_MIN_SECONDS = 120
 # A registry in a file of this machine; containers cannot read it.
 _LOCAL = ("sqlite:", "file:")
 
@@ -110,7 +130,7 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
             hint=f"`prepare push {reference} oci://HOST/REPOSITORY`, then add the address that it "
             "prints: --from oci://HOST/REPOSITORY@sha256:...",
         )
-    files = TARGETS[target](request)
+    files = render(request, target)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(
             "the destination is there already, and not empty",
@@ -123,6 +143,96 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
         for name, text in files.items():
             (destination / name).write_text(text, encoding="utf-8")
     return [destination / name for name in files]
+
+
+def render(request: ExportRequest, target: str) -> dict[str, str]:
+    """Return the texts of a target's files by name."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("artifacts.deploy"),
+        autoescape=False,  # noqa: S701 - YAML, for which the filter `q` is
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(q=quote, literal=_literal, from_yaml=yaml.safe_load)
+    facts = _facts(request)
+    return {
+        name.removeprefix(f"{target}/").removesuffix(".j2"): environment.get_template(name).render(
+            facts
+        )
+        for name in environment.list_templates()
+        if name.startswith(f"{target}/") and name.endswith((".yaml.j2", ".json.j2"))
+    }
+
+
+def quote(value: Any) -> str:
+    """Return data as YAML on one line: text in double quotes, where nothing has a meaning."""
+    if isinstance(value, str):
+        return yaml.safe_dump(value, default_style='"', width=10**9).strip()
+    return f"[{', '.join(map(quote, value))}]"
+
+
+def _literal(value: str | list[str]) -> Any:
+    """Return text in which Kubernetes replaces no variable."""
+    if isinstance(value, str):
+        return value.replace("$", "$$")
+    return [each.replace("$", "$$") for each in value]
+
+
+def _facts(request: ExportRequest) -> dict[str, Any]:
+    """Return the variables of the templates."""
+    version = request.version
+    judged, engine, app = version.deployable, version.engine, version.app
+    gpu = re.sub("[^A-Za-z0-9._-]+", "-", judged.hardware.gpu or "")[:63].strip("-._")
+    is_cuda = judged.accelerator is Accelerator.CUDA
+    origin = (
+        f"Written by `prepare export` for {version.name} version {version.version}; nothing was "
+        "applied.",
+        f"Policy {version.policy.name}, deployable tuple {judged.digest}",
+    )
+    numbers = filter(None, (version.version, request.canary, request.previous))
+    policy = version.policy.model_dump(mode="json", exclude_unset=True)
+    return {
+        "origin": "\n".join(f"# {one_line(line)}" for line in origin),
+        "name": version.name,
+        "version": version.version,
+        "app": app,
+        "service": version.service,
+        "services": {number: service_of(version.name, number) for number in numbers},
+        "shares": request.shares,
+        "previous": request.previous,
+        "canary_weight": request.canary_weight,
+        "digest": judged.digest,
+        "image": request.image,
+        "port": PORT,
+        "volume": VOLUME,
+        "caches": CACHES,
+        "served_name": SERVED_NAME,
+        "fetch": request.fetch,
+        "command": version.command,
+        "variables": version.variables,
+        "key_variable": engine.key_variable,
+        "endpoint_key": ENDPOINT_KEY,
+        "health": engine.health,
+        "ready_seconds": version.ready_seconds,
+        "start_seconds": max(START_MARGIN * version.ready_seconds, START_MIN_SECONDS),
+        "gpu": gpu,
+        "gpus": count_gpus(judged.serving.engine_arguments) if is_cuda else 0,
+        "cores": judged.hardware.cores or 1,
+        "metrics": {**engine.counters, **engine.monitored},
+        "has_drafts": judged.serving.speculative is not None,
+        "certified": version.certified,
+        "limits": list(version.rules()),
+        "policy": yaml.safe_dump(policy, sort_keys=False),
+        "gate": [
+            *("prepare", "gate", f"--baseline=http://{app}-stable:{PORT}"),
+            *(f"--candidate=http://{app}-canary:{PORT}", f"--tokenizer={WEIGHTS}"),
+            *(f"--policy={POLICY}", f"--family={version.family}"),
+        ],
+    }
 
 
 def is_of_this_machine(source: str) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sample_reports import speed_claim
 
-from artifacts.exports.exported_version import Certified, CertifiedLimit
+from artifacts.deploy.export import certified_by, is_of_this_machine
+from artifacts.deploy.exported import Certified, CertifiedLimit
 from eval_gates.speed.gate_rule import SpeedGateRule, build_rule
-from pipeline.release.export import certified_by, is_of_this_machine
 from recipes.speed import SloGate, SpeedGate
 
 LIMITS = {"ttft_ms_p95": 200, "tpot_ms_p50": 30, "errors": 0}

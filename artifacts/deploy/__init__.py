@@ -1,0 +1,1 @@
+"""Registered versions: lookup, copies, serving, export, and comparison with the verdict."""

@@ -1,1 +1,0 @@
-"""Files that deploy a registered version elsewhere: one module for each target."""

@@ -1,1 +1,0 @@
-"""Registered versions: promotion, lookup, copies, serving, and comparison with the verdict."""
