@@ -174,6 +174,10 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """Return what the task needs of the chat API; most suites need none of it."""
         return ChatNeed.NONE
 
+    def example_chat(self, task: Task) -> dict[str, Any]:
+        """Return `messages`, and `tools` if it sends any, in the form of the suite's questions."""
+        return {"messages": [{"role": "user", "content": "Hello"}]}
+
     def typical_change(self, task: Task) -> float:
         """Return the typical size of a score's change; under 1 for graded scores."""
         # Several samples: a standard deviation of 0.2 if 55 % of the questions' scores change.

@@ -152,6 +152,14 @@ class Tools(GeneratingKind[ToolsTask]):
             return ChatNeed.TOOLS
         return ChatNeed.CHAT if task.prompt_format == "chat" else ChatNeed.NONE
 
+    def example_chat(self, task: ToolsTask) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "Hello"}]
+        if task.form == "prompt":
+            return {"messages": [{"role": "system", "content": "Functions"}, *messages]}
+        parameters = {"type": "object", "properties": {"day": {"type": "string"}}}
+        function = {"name": "find", "description": "Find.", "parameters": parameters}
+        return {"messages": messages, "tools": [{"type": "function", "function": function}]}
+
     def metric(self, task: ToolsTask, laid_out: str | None) -> str:
         return "ast_acc"
 

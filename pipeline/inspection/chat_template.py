@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,14 @@ class ModelGeneration:
         template: jinja; None without one; `UNKNOWN_TEMPLATE` if its text is unknown.
         special_tokens: texts by name, such as `eos_token`.
         sampling: content of generation_config.json.
+        added_tokens: ids by text, of tokens that tokenizer_config.json adds.
     """
 
     where: str = ""
     template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    added_tokens: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_template(self) -> bool:
@@ -63,6 +65,7 @@ def read_generation(
         else _template_of(tokenizer.get("chat_template")),
         {key: text for key, value in tokenizer.items() if (text := _token(key, value))},
         read_json(locate(SAMPLING)) if SAMPLING in names else {},
+        dict(_added(tokenizer.get("added_tokens_decoder"))),
     )
 
 
@@ -84,6 +87,13 @@ def _token(key: str, value: Any) -> str | None:
         return None
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
+
+
+def _added(value: Any) -> Iterator[tuple[str, int]]:
+    for number, token in value.items() if isinstance(value, dict) else ():
+        text = token.get("content") if isinstance(token, dict) else None
+        if isinstance(text, str) and str(number).isdecimal():
+            yield text, int(number)
 
 
 def _read_text(path: Path) -> str:

@@ -1,8 +1,8 @@
 """Script: renders a chat template, an untrusted program, within limits of time and memory.
 
 Its input is JSON, with the template, constant variables, and one object of arguments for each
-rendering. Its output is JSON, with the names that the template reads, and the prompts. It needs
-jinja2 only; filters and functions are those of transformers.
+rendering. Its output is JSON, with the names that the template reads, and the prompts; or an error
+with the template's line. It needs jinja2 only; filters and functions are those of transformers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import resource
 import sys
 from datetime import datetime
+from traceback import walk_tb
 from typing import Any
 
 from jinja2 import nodes
@@ -38,7 +39,7 @@ class GenerationTag(Extension):
 def render_all(
     template: str, constants: dict[str, Any], arguments: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return `names` and `prompts`, or `error`."""
+    """Return `names` and `prompts`, or `error` and its `line` (None if no line is at fault)."""
     try:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -53,7 +54,7 @@ def render_all(
         prompts = []
         for each in arguments:
             parts, letters = [], 0
-            for part in compiled.generate(**constants, **each):
+            for part in compiled.generate(**{**constants, **each}):
                 letters += len(part)
                 if letters > MAX_PROMPT_LETTERS:
                     return {"error": f"its prompt has more than {MAX_PROMPT_LETTERS:,} letters"}
@@ -64,8 +65,21 @@ def render_all(
     except MemoryError:
         return {"error": "it takes too much memory"}
     except Exception as error:  # a template may raise any of Python
-        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        return {
+            "error": f"{type(error).__name__}: {str(error)[:300]}",
+            "line": getattr(error, "lineno", None) or _line_of(error),
+        }
     return {"names": names, "prompts": prompts}
+
+
+def _line_of(error: Exception) -> int | None:
+    """Return the template's line where a rendering failed; jinja2 names its source so."""
+    lines = [
+        line
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_code.co_filename in ("<template>", "<unknown>")
+    ]
+    return lines[-1] if lines else None
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:

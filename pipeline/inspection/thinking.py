@@ -78,7 +78,7 @@ def thinks(model: ModelGeneration, arguments: Mapping[str, Any]) -> bool:
 
 
 def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Rendering:
-    """Return the prompts of one short message.
+    """Return the prompts of one short message, or of the `messages` and `tools` of the arguments.
 
     Raises:
         CheckpointError: the template cannot be rendered within its limits.
@@ -96,9 +96,10 @@ def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Re
     }
     found = _run(json.dumps(order))
     if "error" in found:
+        line = f", line {found['line']} of the chat template" if found.get("line") else ""
         raise CheckpointError(
             f"the chat template cannot be rendered: {found['error']}",
-            where=model.where,
+            where=f"{model.where}{line}",
             hint="fix the template, or write 'prompt_format: completion' in the policy",
         )
     return Rendering(frozenset(found["names"]), tuple(found["prompts"]))

@@ -7,7 +7,7 @@ before anything is served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.inspection.chat_template import SAMPLING, ModelGeneration
 from pipeline.inspection.thinking import argument_names, find_markers, find_switch, thinks
+from pipeline.plan.template_forms import template_faults
 from recipes.generation import Generation, Sampling, ThoughtMarkers
 from recipes.policy import AnySuite, Policy
 
@@ -30,12 +31,16 @@ def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:
 
 
 def generation_faults(
-    policy: Policy, model: ModelGeneration, max_length: int | None = None
+    policy: Policy,
+    model: ModelGeneration,
+    max_length: int | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> list[PrepareError]:
     """Return errors of suites that this model cannot answer as the policy asks.
 
     Args:
         max_length: tokens of prompt and answer together; None: unknown.
+        config: content of config.json; None: unknown.
     """
     faults: list[PrepareError] = []
     unmentioned: list[str] = []
@@ -51,11 +56,11 @@ def generation_faults(
                 faults += _argument_faults(name, suite, model)
                 if suite.thinking is None and thinks(model, suite.chat_template_kwargs):
                     unmentioned.append(name)
-            except CheckpointError as error:
-                return [*faults, error]  # of the template, so of every suite
+            except CheckpointError:
+                break  # of the template, which `template_faults` reports
     if unmentioned:
         faults.append(_thoughts_unmentioned(unmentioned, model))
-    return faults
+    return faults + list(template_faults(resolve_generation(policy, model), model, config or {}))
 
 
 def form_notes(policy: Policy, model: ModelGeneration) -> Iterator[str]:

@@ -56,7 +56,7 @@ def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[Pr
     if choices.profile.starts == "once" and any(each.rule.compares for each in claims):
         faults += preflight.pair_faults()
     source = preflight.source
-    faults += generation_faults(choices.policy, source.generation, preflight.longest)
+    faults += generation_faults(choices.policy, source.generation, preflight.longest, source.config)
     faults += chat_faults(choices.policy, source.generation, choices.profile, source.config)
     reference = choices.reference
     if reference.kind == "hub" and not _may_have_variants(preflight):

@@ -193,3 +193,39 @@ def test_reasoning_needs_a_model_that_thinks() -> None:
     faults = generation_faults(load_policy("reasoning"), BASE)
     assert faults
     assert all(isinstance(fault, UsageError) for fault in faults)
+
+
+def tools_policy(form: str) -> Policy:
+    tools = {"kind": "tools", "margins": MARGINS, "prompt_format": "chat", "form": form}
+    return Policy.model_validate({"name": "p", "summary": "s", "suites": {"calls": tools}})
+
+
+TWO_LINES = "{% for m in messages %}\n{{ m.content }}{% endfor %}\n"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+SKIPS_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+TOOLS_BREAK = "{% if tools %}{{ tools[0].name.upper() }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "form", "message", "line"),
+    [
+        (TWO_LINES + NO_SYSTEM, "prompt", "system, user", ", line 3 of"),
+        (TWO_LINES + TOOLS_BREAK, "server", "tools", ", line 3 of"),
+        (TWO_LINES + "{% if %}", "prompt", "TemplateSyntaxError", ", line 3 of"),
+        (SKIPS_SYSTEM, "prompt", "leaves out the system message", ""),
+        ("<extra>" + TWO_LINES, "prompt", "token 512", ""),
+    ],
+)
+def test_a_template_that_cannot_render_a_suite(
+    template: str, form: str, message: str, line: str
+) -> None:
+    model = ModelGeneration("x", template, added_tokens={"<extra>": 512, "</s>": 2})
+    (fault,) = generation_faults(tools_policy(form), model, config={"vocab_size": 512})
+    assert message in fault.message
+    assert line in (fault.where or "")
+
+
+@pytest.mark.parametrize("form", ["prompt", "server"])
+def test_a_template_that_renders_every_part(form: str) -> None:
+    model = ModelGeneration("x", TWO_LINES + "{{ tools }}", added_tokens={"<extra>": 512})
+    assert generation_faults(tools_policy(form), model, config={"vocab_size": 513}) == []
