@@ -14,8 +14,12 @@ from pipeline.core.process_environment import server_environment
 from pipeline.core.record import Record
 from pipeline.environments.compile_caches import VARIABLES
 from pipeline.environments.cuda_home import cuda_home
-from pipeline.environments.definition import Accelerator, define
-from pipeline.environments.folders import environments_folder, folder_name
+from pipeline.environments.definition import (
+    Accelerator,
+    define,
+    environments_folder,
+    folder_name,
+)
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.engine_arguments import COMPILES
 from recipes.engines import Engine, LaunchSpec, find_engine

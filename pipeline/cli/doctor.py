@@ -14,8 +14,8 @@ from pipeline.core.errors import ExitCode, UsageError
 from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, EnvironmentName
 
 if TYPE_CHECKING:
+    from pipeline.environments.environment import EnvironmentStatus
     from pipeline.environments.settings import Settings
-    from pipeline.environments.status import EnvironmentStatus
 
 WIDTH_WITHOUT_TERMINAL = 200  # its paths are long
 
@@ -29,7 +29,11 @@ def doctor(
         ),
     ] = None,
     build: Annotated[
-        bool, typer.Option("--build", help="Build the environments now; repairs damaged ones.")
+        bool, typer.Option("--build", help="Build the environments now, if they are not built.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="With --build: build them again, which repairs damaged ones."),
     ] = False,
     accelerator: Annotated[
         Accelerator | None,
@@ -61,18 +65,20 @@ def doctor(
 
       prepare doctor --build serve --accelerator cuda
 
+      prepare doctor --build serve --force
+
     Exit codes: 0 no problem, 1 a problem, 2 usage.
     """
     from pipeline.environments.settings import load_settings
 
     settings = load_settings()
     if build:
-        _build(names, accelerator, settings, as_json=as_json)
+        _build(names, accelerator, settings, force=force, as_json=as_json)
         return
-    if names or accelerator is not None:
+    if names or force or accelerator is not None:
         raise UsageError(
             "environments are named only to build them",
-            where="NAME, --accelerator",
+            where="NAME, --accelerator, --force",
             hint="add --build",
         )
     _diagnose(settings, profile, build_host=build_host, as_json=as_json)
@@ -83,6 +89,7 @@ def _build(
     accelerator: Accelerator | None,
     settings: Settings,
     *,
+    force: bool,
     as_json: bool,
 ) -> None:
     from pipeline.environments.environment import detect_accelerator, ensure
@@ -95,7 +102,8 @@ def _build(
                 "for GPUs: prepare doctor --build --accelerator cuda"
             )
         built = [
-            ensure(name, chosen, settings, progress) for name in names or list(RUN_ENVIRONMENTS)
+            ensure(name, chosen, settings, progress, force=force)
+            for name in names or list(RUN_ENVIRONMENTS)
         ]
     if as_json:
         plain = [{**dataclasses.asdict(each), "python": str(each.python)} for each in built]

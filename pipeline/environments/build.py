@@ -1,31 +1,55 @@
-"""Build of a managed environment: uv venv, lock, plugins, checks, record."""
+"""Build of a managed environment: uv venv, lock, plugins, imports; the record last.
+
+It is built in place, because its paths are absolute. A folder without a record is incomplete.
+"""
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
 import sys
 import tempfile
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import Field, ValidationError
+
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
-from pipeline.environments.definition import EnvironmentDefinition
-from pipeline.environments.health import differences_from_lock, torch_fault
-from pipeline.environments.installer import installer_variables, run_uv
+from pipeline.core.record import Record
+from pipeline.core.store import write_atomically
+from pipeline.environments.cuda_home import make_cuda_home
+from pipeline.environments.definition import EnvironmentDefinition, normalize
+from pipeline.environments.installer import has_cpu_torch, installer_variables, run_uv
 from pipeline.environments.interpreter import describe, import_modules
-from pipeline.environments.package_sources import has_cpu_torch
-from pipeline.environments.record import (
-    EnvironmentRecord,
-    folder_bytes,
-    installed_versions,
-    interpreter_path,
-    write_record,
-)
 
-_SIZE_UNITS = {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}
+RECORD_NAME = "environment.json"
+_TOLD = ("Downloading", "Building", "Prepared", "Installed")
+_FOR_ALL_TO_READ = 0o644
+
+
+class EnvironmentRecord(Record):
+    """Facts about a complete managed environment."""
+
+    key: str = Field(description="name of the environment, such as serve-cpu")
+    identity: str = Field(description="digest of its definition")
+    python: str = Field(description="full version of its Python")
+    versions: dict[str, str] = Field(description="version by normalized name of every package")
+    size_bytes: int = Field(description="disk usage after the build")
+    built: str = Field(description="UTC time, ISO 8601")
+
+
+def read_record(folder: Path) -> EnvironmentRecord | None:
+    """Return the record in an environment's folder; None if missing or damaged."""
+    try:
+        return EnvironmentRecord.model_validate_json((folder / RECORD_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def interpreter_path(folder: Path) -> Path:
+    """Return the interpreter of the environment in `folder`."""
+    return folder / "bin" / "python"
 
 
 def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -> EnvironmentRecord:
@@ -35,143 +59,71 @@ def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -
         EnvironmentBuildError: the disk is too small, uv failed, or the packages do not work. The
         incomplete folder is removed.
     """
-    started = time.monotonic()
+    # The record first: an interrupted removal leaves an incomplete build.
+    (folder / RECORD_NAME).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    require_disk(definition, folder.parent)
-    try:
-        _install(definition, folder, progress)
-        versions = _check_versions(definition, folder)
-        progress.advance(f"check {definition.key}", 0, 1, "imports")
-        _check_imports(definition, folder)
-        progress.advance(f"check {definition.key}", 1, 1, "imports")
-    except EnvironmentBuildError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    record = EnvironmentRecord(
-        key=definition.key,
-        identity=definition.identity,
-        python=describe(interpreter_path(folder))[0],
-        versions=versions,
-        size_bytes=folder_bytes(folder),
-        seconds=round(time.monotonic() - started, 1),
-        built=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    write_record(folder, record)
-    return record
-
-
-def require_disk(definition: EnvironmentDefinition, folder: Path) -> None:
-    """Raise EnvironmentBuildError if the disk cannot hold the environment."""
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(folder.parent).free
     if free < definition.disk_bytes:
         raise EnvironmentBuildError(
             f"the {definition.key} environment needs {definition.disk_bytes / 1e9:.1f} GB of disk "
             f"and {free / 1e9:.1f} GB are free",
-            where=str(folder),
+            where=str(folder.parent),
             hint="free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk",
         )
+    try:
+        _install(definition, folder, progress)
+        record = _check(definition, folder)
+    except EnvironmentBuildError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    make_cuda_home(folder)
+    write_atomically(folder / RECORD_NAME, record.model_dump_json(indent=2) + "\n")
+    (folder / RECORD_NAME).chmod(_FOR_ALL_TO_READ)  # like the environment itself
+    return record
 
 
 def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress) -> None:
-    variables = installer_variables()
-    base = folder.parent
+    def tell(line: str) -> None:
+        if line.startswith(_TOLD):
+            progress.note(f"{definition.key}: {line}")
+
     # The running interpreter, because the identity includes its version.
-    run_uv(
-        ["venv", "--no-project", "--python", sys.executable, str(folder)],
-        folder=base,
-        variables=variables,
-    )
+    new = ("venv", "--no-project", "--python", sys.executable, str(folder))
+    run_uv(new, folder=folder.parent)
     constraints = folder / "constraints.txt"
-    constraints.write_text("".join(f"{line}\n" for line in _constraints(definition)))
-    into = ["pip", "install", "--python", str(interpreter_path(folder))]
-    overrides = ["--overrides", str(definition.overrides)] if definition.overrides else []
-    watcher = InstallProgress(definition, folder, progress)
+    torch = definition.pins.get("torch")
+    # A find-links folder may offer the CPU build of torch, whose version sorts higher.
+    refused = f"torch!={torch}+cpu\n" if torch and definition.needs_cuda_torch else ""
+    constraints.write_text(refused)
+    find_links = installer_variables().get("UV_FIND_LINKS", "")
+    given = os.environ.get("UV_TORCH_BACKEND") or has_cpu_torch(find_links)
+    is_for_cpu = torch and definition.accelerator == "cpu" and not given
+    into = ("--python", str(interpreter_path(folder)))
     run_uv(
         [
-            *into,
-            *("-r", str(definition.lock), "--constraint", str(constraints)),
-            *overrides,
-            *_torch_options(definition, variables),
+            *("pip", "sync", *into, str(definition.lock), "--constraint", str(constraints)),
+            *(("--torch-backend", "cpu") if is_for_cpu else ()),
         ],
-        folder=base,
-        variables=variables,
-        on_line=watcher.read_line,
-        on_poll=watcher.report,
+        folder=folder.parent,
+        on_line=tell,
     )
-    watcher.report()
     for plugin in definition.plugins:
         # Build from a copy: the sources may be read-only, and must stay clean.
         with tempfile.TemporaryDirectory(prefix="prepare-plugin-") as scratch:
             copy = Path(scratch) / plugin.name
             shutil.copytree(plugin, copy, ignore=shutil.ignore_patterns("__pycache__"))
-            run_uv([*into, "--no-deps", str(copy)], folder=base, variables=variables)
+            run_uv(["pip", "install", *into, "--no-deps", str(copy)], folder=folder.parent)
 
 
-def _constraints(definition: EnvironmentDefinition) -> list[str]:
-    """Exclude the CPU build of torch from a CUDA environment.
-
-    A find-links folder may offer it for the CPU environments, and its version sorts higher.
-    """
-    torch = definition.pins.get("torch")
-    return [f"torch!={torch}+cpu"] if torch and definition.needs_cuda_torch else []
-
-
-def _torch_options(definition: EnvironmentDefinition, variables: dict[str, str]) -> list[str]:
-    """Select PyTorch's own index for the CPU build, unless another source has it."""
-    wanted = definition.accelerator == "cpu" and "torch" in definition.pins
-    given = variables.get("UV_TORCH_BACKEND") or has_cpu_torch(variables.get("UV_FIND_LINKS", ""))
-    return ["--torch-backend", "cpu"] if wanted and not given else []
-
-
-class InstallProgress:
-    """Progress from uv's output and the growing site-packages."""
-
-    def __init__(self, definition: EnvironmentDefinition, folder: Path, progress: Progress) -> None:
-        self._key = definition.key
-        self._total = len(definition.pins)
-        self._folder = folder
-        self._progress = progress
-        self._sizes: dict[str, float] = {}
-        self._downloaded: set[str] = set()
-        self._installed = 0
-
-    def read_line(self, line: str) -> None:
-        """Parse one line of uv's output ("Downloading numpy (16.1MiB)")."""
-        begun = re.match(r"Downloading (\S+) \(([\d.]+)([KMG]iB)\)", line)
-        ended = re.match(r"Downloaded (\S+)", line)
-        if begun:
-            self._sizes[begun[1]] = float(begun[2]) * _SIZE_UNITS[begun[3]]
-        elif ended:
-            self._downloaded.add(ended[1])
-
-    def report(self) -> None:
-        sizes, downloaded = dict(self._sizes), set(self._downloaded)
-        if downloaded < sizes.keys():
-            arrived = sum(size for name, size in sizes.items() if name in downloaded)
-            total = round(sum(sizes.values()))
-            self._progress.advance(f"download {self._key}", round(arrived), total, "MiB")
-        installed = min(len(installed_versions(self._folder)), self._total)
-        if installed != self._installed:
-            self._installed = installed
-            self._progress.advance(f"install {self._key}", installed, self._total, "packages")
-
-
-def _check_versions(definition: EnvironmentDefinition, folder: Path) -> dict[str, str]:
-    versions = installed_versions(folder)
-    if wrong := differences_from_lock(definition, versions):
-        raise EnvironmentBuildError(
-            f"installed versions differ from the lock: {'; '.join(wrong[:5])}",
-            where=str(definition.lock),
-            hint="unset variables and uv settings that constrain versions, then try again",
-        )
-    return versions
-
-
-def _check_imports(definition: EnvironmentDefinition, folder: Path) -> None:
+def _check(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord:
+    python = interpreter_path(folder)
     try:
-        import_modules(interpreter_path(folder), definition.modules)
-        if fault := torch_fault(definition, interpreter_path(folder)):
-            raise EnvironmentBuildError(fault, where=str(folder))
+        import_modules(python, definition.modules)
+        found = describe(python)
+        if definition.needs_cuda_torch and found.cuda is None:
+            raise EnvironmentBuildError(
+                "its torch is not built for CUDA (torch.version.cuda is None)", where=str(folder)
+            )
     except EnvironmentBuildError as error:
         raise EnvironmentBuildError(
             f"the {definition.key} environment was installed but does not work: {error.message}",
@@ -179,3 +131,18 @@ def _check_imports(definition: EnvironmentDefinition, folder: Path) -> None:
             hint="run `prepare doctor`: a system library may be missing, or the CPU too "
             "old; or name an interpreter in the settings file",
         ) from error
+    return EnvironmentRecord(
+        key=definition.key,
+        identity=definition.identity,
+        python=found.python,
+        versions={normalize(name): version for name, version in found.versions.items()},
+        size_bytes=folder_bytes(folder),
+        built=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return a folder's disk usage; hard links count once."""
+    files = [Path(parent) / name for parent, _, names in os.walk(folder) for name in names]
+    blocks = {facts.st_ino: facts.st_blocks for facts in map(Path.lstat, files)}
+    return 512 * sum(blocks.values())

@@ -24,10 +24,11 @@ PLUGINS = Path(__file__).parent / "plugins"
 LOCKED_PYTHON = (3, 11)
 """Python version that the locks were resolved for."""
 
-BUILD_REVISION = 1
+BUILD_REVISION = 2
 """Increment this when the build of an unchanged definition changes."""
 
 GIGABYTE = 10**9
+_IDENTITY_CHARACTERS = 16
 
 
 class Accelerator(StrEnum):
@@ -79,7 +80,6 @@ class EnvironmentDefinition:
     name: EnvironmentName  # which environment it is
     accelerator: Accelerator  # requested accelerator
     lock: Path  # requirements file that pins every package
-    overrides: Path | None  # uv's overrides of packages' own pins
     plugins: tuple[Path, ...]  # source folders of prepare's packages, installed last
     # Modules that must be importable, also in a replacement interpreter.
     modules: tuple[str, ...]
@@ -95,10 +95,8 @@ class EnvironmentDefinition:
 
     @property
     def identity(self) -> str:
-        overrides = self.overrides.read_text(encoding="utf-8") if self.overrides else ""
         described = {
             "lock": sorted(self.pins.items()),
-            "overrides": significant_lines(overrides),
             "plugins": [_digest_sources(folder) for folder in self.plugins],
             "revision": BUILD_REVISION,
             "python": [sys.implementation.name, *sys.version_info[:2]],
@@ -112,17 +110,30 @@ def define(name: str, accelerator: Accelerator) -> EnvironmentDefinition:
     """Return the definition of a managed environment."""
     known = environment_name(name)
     key = str(known) if known in SHARED else f"{known}-{accelerator}"
-    overrides = LOCKS / f"{key}.overrides.txt"
     return EnvironmentDefinition(
         key=key,
         name=known,
         accelerator=accelerator,
         lock=LOCKS / f"{key}.txt",
-        overrides=overrides if overrides.is_file() else None,
         plugins=tuple(PLUGINS / name for name in _PLUGINS.get(key, ())),
         modules=_MODULES[known],
         disk_bytes=_DISK_BYTES[key],
     )
+
+
+def environments_folder(home: Path) -> Path:
+    """Return the folder of all managed environments."""
+    return home / "environments"
+
+
+def environment_folder(home: Path, definition: EnvironmentDefinition) -> Path:
+    """Return the folder of one environment."""
+    return environments_folder(home) / folder_name(definition.key, definition.identity)
+
+
+def folder_name(key: str, identity: str) -> str:
+    """Return the name of an environment's folder."""
+    return f"{key}-{identity[:_IDENTITY_CHARACTERS]}"
 
 
 def environment_name(name: str) -> EnvironmentName:

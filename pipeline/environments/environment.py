@@ -1,49 +1,48 @@
 """Managed Python environments: identify, ensure and use one.
 
 An environment is built with uv on first use from a lock of this repository, in a folder under
-`home` named after its identity. It is checked on every use and rebuilt if damaged. A site's
+`home` named after its identity. Its record, written last, is trusted from then on, unless other
+users can write to its folders; `prepare doctor --build --force` builds it again. A site's
 interpreter (``environments: {serve: {python: ...}}``) can replace any of them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.errors import EnvironmentBuildError, raise_as
 from pipeline.core.events import Progress
-from pipeline.environments.build import build
-from pipeline.environments.cuda_home import make_cuda_home
+from pipeline.core.file_locks import is_locked, locked
+from pipeline.core.private_files import untrusted_reason, unwritable_umask
+from pipeline.environments.build import (
+    RECORD_NAME,
+    EnvironmentRecord,
+    build,
+    folder_bytes,
+    interpreter_path,
+    read_record,
+)
 from pipeline.environments.definition import (
     Accelerator,
     EnvironmentDefinition,
     EnvironmentName,
     define,
     detect_accelerator,
-    environment_name,
-)
-from pipeline.environments.external import external_identity, require_modules
-from pipeline.environments.folders import (
-    check_trusted,
     environment_folder,
-    hold,
-    is_buildable,
+    environment_name,
+    normalize,
 )
-from pipeline.environments.health import find_fault
-from pipeline.environments.processes_in_use import processes_using
-from pipeline.environments.record import (
-    RECORD_NAME,
-    EnvironmentRecord,
-    interpreter_path,
-    read_record,
-)
-from pipeline.environments.settings import Settings
-from pipeline.environments.status import EnvironmentState, EnvironmentStatus, status
+from pipeline.environments.interpreter import describe
+from pipeline.environments.settings import EnvironmentOverride, Settings
 
 __all__ = [
     "Accelerator",
@@ -72,10 +71,35 @@ class Environment:
     managed: bool  # False for a site's interpreter
 
 
+class EnvironmentState(StrEnum):
+    """State of an environment."""
+
+    MISSING = "missing"
+    READY = "ready"
+    BROKEN = "broken"
+    BUILDING = "building"
+    EXTERNAL = "external"
+
+
+@dataclass(frozen=True)
+class EnvironmentStatus:
+    """State and facts of an environment."""
+
+    key: str  # its name in folders and messages, such as ``serve-cpu``
+    name: EnvironmentName
+    accelerator: Accelerator
+    state: EnvironmentState
+    path: Path  # its folder, or an external interpreter
+    size_bytes: int  # disk usage; 0 if missing or external
+    identity: str
+    reason: str = ""  # fault of a broken environment
+
+
 def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
     """Return the digest that identifies an environment, without building it."""
     override = settings.environments.get(environment_name(name))
-    return external_identity(override)[0] if override else define(name, accelerator).identity
+    definition = define(name, accelerator)
+    return _describe(override, definition)[0] if override else definition.identity
 
 
 def check_planned_environment(
@@ -96,18 +120,28 @@ def check_planned_environment(
 
 
 def ensure(
-    name: str, accelerator: Accelerator, settings: Settings, progress: Progress
+    name: str,
+    accelerator: Accelerator,
+    settings: Settings,
+    progress: Progress,
+    *,
+    force: bool = False,
 ) -> Environment:
-    """Return the environment; build it on first use, rebuild it if damaged.
+    """Return the environment; build it on first use, or again with `force`.
 
     Concurrent calls are safe: one process builds, the others wait.
     """
     definition = define(name, accelerator)
     override = settings.environments.get(definition.name)
     if override is None:
-        return ensure_defined(definition, settings.home, progress)
-    digest, versions = external_identity(override)
-    require_modules(definition, override)
+        return ensure_defined(definition, settings.home, progress, force=force)
+    digest, versions, fault = _describe(override, definition)
+    if fault:
+        raise EnvironmentBuildError(
+            fault,
+            where=str(override.python),
+            hint="install them there, or remove it from `environments` in the settings file",
+        )
     return Environment(
         definition.name, accelerator, digest, override.python, versions, managed=False
     )
@@ -126,20 +160,16 @@ def interpreters(
 
 
 def ensure_defined(
-    definition: EnvironmentDefinition, home: Path, progress: Progress
+    definition: EnvironmentDefinition, home: Path, progress: Progress, *, force: bool = False
 ) -> Environment:
     """Ensure the environment of a definition; see :func:`ensure`."""
     folder = environment_folder(home, definition)
-    check_trusted(folder, definition.key)
-    with hold(folder, definition.key, progress):
-        record = _usable_record(definition, folder, progress)
-        if record is None:
-            record = build(definition, folder, progress)
-        if is_buildable(folder):
-            make_cuda_home(folder)
-        # Time of last use, for `prepare gc`.
-        with suppress(OSError):
-            os.utime(folder / RECORD_NAME)
+    _check_trusted(folder, definition.key)
+    record = None if force else usable_record(definition, folder)
+    if record is None:
+        record = _build_once(definition, folder, progress, force=force)
+    with suppress(OSError):  # time of last use, for `prepare gc`
+        os.utime(folder / RECORD_NAME)
     return Environment(
         name=definition.name,
         accelerator=definition.accelerator,
@@ -150,34 +180,134 @@ def ensure_defined(
     )
 
 
-def _usable_record(
-    definition: EnvironmentDefinition, folder: Path, progress: Progress
-) -> EnvironmentRecord | None:
-    """Return the record of a usable environment; None if it must be built.
-
-    Raises:
-        EnvironmentBuildError: it is damaged, and in use or not writable.
-    """
-    if not folder.exists():
-        progress.note(f"building the {definition.key} environment (once)")
-        return None
+def usable_record(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord | None:
+    """Return the record of a complete environment; None if it must be built."""
     record = read_record(folder)
-    fault = find_fault(definition, folder, record)
-    if fault is None:
-        return record
-    if not is_buildable(folder):
+    return record if record and record.identity == definition.identity else None
+
+
+def lock_file(folder: Path) -> Path:
+    """Return the lock file, which is never removed: removal would be a race."""
+    return folder.parent / ".locks" / f"{folder.name}.lock"
+
+
+def processes_using(folder: Path) -> list[int]:
+    """Return ids of processes started from `folder`, or with libraries loaded from it.
+
+    Unreadable processes of other users are left out.
+    """
+    needle = os.fsencode(folder) + b"/"
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended, or belongs to another user
+            # Only the program counts, not its arguments: an editor may have a file open.
+            program = (process / "cmdline").read_bytes().partition(b"\0")[0]
+            if needle in program or needle in (process / "maps").read_bytes():
+                found.append(int(process.name))
+    return sorted(set(found) - {os.getpid()})
+
+
+def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:
+    """Return the state of an environment; build and repair nothing."""
+    definition = define(name, accelerator)
+    override = settings.environments.get(definition.name)
+    if override is None:
+        return defined_status(definition, settings.home)
+    try:
+        digest, _, reason = _describe(override, definition)
+    except EnvironmentBuildError as error:
+        digest, reason = "", error.message
+    state = EnvironmentState.BROKEN if reason else EnvironmentState.EXTERNAL
+    key, path = str(definition.name), override.python
+    return EnvironmentStatus(key, definition.name, accelerator, state, path, 0, digest, reason)
+
+
+def defined_status(definition: EnvironmentDefinition, home: Path) -> EnvironmentStatus:
+    """Return the state of a definition's environment."""
+    folder = environment_folder(home, definition)
+    record, reason, size = usable_record(definition, folder), "", 0
+    is_held = False
+    with suppress(OSError):  # a place that cannot be written to has no builder
+        is_held = is_locked(lock_file(folder))
+    if is_held:
+        state = EnvironmentState.BUILDING
+    elif not folder.is_dir():
+        state = EnvironmentState.MISSING
+    else:
+        reason = _distrust(folder) or ("" if record else "its build did not finish")
+        size = record.size_bytes if record else folder_bytes(folder)
+        state = EnvironmentState.BROKEN if reason else EnvironmentState.READY
+    return EnvironmentStatus(
+        definition.key,
+        definition.name,
+        definition.accelerator,
+        state,
+        folder,
+        size,
+        definition.identity,
+        reason,
+    )
+
+
+def _build_once(
+    definition: EnvironmentDefinition, folder: Path, progress: Progress, *, force: bool
+) -> EnvironmentRecord:
+    cure = "set PREPARE_HOME to a writable folder"
+    what = "the folder of managed environments cannot be written to"
+    with unwritable_umask():
+        with raise_as(EnvironmentBuildError, what, str(folder.parent), cure):
+            lock_file(folder).parent.mkdir(parents=True, exist_ok=True)
+            lock_file(folder).touch()
+        with locked(lock_file(folder), progress.note):
+            if not force and (record := usable_record(definition, folder)):
+                return record  # another process built it meanwhile
+            if users := processes_using(folder):
+                raise EnvironmentBuildError(
+                    f"the {definition.key} environment is in use and cannot be built again",
+                    where=str(folder),
+                    hint=f"end the processes that use it, then try again: "
+                    f"{', '.join(map(str, users))}",
+                )
+            progress.note(f"building the {definition.key} environment (once)")
+            return build(definition, folder, progress)
+
+
+def _distrust(folder: Path) -> str:
+    """Return why another user may have changed the environment; '' if none can."""
+    code = folder.glob("lib/python3*/site-packages")
+    return untrusted_reason(folder.parents[1], folder.parent, folder, folder / "bin", *code)
+
+
+def _check_trusted(folder: Path, key: str) -> None:
+    """Raise EnvironmentBuildError if another user may have changed the environment."""
+    if why := _distrust(folder):
         raise EnvironmentBuildError(
-            f"the {definition.key} environment is damaged ({fault}) and not writable",
+            f"the {key} environment is not trusted: {why}",
             where=str(folder),
-            hint="ask its owner to rebuild it (`prepare doctor --build`, or the image), or set "
-            "PREPARE_HOME to a writable folder",
+            hint="if all files there are yours, `chmod -R go-w` it; or set PREPARE_HOME to a "
+            "folder that only you or root can write to",
         )
-    users = processes_using(folder)
-    if users:
-        raise EnvironmentBuildError(
-            f"the {definition.key} environment is damaged ({fault}) and in use",
-            where=str(folder),
-            hint=f"end the processes that use it, then try again: {', '.join(map(str, users))}",
+
+
+def _describe(
+    override: EnvironmentOverride, definition: EnvironmentDefinition
+) -> tuple[str, dict[str, str], str]:
+    """Return a site's interpreter: digest of path, version and packages; packages; its fault."""
+    try:
+        found = describe(override.python, definition.modules)
+    except EnvironmentBuildError as error:
+        error.hint = "correct `environments` in the settings file"
+        raise
+    versions = {normalize(name): version for name, version in found.versions.items()}
+    described = [str(override.python), found.python, sorted(versions.items())]
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    fault = ""
+    if found.missing:
+        lack = ", ".join(found.missing)
+        fault = f"the interpreter named for '{definition.name}' lacks: {lack}"
+    elif definition.needs_cuda_torch and found.cuda is None:
+        fault = (
+            f"the interpreter named for '{definition.name}' lacks a torch that is built for CUDA "
+            "(torch.version.cuda is None)"
         )
-    progress.note(f"rebuilding the {definition.key} environment: {fault}")
-    return None
+    return digest, versions, fault

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from pipeline.core.errors import EnvironmentBuildError, raise_as
+from pipeline.core.file_locks import locked
+from pipeline.environments.build import RECORD_NAME, folder_bytes, read_record
 from pipeline.environments.compile_caches import caches_folder
-from pipeline.environments.definition import Accelerator, EnvironmentName, define
-from pipeline.environments.folders import environment_folder, environments_folder, lock_file
-from pipeline.environments.processes_in_use import processes_using
-from pipeline.environments.record import RECORD_NAME, folder_bytes, read_record
+from pipeline.environments.definition import (
+    Accelerator,
+    EnvironmentName,
+    define,
+    environment_folder,
+    environments_folder,
+)
+from pipeline.environments.environment import lock_file, processes_using
 from pipeline.environments.settings import Settings
 
 _FOLDER_NAME = re.compile(
@@ -40,72 +43,41 @@ def collect(settings: Settings, *, dry_run: bool, older_than_days: float) -> lis
     Environments that are being built or used stay. Outdated ones stay for a while because another
     checkout of prepare may use them. Compile caches go after the same time without a server start.
     """
-    current = set(_current_folders(settings.home))
+    home = settings.home
+    defined = [define(name, accelerator) for name in EnvironmentName for accelerator in Accelerator]
+    current = {environment_folder(home, each) for each in defined}
     removed = []
-    for folder in sorted(environments_folder(settings.home).glob("*")):
-        if folder.is_dir() and _FOLDER_NAME.fullmatch(folder.name):
-            found = _collect_one(folder, folder in current, dry_run, older_than_days)
-            if found is not None:
-                removed.append(found)
-    caches = [_collect_cache(each, dry_run, older_than_days) for each in _caches(settings.home)]
-    return [*removed, *(found for found in caches if found is not None)]
+    for folder in sorted(environments_folder(home).glob("*")):
+        if not folder.is_dir() or not _FOLDER_NAME.fullmatch(folder.name):
+            continue
+        with locked(lock_file(folder), wait=False) as is_free:
+            reason = _reason_to_remove(folder, folder in current, older_than_days)
+            if is_free and reason:
+                removed += _remove(folder, reason, dry_run=dry_run)
+    for folder in sorted(caches_folder(home).glob("*")):
+        days = (time.time() - folder.lstat().st_mtime) / _SECONDS_A_DAY
+        if folder.is_dir() and not folder.is_symlink() and days >= older_than_days:
+            reason = f"compiled code, not used for {days:.0f} days"
+            removed += _remove(folder, reason, dry_run=dry_run)
+    return removed
 
 
-def _current_folders(home: Path) -> Iterator[Path]:
-    for name in EnvironmentName:
-        for accelerator in Accelerator:
-            yield environment_folder(home, define(name, accelerator))
-
-
-def _caches(home: Path) -> list[Path]:
-    found = sorted(caches_folder(home).glob("*"))
-    return [each for each in found if each.is_dir() and not each.is_symlink()]
-
-
-def _collect_cache(folder: Path, dry_run: bool, older_than_days: float) -> RemovedItem | None:
-    days = (time.time() - folder.stat().st_mtime) / _SECONDS_A_DAY
-    if days < older_than_days or processes_using(folder):
-        return None
-    found = RemovedItem(
-        folder, f"compiled code, not used for {days:.0f} days", folder_bytes(folder)
-    )
-    if not dry_run:
-        with raise_as(
-            EnvironmentBuildError, "a cache cannot be removed", str(folder), "remove it by hand"
-        ):
-            shutil.rmtree(folder)
-    return found
-
-
-def _collect_one(
-    folder: Path, is_current: bool, dry_run: bool, older_than_days: float
-) -> RemovedItem | None:
-    try:
-        lock_file(folder).parent.mkdir(exist_ok=True)
-        with FileLock(lock_file(folder), timeout=0):
-            reason = _reason_to_remove(folder, is_current, older_than_days)
-            if reason is None or processes_using(folder):
-                return None
-            found = RemovedItem(folder, reason, folder_bytes(folder))
-            if not dry_run:
-                # Remove the record first: an interrupted removal then leaves an incomplete build.
-                (folder / RECORD_NAME).unlink(missing_ok=True)
-                shutil.rmtree(folder)
-            return found
-    except Timeout:  # in use by a build or check
-        return None
-    except OSError as error:
-        raise EnvironmentBuildError(
-            f"an environment cannot be removed: {error.strerror}",
-            where=str(error.filename or folder),
-            hint="remove it by hand, as the user who built it",
-        ) from error
-
-
-def _reason_to_remove(folder: Path, is_current: bool, older_than_days: float) -> str | None:
+def _reason_to_remove(folder: Path, is_current: bool, older_than_days: float) -> str:
     if read_record(folder) is None:
         return "half-built"
-    if is_current:
-        return None
     days = (time.time() - (folder / RECORD_NAME).stat().st_mtime) / _SECONDS_A_DAY
-    return f"outdated, not used for {days:.0f} days" if days >= older_than_days else None
+    is_old = not is_current and days >= older_than_days
+    return f"outdated, not used for {days:.0f} days" if is_old else ""
+
+
+def _remove(folder: Path, reason: str, *, dry_run: bool) -> list[RemovedItem]:
+    if processes_using(folder):
+        return []
+    found = RemovedItem(folder, reason, folder_bytes(folder))
+    if not dry_run:
+        cure = "remove it by hand, as the user who made it"
+        with raise_as(EnvironmentBuildError, "it cannot be removed", str(folder), cure):
+            # The record first: an interrupted removal then leaves an incomplete build.
+            (folder / RECORD_NAME).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+    return [found]

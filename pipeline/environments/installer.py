@@ -1,21 +1,24 @@
-"""Execution of uv with a clean process environment, progress and error hints."""
+"""uv with a clean process environment and the site's package sources.
+
+uv does not read pip's settings. A site that configured an index or a wheel folder for pip should
+not have to configure it twice.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
-import re
 import subprocess
-import threading
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.supervisor import die_with_parent
-from pipeline.environments.package_sources import package_source_variables
 
 _LINES_QUOTED = 12
-_POLL_INTERVAL_S = 0.2
+_PIP_TIMEOUT_S = 30
 
 # Variables that redirect uv or Python, or change what the lock installs.
 _REMOVED_VARIABLES = (
@@ -29,37 +32,14 @@ _REMOVED_VARIABLES = (
     "UV_REQUIRE_HASHES",
     "UV_SYSTEM_PYTHON",
 )
-
-_HINTS: tuple[tuple[str, str], ...] = (
-    (
-        r"No space left on device|Disk quota exceeded|os error (28|122)",
-        "free some disk, or set PREPARE_HOME (and UV_CACHE_DIR) to a larger one",
-    ),
-    (
-        r"invalid peer certificate|UnknownIssuer|certificate verify failed",
-        "let uv trust your site's certificate: set SSL_CERT_FILE, or UV_SYSTEM_CERTS=1",
-    ),
-    (
-        r"dns error|Connection refused|error sending request|timed out|timeout|network was disabled"
-        r"|Failed to fetch",
-        "check the network; behind a mirror set UV_DEFAULT_INDEX, and UV_FIND_LINKS to where "
-        "torch's CPU wheel is; or name an interpreter in the settings file",
-    ),
-    (
-        r"no usable wheels|no wheels with a matching|not compatible with|requires Python|Python ABI"
-        r"|Python version",
-        "run prepare with Python 3.11 on x86-64 Linux, which the locks were resolved for, or name "
-        "an interpreter in the settings file",
-    ),
-    (
-        r"Permission denied|Read-only file system|os error (13|30)",
-        "set PREPARE_HOME (and UV_CACHE_DIR) to a writable folder",
-    ),
-    (
-        r"No solution found|not found in the package registry|there is no version",
-        "the package index lacks a locked version: point UV_DEFAULT_INDEX and UV_FIND_LINKS at one "
-        "that has it, or name an interpreter in the settings file",
-    ),
+_UV_VARIABLES = {
+    "find-links": ("UV_FIND_LINKS",),
+    "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+}
+_CURE = (
+    "behind a mirror set UV_DEFAULT_INDEX, and UV_FIND_LINKS to where torch's CPU wheel is; "
+    "PREPARE_HOME and UV_CACHE_DIR select a larger or writable disk; the locks are for Python 3.11 "
+    "on x86-64 Linux; or name an interpreter in the settings file"
 )
 
 
@@ -75,36 +55,24 @@ def find_uv() -> Path:
         ) from error
 
 
-def installer_variables() -> dict[str, str]:
-    """Return uv's process environment, with pip's package sources."""
-    environment = {key: value for key, value in os.environ.items() if key not in _REMOVED_VARIABLES}
-    return environment | package_source_variables(environment)
-
-
 def run_uv(
-    arguments: Sequence[str],
-    *,
-    folder: Path,
-    variables: dict[str, str],
-    on_line: Callable[[str], None] | None = None,
-    on_poll: Callable[[], None] | None = None,
+    arguments: Sequence[str], *, folder: Path, on_line: Callable[[str], None] = lambda line: None
 ) -> None:
     """Run uv to its end; it is killed with this process.
 
     Args:
         folder: working directory; uv would read a project in it.
-        on_line: receives each line of uv's output, from another thread.
-        on_poll: is called a few times a second while uv runs.
+        on_line: receives each line of uv's output.
 
     Raises:
-        EnvironmentBuildError: uv failed; the message quotes its last lines and has a hint.
+        EnvironmentBuildError: uv failed; the message quotes its last lines.
     """
     command = [str(find_uv()), *arguments]
-    lines: deque[str] = deque(maxlen=200)
-    process = subprocess.Popen(
+    lines: deque[str] = deque(maxlen=_LINES_QUOTED)
+    with subprocess.Popen(
         command,
         cwd=folder,
-        env=variables,
+        env=installer_variables(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -112,56 +80,81 @@ def run_uv(
         errors="replace",
         # Otherwise the uv of a killed build would write to the folder of the next build.
         preexec_fn=die_with_parent,
-    )
-    reader = threading.Thread(target=_read, args=(process, lines, on_line), daemon=True)
-    reader.start()
-    try:
-        while not _has_ended(process):
-            if on_poll is not None:
-                on_poll()
-    finally:
-        if process.poll() is None:
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                if line.strip() and not line.startswith((" + ", " - ")):
+                    lines.append(f"    {line.rstrip()}")
+                on_line(line.strip())
+        except BaseException:
             process.kill()
-        process.wait()
-        reader.join()
-        if process.stdout is not None:
-            process.stdout.close()
+            raise
     if process.returncode != 0:
-        raise _failure(command, process.returncode, list(lines))
+        quoted = "\n".join(lines)
+        raise EnvironmentBuildError(
+            f"uv could not install (exit code {process.returncode}). Its last lines:\n{quoted}",
+            where=" ".join(command),
+            hint=_CURE,
+        )
 
 
-def hint_for(output: str) -> str:
-    """Return a hint for a failed installation, from uv's output."""
-    for pattern, hint in _HINTS:
-        if re.search(pattern, output, re.IGNORECASE):
-            return hint
-    return "run `prepare doctor`; uv's own message is above"
+def installer_variables() -> dict[str, str]:
+    """Return uv's process environment, with pip's package sources."""
+    environment = {key: value for key, value in os.environ.items() if key not in _REMOVED_VARIABLES}
+    return environment | package_source_variables(environment)
 
 
-def _read(
-    process: subprocess.Popen[str], lines: deque[str], on_line: Callable[[str], None] | None
-) -> None:
-    if process.stdout is None:
-        return
-    for line in process.stdout:
-        lines.append(line.rstrip())
-        if on_line is not None:
-            on_line(line.strip())
+def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that make uv use pip's package sources; settings for uv take precedence."""
+    wanted = {
+        option: names[0]
+        for option, names in _UV_VARIABLES.items()
+        if not any(environment.get(name) for name in names)
+    }
+    settings = pip_settings() if wanted else {}
+    added = {}
+    for option, variable in wanted.items():
+        value = environment.get("PIP_" + option.upper().replace("-", "_")) or settings.get(option)
+        if value:
+            # pip separates values by white space, uv by commas.
+            added[variable] = ",".join(value.split())
+    return added
 
 
-def _has_ended(process: subprocess.Popen[str]) -> bool:
-    try:
-        process.wait(timeout=_POLL_INTERVAL_S)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+def pip_settings() -> dict[str, str]:
+    """Return pip's settings for installing, by option; none without a working pip.
+
+    `pip config list` prints ``section.option='value'``. `install` takes precedence over `global`;
+    other sections, such as the caller's environment, are left out.
+    """
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment["PYTHONSAFEPATH"] = "1"  # a pip.py in the working directory is not pip
+    for interpreter in filter(None, (sys.executable, getattr(sys, "_base_executable", ""))):
+        try:
+            listing = subprocess.run(
+                [interpreter, "-m", "pip", "config", "list"],
+                capture_output=True,
+                text=True,
+                timeout=_PIP_TIMEOUT_S,
+                env=environment,
+                check=True,
+            ).stdout
+        except (OSError, subprocess.SubprocessError):
+            continue
+        found: dict[str, dict[str, str]] = {"global": {}, "install": {}}
+        for line in listing.splitlines():
+            key, separator, quoted = line.partition("=")
+            section, _, option = key.partition(".")
+            if separator and section in found:
+                found[section][option] = str(ast.literal_eval(quoted))
+        return found["global"] | found["install"]
+    return {}
 
 
-def _failure(command: list[str], code: int, lines: list[str]) -> EnvironmentBuildError:
-    output = [line for line in lines if line and not line.startswith((" + ", " - "))]
-    quoted = "\n".join(f"    {line}" for line in output[-_LINES_QUOTED:])
-    return EnvironmentBuildError(
-        f"uv could not install (exit code {code}). Its last lines:\n{quoted}",
-        where=" ".join(command),
-        hint=hint_for("\n".join(output)),
-    )
+def has_cpu_torch(find_links: str) -> bool:
+    """Return whether `find_links` (uv's comma-separated form) has a CPU build of torch.
+
+    A web page is assumed to have one.
+    """
+    places = [place.removeprefix("file://") for place in find_links.split(",") if place]
+    return any("://" in place or list(Path(place).glob("torch-*+cpu-*.whl")) for place in places)

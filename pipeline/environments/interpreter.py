@@ -6,36 +6,32 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from pydantic import Field, ValidationError
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.process_environment import server_environment
+from pipeline.core.record import Record
 from pipeline.core.untrusted.json import parse_json
 
 _ANSWER_TIMEOUT_S = 20
 _IMPORT_TIMEOUT_S = 600
 
-_FIND_MODULES = """
-import importlib.util, json, sys
-print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))
-"""
-
-# Read torch's version file: importing torch takes seconds.
-_TORCH_CUDA = """
-import importlib.util, json, pathlib, runpy
-torch = importlib.util.find_spec("torch")
-text = torch and pathlib.Path(torch.origin).with_name("version.py")
-print(json.dumps(runpy.run_path(str(text)).get("cuda") if text and text.is_file() else None))
-"""
-
+# torch's version file is read: importing torch takes seconds.
 _DESCRIBE = """
-import importlib.metadata, json, sys
+import importlib.metadata, importlib.util, json, pathlib, runpy, sys
 versions = {}
 for found in importlib.metadata.distributions():
     versions.setdefault(found.name, found.version)
-print(json.dumps({"python": sys.version, "versions": versions}))
+torch = importlib.util.find_spec("torch")
+text = torch and torch.origin and pathlib.Path(torch.origin).with_name("version.py")
+print(json.dumps({
+    "python": sys.version,
+    "versions": versions,
+    "missing": [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None],
+    "cuda": runpy.run_path(str(text)).get("cuda") if text and text.is_file() else None,
+}))
 """
-
 _IMPORT = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -43,37 +39,24 @@ for name in sys.argv[1:]:
 """
 
 
-def missing_modules(python: Path, modules: Sequence[str]) -> list[str]:
-    """Return the top-level modules that `python` cannot find; import none of them."""
-    return [str(name) for name in _query(python, _FIND_MODULES, list, modules)]
+class Interpreter(Record):
+    """Facts about an interpreter and its packages."""
+
+    python: str = Field(description="its full version")
+    versions: dict[str, str] = Field(description="version by name of every package")
+    missing: tuple[str, ...] = Field(description="required modules that it cannot find")
+    cuda: str | None = Field(description="CUDA version of its torch; None for a CPU build")
 
 
-def torch_cuda(python: Path) -> str | None:
-    """Return the CUDA version of `python`'s torch; None for a CPU build or without torch."""
-    version = _query(python, _TORCH_CUDA, (str, type(None)))
-    return None if version is None else str(version)
+def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
+    """Describe `python`; import none of the top-level modules that are looked for.
 
-
-def describe(python: Path) -> tuple[str, dict[str, str]]:
-    """Return the interpreter's full version, and the version of each package."""
-    answer = _query(python, _DESCRIBE, dict)
-    return str(answer.get("python")), dict(answer.get("versions") or {})
-
-
-def import_modules(python: Path, modules: Sequence[str]) -> None:
-    """Import the modules, which also finds missing shared libraries; takes seconds."""
-    _run(python, _IMPORT, modules, seconds=_IMPORT_TIMEOUT_S)
-
-
-def _query(
-    python: Path, code: str, kind: type | tuple[type, ...], arguments: Sequence[str] = ()
-) -> Any:
+    Raises:
+        EnvironmentBuildError: it does not start, or does not behave like Python.
+    """
     try:
-        value = parse_json(_run(python, code, arguments))
-        if not isinstance(value, kind):
-            raise ValueError("it is of another kind")
-        return value
-    except ValueError as error:
+        return Interpreter.model_validate(parse_json(_run(python, _DESCRIBE, modules)))
+    except (ValueError, ValidationError) as error:
         raise EnvironmentBuildError(
             "the interpreter does not behave like Python",
             where=str(python),
@@ -81,8 +64,13 @@ def _query(
         ) from error
 
 
+def import_modules(python: Path, modules: Sequence[str]) -> None:
+    """Import the modules, which also finds missing shared libraries; takes seconds."""
+    _run(python, _IMPORT, modules, seconds=_IMPORT_TIMEOUT_S)
+
+
 def _run(
-    python: Path, code: str, arguments: Sequence[str] = (), seconds: int = _ANSWER_TIMEOUT_S
+    python: Path, code: str, arguments: Sequence[str], seconds: int = _ANSWER_TIMEOUT_S
 ) -> str:
     try:
         answer = subprocess.run(

@@ -26,13 +26,17 @@ from pipeline.environments.definition import (
     EnvironmentName,
     define,
     detect_accelerator,
+    environments_folder,
 )
 from pipeline.environments.doctor_check import DoctorCheck, Severity
-from pipeline.environments.folders import environments_folder
+from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.gpu_host import check_compilers, check_driver
-from pipeline.environments.installer import find_uv, installer_variables, run_uv
-from pipeline.environments.package_sources import has_cpu_torch
-from pipeline.environments.status import EnvironmentState, status
+from pipeline.environments.installer import (
+    find_uv,
+    has_cpu_torch,
+    installer_variables,
+    run_uv,
+)
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
 from pipeline.preflight.checks import find_gpu_fault, find_missing_gpus
 from recipes.catalog import load_recipe, recipe_names
@@ -220,7 +224,7 @@ def _check_index(accelerator: Accelerator) -> Iterator[DoctorCheck]:
         asked = ("pip", "install", "--dry-run", "--no-deps", "--refresh-package", package)
         place = ("--python", sys.executable, "--target", folder)
         try:
-            run_uv([*asked, *place, pin], folder=Path(folder), variables=installer_variables())
+            run_uv([*asked, *place, pin], folder=Path(folder))
         except EnvironmentBuildError as error:
             yield DoctorCheck("package index", Severity.PROBLEM, error.message, error.hint)
         else:
@@ -287,7 +291,7 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
             hint = "correct `environments` in the settings file"
             yield DoctorCheck(subject, Severity.PROBLEM, found.reason, hint)
         else:
-            hint = f"it is rebuilt on its next use, or now: prepare doctor --build {name}"
+            hint = f"build it now: prepare doctor --build {name}"
             yield DoctorCheck(subject, Severity.WARNING, found.reason, hint)
 
 

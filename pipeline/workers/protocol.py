@@ -50,7 +50,11 @@ def explain(error: Exception) -> PrepareError:
             hint="free some space, or name another place with --store DIR; "
             "finished stages are kept and will be reused",
         )
-    return WorkerError(f"{type(error).__name__}: {str(error)[:2000]}")
+    is_damaged = isinstance(error, ImportError)
+    return WorkerError(
+        f"{type(error).__name__}: {str(error)[:2000]}",
+        hint="its environment may be damaged: prepare doctor --build --force" if is_damaged else "",
+    )
 
 
 def main(load: Callable[[], Run]) -> None:

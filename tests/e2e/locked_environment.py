@@ -5,21 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.environments.installer import installer_variables, run_uv
+from pipeline.environments.installer import run_uv
 
 
 def make_environment(folder: Path, lock: Path) -> Path:
     """Install the lock; return the interpreter. Hashes are checked where the lock has them."""
-    variables = installer_variables()
     run_uv(
         ["venv", "--no-project", "--python", sys.executable, str(folder / "venv")],
         folder=folder,
-        variables=variables,
     )
     made = folder / "venv" / "bin" / "python"
     run_uv(
         ["pip", "install", "--python", str(made), "--no-deps", "-r", str(lock)],
         folder=folder,
-        variables=variables,
     )
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import string
 from pathlib import Path
@@ -146,12 +145,6 @@ class TestIdentity:
         before = tiny.definition.identity
         tiny.definition.lock.write_text("tiny-thing==1.1\n")
         assert tiny.definition.identity != before
-
-    def test_follows_the_overrides(self, tiny: TinySource, tmp_path: Path) -> None:
-        overrides = tmp_path / "overrides.txt"
-        overrides.write_text("tiny-thing<2\n")
-        other = dataclasses.replace(tiny.definition, overrides=overrides)
-        assert other.identity != tiny.definition.identity
 
     def test_follows_the_plugins_sources(self, tiny: TinySource) -> None:
         before = tiny.definition.identity

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.events import NullProgress
-from pipeline.environments.definition import Accelerator, define
-from pipeline.environments.folders import environment_folder, hold
+from pipeline.core.file_locks import locked
+from pipeline.environments.build import RECORD_NAME, EnvironmentRecord
+from pipeline.environments.definition import Accelerator, define, environment_folder
+from pipeline.environments.environment import lock_file
 from pipeline.environments.garbage_collection import collect
-from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, write_record
 from pipeline.environments.settings import Settings
 
 OLD = "serve-cpu-0123456789abcdef"
@@ -35,10 +35,9 @@ def place(folder: Path, *, finished: bool = True, idle_days: float = 0) -> Path:
             python="3.11.7",
             versions={},
             size_bytes=1,
-            seconds=1.0,
             built="2026-01-01T00:00:00+00:00",
         )
-        write_record(folder, record)
+        (folder / RECORD_NAME).write_text(record.model_dump_json())
         then = time.time() - idle_days * 86_400
         os.utime(folder / RECORD_NAME, (then, then))
     return folder
@@ -96,7 +95,7 @@ def test_a_half_built_one_goes_even_if_current(settings: Settings) -> None:
 
 def test_one_that_is_being_built_stays(settings: Settings) -> None:
     folder = current(settings, finished=False)
-    with hold(folder, "serve-cpu", NullProgress()):
+    with locked(lock_file(folder)):
         assert collect(settings, dry_run=False, older_than_days=0) == []
     assert folder.exists()
 

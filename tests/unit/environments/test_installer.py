@@ -1,26 +1,29 @@
-"""Running uv: what it is told, what its failures say, that it dies with us."""
+"""Running uv: its variables, its failures, its end with ours."""
 
 from __future__ import annotations
 
+import ensurepip
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import venv
 from pathlib import Path
 
 import pytest
-from tiny_environment import Heard, TinySource
 
 from pipeline.core.errors import EnvironmentBuildError
-from pipeline.environments.build import InstallProgress
-from pipeline.environments.installer import find_uv, hint_for, installer_variables, run_uv
-
-
-def test_uv_is_found() -> None:
-    said = subprocess.run([find_uv(), "--version"], capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("uv ")
+from pipeline.environments import installer
+from pipeline.environments.installer import (
+    has_cpu_torch,
+    installer_variables,
+    package_source_variables,
+    pip_settings,
+    run_uv,
+)
+from pipeline.environments.interpreter import describe
 
 
 def test_strays_are_kept_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,84 +36,27 @@ def test_strays_are_kept_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     assert variables["PATH"] == os.environ["PATH"]
 
 
-def test_failure_quotes_uv_and_names_a_hint(tmp_path: Path) -> None:
+def test_lines_are_heard_and_a_failure_quotes_them(tmp_path: Path) -> None:
+    lines: list[str] = []
+    run_uv(["--version"], folder=tmp_path, on_line=lines.append)
+    assert lines[0].startswith("uv ")
     with pytest.raises(EnvironmentBuildError) as caught:
-        run_uv(
-            ["venv", "--python", "/nowhere/python", str(tmp_path / "e")],
-            folder=tmp_path,
-            variables=dict(os.environ),
-        )
+        run_uv(["venv", "--python", "/nowhere/python", str(tmp_path / "e")], folder=tmp_path)
     assert "/nowhere/python" in caught.value.message
     assert " venv --python /nowhere/python" in caught.value.where
-    assert caught.value.hint
-
-
-def test_lines_are_heard(tmp_path: Path) -> None:
-    lines: list[str] = []
-    run_uv(["--version"], folder=tmp_path, variables=dict(os.environ), on_line=lines.append)
-    assert len(lines) == 1
-    assert lines[0].startswith("uv ")
-
-
-# uv's own words, as uv 0.13 says them.
-@pytest.mark.parametrize(
-    ("said", "hint"),
-    [
-        (
-            "error: Failed to install: numpy-2.4.6.whl (numpy==2.4.6)\n"
-            "  cause: failed to copy file: No space left on device (os error 28)",
-            "free some disk",
-        ),
-        (
-            "error: Failed to fetch: http://mirror/simple/scipy/\n"
-            "  cause: error sending request\n  cause: client error (Connect)\n"
-            "  cause: Connection refused (os error 111)",
-            "check the network",
-        ),
-        (
-            "error: Failed to fetch: http://mirror/simple/scipy/\n  cause: dns error\n"
-            "  cause: failed to lookup address information: Name or service not known",
-            "check the network",
-        ),
-        (
-            "error: Failed to fetch: https://mirror/simple/scipy/\n"
-            "  cause: invalid peer certificate: UnknownIssuer",
-            "certificate",
-        ),
-        (
-            "error: No solution found when resolving dependencies\n"
-            "  cause: Because pandas==2.2.0 has no usable wheels and you require pandas==2.2.0",
-            "Python 3.11",
-        ),
-        (
-            "error: No solution found when resolving dependencies\n"
-            "  cause: Because there is no version of pandas==99 and you require pandas==99",
-            "lacks a locked version",
-        ),
-        (
-            "error: No solution found when resolving dependencies\n"
-            "  cause: Because x was not found in the package registry and you require x==1",
-            "lacks a locked version",
-        ),
-        ("error: failed to create directory: Permission denied (os error 13)", "writable folder"),
-        ("error: something new", "doctor"),
-    ],
-)
-def test_cures(said: str, hint: str) -> None:
-    assert hint in hint_for(said)
+    assert "UV_DEFAULT_INDEX" in caught.value.hint
 
 
 def test_uv_dies_with_a_killed_parent(tmp_path: Path) -> None:
     """`uv run` waits for a program here, as an install would for the network."""
     script = textwrap.dedent(
         f"""
-        import os
         from pathlib import Path
         from pipeline.environments.installer import run_uv
         run_uv(
             ["run", "--no-project", "--offline", "--python", {sys.executable!r}, "python", "-c",
              "import os, time; print(os.getppid(), flush=True); time.sleep(60)"],
-            folder=Path({str(tmp_path)!r}), variables=dict(os.environ),
+            folder=Path({str(tmp_path)!r}),
             on_line=lambda line: print(line, flush=True),
         )
         """
@@ -142,21 +88,72 @@ def _runs(process: int) -> bool:
     return state != "Z"
 
 
-def test_progress_of_downloads_and_packages(tiny: TinySource, tmp_path: Path, heard: Heard) -> None:
-    watcher = InstallProgress(tiny.definition, tmp_path / "environment", heard)
-    watcher.report()
-    assert heard.events == []
-    for line in ("Downloading torch (1.5GiB)", "Downloading numpy (16.1MiB)", "Downloaded numpy"):
-        watcher.read_line(line)
-    watcher.report()
-    watcher.read_line("Downloaded torch")
-    watcher.report()
-    information = tmp_path / "environment/lib/python3.11/site-packages/tiny_thing-1.0.dist-info"
-    information.mkdir(parents=True)
-    (information / "METADATA").touch()
-    watcher.report()
-    watcher.report()
-    assert heard.events == [
-        ("download serve-cpu", 16, 1552, "MiB"),
-        ("install serve-cpu", 1, 1, "packages"),
-    ]
+@pytest.mark.parametrize(
+    ("settings", "environment", "added"),
+    [
+        (
+            {"find-links": "/settings"},
+            {"PIP_FIND_LINKS": "/wheels  /more", "PIP_INDEX_URL": "https://mirror/simple"},
+            {"UV_FIND_LINKS": "/wheels,/more", "UV_DEFAULT_INDEX": "https://mirror/simple"},
+        ),
+        ({"find-links": "\n/wheels\n/more"}, {}, {"UV_FIND_LINKS": "/wheels,/more"}),
+        ({"index-url": "https://a"}, {"UV_FIND_LINKS": "/b", "UV_INDEX_URL": "https://c"}, {}),
+        ({}, {}, {}),
+    ],
+)
+def test_package_sources_of_pip_are_handed_on(
+    settings: dict[str, str],
+    environment: dict[str, str],
+    added: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installer, "pip_settings", lambda: settings)
+    assert package_source_variables(environment) == added
+
+
+def test_real_pip_is_asked_and_no_pip_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "pip.conf"
+    settings.write_text(
+        "[global]\nindex-url = https://global\nfind-links =\n    /one\n    /two\n"
+        "[install]\nindex-url = https://install\n[freeze]\nfind-links = /three\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    venv.create(tmp_path / "made", with_pip=False)
+    python = str(tmp_path / "made" / "bin" / "python")
+    monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.setattr(sys, "_base_executable", "/nowhere/python")
+    assert pip_settings() == {}
+    (wheel,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+    (packages,) = (tmp_path / "made").glob("lib/python3*/site-packages")
+    (packages / "pip.pth").write_text(f"{wheel}\n")
+    found = pip_settings()
+    assert found["find-links"].split() == ["/one", "/two"]
+    assert found["index-url"] == "https://install"
+
+
+@pytest.mark.parametrize(
+    ("wheel", "found"),
+    [
+        ("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", True),
+        ("torch-2.13.0-cp311-cp311-linux_x86_64.whl", False),
+        ("torchvision-0.29.0+cpu-cp311-cp311-linux_x86_64.whl", False),
+    ],
+)
+def test_torch_in_find_links(tmp_path: Path, wheel: str, found: bool) -> None:
+    (tmp_path / wheel).touch()
+    assert has_cpu_torch(str(tmp_path)) is found
+    assert has_cpu_torch(f"/nowhere,file://{tmp_path}") is found
+    assert has_cpu_torch("https://mirror/torch")
+    assert not has_cpu_torch("")
+
+
+@pytest.mark.parametrize("says", ["", "hello", "[" * 9000, "NaN", "1", "true", "{}"])
+def test_a_program_that_is_no_python_is_an_expected_error(tmp_path: Path, says: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{says}'\n")
+    python.chmod(0o755)
+    with pytest.raises(EnvironmentBuildError) as caught:
+        describe(python, ["vllm"])
+    assert str(python) in caught.value.where

@@ -39,18 +39,16 @@ class TinySource:
 class Heard:
     """A Progress that remembers."""
 
-    def __init__(self, on_advance: Callable[[], None] | None = None) -> None:
-        self.events: list[tuple[str, int, int | None, str]] = []
+    def __init__(self, on_note: Callable[[str], None] = lambda text: None) -> None:
         self.notes: list[str] = []
-        self._on_advance = on_advance
+        self._on_note = on_note
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        self.events.append((task, done, total, unit))
-        if self._on_advance:
-            self._on_advance()
+        pass
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+        self._on_note(text)
 
 
 def write_torch(folder: Path, version: str, cuda: str | None) -> None:
@@ -92,7 +90,6 @@ def tiny_definition(folder: Path) -> EnvironmentDefinition:
         name=EnvironmentName.SERVE,
         accelerator=Accelerator.CPU,
         lock=folder / "tiny.txt",
-        overrides=None,
         plugins=(folder / "plugin",),
         modules=("tiny_thing", "tiny_plugin"),
         disk_bytes=10**6,

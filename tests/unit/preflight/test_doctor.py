@@ -11,10 +11,14 @@ import pytest
 from pipeline.core.cpu_features import VARIABLE
 from pipeline.core.gpus import VisibleGpu
 from pipeline.environments import gpu_host
-from pipeline.environments.definition import Accelerator, define, detect_accelerator
-from pipeline.environments.folders import environment_folder
+from pipeline.environments.definition import (
+    Accelerator,
+    define,
+    detect_accelerator,
+    environment_folder,
+)
+from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.settings import EnvironmentOverride, Settings
-from pipeline.environments.status import EnvironmentState, status
 from pipeline.preflight import doctor
 from pipeline.preflight.doctor import (
     DoctorCheck,
