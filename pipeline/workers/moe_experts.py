@@ -51,8 +51,12 @@ def check_experts(config: Any, trust: bool, *, where: str) -> None:
         )
 
 
-def load_with_separate_experts(checkpoint: str, config: Any, trust: bool) -> Any:
+def load_with_separate_experts(checkpoint: str, config: Any, trust: bool, *, saved: bool) -> Any:
     """Load the model in its own type, each expert as separate linear layers.
+
+    Args:
+        saved: the model will be saved, under the checkpoint's names. Later loads in this process
+            would not find them.
 
     llm-compressor's `load_quantizable_moe` has transformers search all its modules, and those for
     images need torchvision, which the environment lacks.
@@ -61,7 +65,7 @@ def load_with_separate_experts(checkpoint: str, config: Any, trust: bool) -> Any
 
     model = model_class(config).from_pretrained(checkpoint, dtype="auto", trust_remote_code=trust)
     linearize_moe(model)
-    if get_linearized_moes(model):
+    if saved and get_linearized_moes(model):
         save_under_numbered_names(model)
     return model
 

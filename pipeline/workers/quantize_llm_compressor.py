@@ -7,11 +7,13 @@ The format is compressed-tensors'. Recipes without calibration are cast file by 
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import StageError
+from pipeline.checkpoint.weight_files import read_headers, read_json
+from pipeline.core.errors import PrepareError, StageError
 from pipeline.core.events import Progress
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.compute_dtype import ComputeDtype
@@ -33,6 +35,9 @@ MINMAX = "memoryless_minmax"  # the extremes of a group's weights, read again ev
 OBSERVERS = {"minmax": MINMAX, "mse": "memoryless_mse"}
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 """Those whose change can change the weights."""
+TRIAL_BLOCKS, TRIAL_TOKENS = 2, 64
+LAYER = re.compile(r"(?!.*(?:vis|aud|image)).*?\.layers\.(\d+)\.(.*)")
+EXPERT = re.compile(r"(?<=\.)\d+\.")
 
 
 def quantize_whole_model(
@@ -55,12 +60,16 @@ def quantize_whole_model(
     quantization = spec["quantization"]
     calibration = quantization["calibration"]
     trust = spec["trust_remote_code"]
+    tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
+    blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
+    if not torch.accelerator.is_available():
+        leave_memory_unpinned()
+    try_first_layers(spec, tokenizer, blocks, modifiers, progress)
     set_seed(calibration["seed"])
     progress.note("loading the checkpoint")
     model = load_model(spec["checkpoint"], trust)
     compute = ComputeDtype(spec.get("compute_dtype"))
     compute.widen(model)
-    tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
     group_size = dividing_group_size(
         spec["group_sizes"], linear_columns(model, quantization["ignore"])
     )
@@ -72,9 +81,6 @@ def quantize_whole_model(
     chosen = modifiers(model, group_size)
     follow_bars(progress, quantization["kind"])
     facts: dict[str, Any] = {"scheme": quantization.get("scheme"), "group_size": group_size}
-    if not torch.accelerator.is_available():
-        leave_memory_unpinned()
-    blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
     tokens = ExpertTokenCounter(model)
     calibrate(model, tokenizer, chosen, blocks, calibration["batch_size"])
     facts |= {**block_facts(blocks), **tokens.check_counts()}
@@ -91,8 +97,69 @@ def quantize_whole_model(
     }
 
 
-def load_model(checkpoint: str, trust: bool) -> Any:
+def try_first_layers(
+    spec: dict[str, Any],
+    tokenizer: Any,
+    blocks: list[list[int]],
+    modifiers: Modifiers,
+    progress: Progress,
+) -> None:
+    """Quantize the first layers, up to one of each kind, with little text; discard the result.
+
+    Raises:
+        StageError: the library fails on this architecture. On the whole model it would fail too,
+            after an hour.
+    """
+    checkpoint = Path(spec["checkpoint"])
+    layers = layers_of_each_kind(checkpoint)
+    progress.note(f"trying the recipe on the first {layers} layers")
+    model = load_model(spec["checkpoint"], spec["trust_remote_code"], layers)
+    ComputeDtype(spec.get("compute_dtype")).widen(model)
+    ignore = spec["quantization"]["ignore"]
+    group_size = dividing_group_size(spec["group_sizes"], linear_columns(model, ignore))
+    few = [block[:TRIAL_TOKENS] for block in blocks[:TRIAL_BLOCKS]]
+    try:
+        calibrate(model, tokenizer, modifiers(model, group_size), few, 1)
+    except PrepareError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise StageError(
+            f"llm-compressor cannot quantize {type(model).__name__} by this recipe: "
+            f"{type(error).__name__}: {str(error)[:300]}",
+            where=f"{checkpoint / 'config.json'}, key architectures",
+            hint="use a recipe that needs no data, such as fp8-dynamic",
+        ) from error
+
+
+def layers_of_each_kind(checkpoint: Path) -> int:
+    """Return how many of the first layers contain one of each kind.
+
+    A kind is what config.json names it (`layer_types`), and its tensors' names: dense or experts.
+    """
+    config = read_json(checkpoint / "config.json")
+    named = (config.get("text_config") or config).get("layer_types") or []
+    tensors: dict[int, set[str]] = {}
+    for header in read_headers(checkpoint).values():
+        for name in header.tensors:
+            if found := LAYER.match(name):
+                tensors.setdefault(int(found[1]), set()).add(EXPERT.sub("", found[2]))
+    total = (config.get("text_config") or config).get("num_hidden_layers") or len(tensors)
+    seen: set[tuple[str, frozenset[str]]] = set()
+    needed = 1
+    for number in sorted(each for each in tensors if each < total):
+        kind = named[number] if number < len(named) else ""
+        if (key := (kind, frozenset(tensors[number]))) not in seen:
+            seen.add(key)
+            needed = number + 1
+    return needed
+
+
+def load_model(checkpoint: str, trust: bool, layers: int | None = None) -> Any:
     """Return the model, with every expert's matrices as separate linear layers.
+
+    Args:
+        layers: of its first layers alone, to be thrown away; None for all.
 
     Raises:
         StageError: transformers does not support the architecture, or its experts cannot be
@@ -102,8 +169,10 @@ def load_model(checkpoint: str, trust: bool) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust)
+        if layers is not None:
+            shorten(config.get_text_config(), layers)
         check_experts(config, trust, where=f"{checkpoint}/config.json")
-        return load_with_separate_experts(checkpoint, config, trust)
+        return load_with_separate_experts(checkpoint, config, trust, saved=layers is None)
     except ValueError as error:
         if "does not recognize this architecture" not in str(error):
             raise
@@ -113,6 +182,15 @@ def load_model(checkpoint: str, trust: bool) -> Any:
             hint="a newer interpreter can be named in the settings file: "
             "environments: {quantize: {python: PATH}} (docs/reference/settings.md)",
         ) from error
+
+
+def shorten(config: Any, layers: int) -> None:
+    """Have a model's configuration describe its first layers alone."""
+    total = config.num_hidden_layers
+    for name, value in vars(config).items():  # layer_types, mlp_layer_types and the like
+        if isinstance(value, list) and len(value) == total and name.startswith(("layer", "mlp_l")):
+            setattr(config, name, value[:layers])
+    config.num_hidden_layers = layers
 
 
 def weights_in_groups(

@@ -401,6 +401,16 @@ def test_linear_attention_has_16_bits_or_fp8(workshop: Workshop, name: str) -> N
     assert verified_layers(workshop, variant) == quantized
 
 
+@pytest.mark.parametrize("name", ["awq-w4a16", "int8-w8a8"])
+def test_a_dense_layer_before_the_experts(workshop: Workshop, name: str) -> None:
+    """GLM-4 MoE: the library's own mappings for it name a router that the first layer lacks."""
+    variant = workshop.variant("glm4_moe", name)
+    quantized = 2 * 4 + 3 + (4 + 1) * 3
+    assert variant.record.result["quantized_modules"] == quantized
+    assert variant.record.result["least_tokens_of_an_expert"] >= BLOCKS * TOKENS
+    assert verified_layers(workshop, variant) == quantized
+
+
 def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:
     """Named by the worker too: it sees layers that no checkpoint has as such."""
     with pytest.raises(StageError, match=r"no group size of \[16\] divides layers") as caught:

@@ -2,8 +2,9 @@
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
 qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe,
-qwen3_next (a layer of linear attention, one of full), gpt_oss and jetmoe, and
-models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer trained on the texts.
+qwen3_next (a layer of linear attention, one of full), glm4_moe (a dense layer first),
+gpt_oss and jetmoe, and models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer
+trained on the texts.
 Those of images have their processor's settings and a chat template.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
 differ from the source's, relative to their size.
@@ -81,6 +82,8 @@ def make(folder: Path, texts: Path) -> None:
         Gemma2ForCausalLM,
         Gemma3Config,
         Gemma3ForConditionalGeneration,
+        Glm4MoeConfig,
+        Glm4MoeForCausalLM,
         GptOssConfig,
         GptOssForCausalLM,
         JetMoeConfig,
@@ -128,6 +131,16 @@ def make(folder: Path, texts: Path) -> None:
                 linear_num_key_heads=2,
                 linear_key_head_dim=32,
                 linear_value_head_dim=32,
+            )
+        ),
+        "glm4_moe": Glm4MoeForCausalLM(
+            Glm4MoeConfig(
+                **SHAPE,
+                **EXPERTS,
+                n_routed_experts=4,
+                n_shared_experts=1,
+                moe_intermediate_size=128,
+                first_k_dense_replace=1,
             )
         ),
         "gpt_oss": GptOssForCausalLM(
