@@ -15,6 +15,7 @@ from eval_gates.attribution import AttributionReport
 from eval_gates.cost import CostReport
 from eval_gates.gate_report import GateReport, Verdict
 from eval_gates.spec_decode_stats import SpecDecodeStats
+from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateReport
 from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.record import Record
@@ -63,10 +64,9 @@ class VariantReport(Record):
         "depends on it",
     )
 
-    @property
-    def claims(self) -> tuple[SpeedGateReport | CostReport, ...]:
-        """All gates but those of the suites' scores."""
-        return (*self.speed, *self.cost)
+    def rate(self, side: Side) -> float | None:
+        """Return a side's median output tokens/s; None if no ratio was measured."""
+        return next((each.typical(side) for each in self.speed if each.is_ratio), None)
 
 
 def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:

@@ -24,7 +24,7 @@ from artifacts.evidence.card_text import (
     describe_speculation,
     percent,
 )
-from artifacts.gate_row import cost_row, gate_row, speed_row
+from artifacts.gate_result import results_of
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.gate_report import GateReport
 from eval_gates.speed.load_run import Side
@@ -196,9 +196,8 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "prepare_command": verdict.command,
         "creation": creation(verdict, judged, deployable),
         "bound_level": f"{100 * (1 - max(gate.alpha for gate in variant.gates)):.4g}",
-        "gates": [(gate, gate_row(gate)) for gate in variant.gates],
-        "speed": [(claim, speed_row(claim), typical_loads(claim)) for claim in variant.speed],
-        "cost": [(cost, cost_row(cost)) for cost in variant.cost],
+        "gates": results_of(variant),
+        "loads": {claim.name: typical_loads(claim) for claim in variant.speed},
         "attempted": verdict.attempted,
     }
 

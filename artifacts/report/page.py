@@ -8,56 +8,100 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from artifacts import run_outcome
 from artifacts.command_line import command_line
-from artifacts.report import (
-    flipped_answers,
-    margins,
-    provenance,
-    quality,
-    score_table,
-    speed,
-)
-from artifacts.report.figure import Figure, UniqueIds
+from artifacts.gate_result import GateResult, results_of
+from artifacts.number_format import format_megabytes, format_percent
+from artifacts.report import answers, provenance
+from artifacts.report.figures import Figure, gate_figure, tradeoff_figures
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.run_record import VariantReport
 from pipeline import __version__
 from pipeline.core.untrusted.text import make_visible
 
 
+@dataclass(frozen=True)
+class VariantSection:
+    """One variant of the run."""
+
+    recipe: str
+    verdict: str  # `promoted`, or the verdict's own word
+    reason: str  # in words; `hint` holds the further lines of an error
+    hint: str = ""
+    size: str = ""  # of its weights
+    gates: tuple[GateResult, ...] = ()
+    figure: Figure | None = None
+    collected: tuple[str, ...] = ()  # scores of a variant that was not judged
+
+
 def run_page(evidence: RunEvidence) -> str:
     """Return the report of one run as HTML."""
-    names = UniqueIds()
-    figures = {
-        "quality": quality.quality_figures(evidence, names),
-        "margins": margins.margin_figures(evidence, names),
-        "flips": flipped_answers.flip_figures(evidence, names),
-        "speed": speed.speed_figures(evidence, names),
-    }
-    word = run_outcome.outcome(evidence.report)
+    report = evidence.report
+    sections = variant_sections(evidence)
+    tradeoff = tradeoff_figures(report, evidence.baseline_bytes())
+    word = run_outcome.outcome(report)
     return _render(
-        "run.html.j2",
-        figures,
-        title=f"{evidence.report.options.checkpoint or 'candidate'}: {word}",
-        report=evidence.report,
+        [*(each.figure for each in sections if each.figure), *tradeoff],
+        title=f"{report.options.checkpoint or 'candidate'}: {word}",
+        report=report,
         outcome=word,
-        sentence=run_outcome.headline(evidence.report),
+        sentence=run_outcome.headline(report),
         serving=[
-            *run_outcome.baseline_lines(evidence.report),
-            *run_outcome.serving_lines(evidence.report.options),
-            *run_outcome.drafting_lines(evidence.report),
-            *run_outcome.attribution_lines(evidence.report),
+            *run_outcome.baseline_lines(report),
+            *run_outcome.serving_lines(report.options),
+            *run_outcome.drafting_lines(report),
+            *run_outcome.attribution_lines(report),
         ],
-        variants=score_table.variant_parts(evidence),
-        examples=flipped_answers.changed_answers(evidence),
-        command=command_line(evidence.report.kind, evidence.report.command),
+        variants=sections,
+        tradeoff=tradeoff,
+        examples=answers.changed_answers(evidence),
+        command=command_line(report.kind, report.command),
         facts=provenance.run_facts(evidence),
         tuples=provenance.tuple_table(evidence),
         policies=provenance.policies_as_json(evidence),
-        stages=provenance.stage_table(evidence.report),
+        stages=provenance.stage_table(report),
         missing=evidence.missing,
+    )
+
+
+def variant_sections(evidence: RunEvidence) -> list[VariantSection]:
+    """Return every variant of the run, also without a verdict."""
+    report = evidence.report
+    sections = [_section(number, each, evidence) for number, each in enumerate(report.variants)]
+    judged = {variant.recipe for variant in report.variants}
+    reason = f"the run is {report.status}: it ended before this variant was judged"
+    return sections + [
+        VariantSection(recipe, "no verdict", reason, collected=_collected(evidence, recipe))
+        for recipe in evidence.recipes
+        if recipe not in judged
+    ]
+
+
+def _section(number: int, variant: VariantReport, evidence: RunEvidence) -> VariantSection:
+    reason, _, rest = variant.reason.partition("\n")
+    gates = tuple(results_of(variant))
+    return VariantSection(
+        recipe=variant.recipe,
+        verdict=run_outcome.verdict_word(variant),
+        reason=reason,
+        hint=rest,
+        size=format_megabytes(variant.weights_bytes, nothing=""),
+        gates=gates,
+        figure=gate_figure(number, variant),
+        collected=() if gates else _collected(evidence, variant.recipe),
+    )
+
+
+def _collected(evidence: RunEvidence, recipe: str) -> tuple[str, ...]:
+    """Return scores that were measured and not judged."""
+    return tuple(
+        f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
+        for suite, kept in evidence.collect_answers(recipe)
+        if kept.result.score is not None
     )
 
 
@@ -67,7 +111,7 @@ def plotly_script() -> str:
     return script.read_text(encoding="utf-8")
 
 
-def _render(template: str, figures: dict[str, list[Figure]], **context: Any) -> str:
+def _render(figures: list[Figure], **context: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -81,10 +125,9 @@ def _render(template: str, figures: dict[str, list[Figure]], **context: Any) -> 
     loaded = environment.loader
     assert loaded is not None
     drawing = loaded.get_source(environment, "report.js")[0]
-    plotting = plotly_script() if any(figures.values()) else ""
-    return environment.get_template(template).render(
-        figures=figures,
-        drawn={figure.name: figure.drawn for found in figures.values() for figure in found},
+    plotting = plotly_script() if figures else ""
+    return environment.get_template("page.html.j2").render(
+        drawn={figure.name: figure.drawn for figure in figures},
         style=loaded.get_source(environment, "report.css")[0],
         scripts=[script for script in (plotting, drawing) if script],
         script_sources=" ".join(source_of(script) for script in (plotting, drawing) if script),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from artifacts.command_line import without_password
-from artifacts.report.figure import Table
+from artifacts.report.figures import Table
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
 from pipeline.stages.adopt import ADOPT

@@ -19,6 +19,7 @@ from pipeline.core.errors import EvaluationDataError, EvidenceError, StoreError
 from pipeline.core.stage import Parameters, Result, Stage, TypedStageRecord
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
+from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.questions import QUESTIONS as ASKED
@@ -70,6 +71,14 @@ class RunEvidence:
     ) -> TypedStageRecord[Parameters, Result] | None:
         """Return the result of `record`, validated."""
         return self._read_shape(stage, self.record(stage.name, variant))
+
+    def baseline_bytes(self) -> int | None:
+        """Return the size of the unquantized weights, from any variant's comparison with them."""
+        for recipe in self.recipes:
+            found = self.kept(CHECK_WEIGHTS, recipe)
+            if found is not None and found.result.size_ratio and found.result.weights_bytes:
+                return round(found.result.weights_bytes / found.result.size_ratio)
+        return None
 
     def policy(self, recipe: str) -> Policy | None:
         judge = self.kept(JUDGE, recipe)

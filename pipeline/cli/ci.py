@@ -118,7 +118,7 @@ class CiReporting:
     def _publish(self, report: RunReport, junit: Path | None, progress: Progress) -> None:
         if not (self.ci or junit or self.outputs):
             return
-        from artifacts.ci.publish import ReportPaths, publish
+        from artifacts.ci import ReportPaths, publish
 
         # Outside of a CI job, only what was asked for by name is written.
         environ = os.environ if self.ci else {}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artifacts.gate_row import GateRow, claim_rows, gate_row
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     EvalDataOption,
@@ -26,8 +25,8 @@ from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import from_dict
 
 if TYPE_CHECKING:
+    from artifacts.gate_result import GateResult
     from artifacts.run_record import VariantReport
-    from eval_gates.gate_report import GateReport
     from pipeline.run.recheck import RecheckOutcome
 
 
@@ -136,29 +135,19 @@ def print_outcome(outcome: RecheckOutcome) -> None:
 
 def gate_rows(then: VariantReport, now: VariantReport) -> list[list[str]]:
     """One row per gate: difference and verdict, then and now."""
-    names = list(dict.fromkeys(gate.suite for gate in (*then.gates, *now.gates)))
-    before, after = ({g.suite: g for g in report.gates} for report in (then, now))
-    rows = [[name, *gate_cells(before.get(name)), *gate_cells(after.get(name))] for name in names]
-    fast, today = ({row.what: row for row in claim_rows(each, 1)} for each in (then, now))
-    rows += [[n, *claim_cells(fast.get(n)), *claim_cells(today.get(n))] for n in fast | today]
+    from artifacts.gate_result import results_of
+
+    before, after = ({gate.name: gate for gate in results_of(each)} for each in (then, now))
+    rows = [[n, *gate_cells(before.get(n)), *gate_cells(after.get(n))] for n in before | after]
     return [*rows, ["all", "", then.verdict, "", now.verdict]]
 
 
-def gate_cells(gate: GateReport | None) -> list[str]:
-    """Scores of baseline and variant, the difference in points, and the verdict."""
+def gate_cells(gate: GateResult | None) -> list[str]:
+    """Both sides, the difference with its bound, and the verdict."""
     if gate is None:
-        return ["not measured", "-"]
-    row = gate_row(gate, 1)
-    scores = f"{row.baseline} to {row.candidate}{row.unit}"
-    return [f"{scores} ({row.difference}, n={gate.n})", row.verdict]
-
-
-def claim_cells(row: GateRow | None) -> list[str]:
-    """Return the ratio or the share of rounds, with its bound, and the verdict."""
-    if row is None:
-        return ["not measured", "-"]
-    bound = f" ({row.sign} {row.bound}, {row.counted})" if row.bound else ""
-    return [f"{row.difference}{bound}", row.verdict]
+        return ["not measured", ""]
+    sides = " to ".join(filter(None, gate.show_sides(1)))
+    return [f"{sides}: {gate.show_difference(1)}, {gate.counted}", gate.verdict]
 
 
 def next_step(outcome: RecheckOutcome) -> str:

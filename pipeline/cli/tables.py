@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.gate_row import GateRow, claim_rows, describe_lengths, gate_row
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import PrepareError, from_dict
 from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip, log_line
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from artifacts.gate_result import GateResult
     from artifacts.run_record import RunReport, VariantReport
-    from eval_gates.gate_report import GateReport
     from pipeline.core.store import Store
 
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}
@@ -78,6 +77,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     """
     from rich.text import Text
 
+    from artifacts.gate_result import results_of
     from artifacts.run_outcome import (
         attribution_lines,
         baseline_lines,
@@ -86,7 +86,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     )
 
     out = console()
-    if report.variants:
+    if any(results_of(variant) for variant in report.variants):
         out.print(verdict_table(report))
     else:
         print_line(out, Text(title_of(report)))
@@ -151,16 +151,14 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
     """Why a variant got its verdict, and each gate that did not plainly pass."""
     from rich.text import Text
 
+    from artifacts.gate_result import results_of
     from artifacts.run_outcome import verdict_word
 
     begun = Text(f"{variant.recipe}: {verdict_word(variant)}", style=COLOURS[variant.verdict])
     print_line(out, begun.append(f": {variant.reason}", style="default"))
-    for gate in variant.gates:
+    for gate in results_of(variant):
         if gate.verdict != "pass" or gate.suspicious:
-            print_line(out, Text(f"  {gate.suite}: {gate.reason}"))
-    for claim in variant.claims:
-        if claim.verdict != "pass":
-            print_line(out, Text(f"  {claim.name}: {claim.reason}"))
+            print_line(out, Text(f"  {gate.name}: {gate.words}"))
 
 
 def floor_lines(report: RunReport) -> list[str]:
@@ -179,6 +177,8 @@ def floor_lines(report: RunReport) -> list[str]:
 
 def length_lines(report: RunReport) -> list[str]:
     """Return how long generated answers are, gate by gate."""
+    from artifacts.gate_result import describe_lengths
+
     return [
         f"{variant.recipe}, {gate.suite}: {words}"
         for variant in report.variants
@@ -204,36 +204,25 @@ def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None
     """One row a gate; variant and size stand in the first."""
     from rich.text import Text
 
+    from artifacts.gate_result import results_of
     from artifacts.run_outcome import describe_weights
 
-    size = describe_weights(report, variant)
-    rows = [gate_cells(gate) for gate in variant.gates]
-    for claim in claim_rows(variant, 1):
-        rows.append([f"{claim.what} ({claim.counted}){claim.unusual_tier}", *number_cells(claim)])
-    if not rows:
-        rows = [["-", "", "", "", variant.verdict]]
-    for number, row in enumerate(rows):
-        cells = [*((variant.recipe, size) if number == 0 else ("", "")), *row[:-1]]
-        verdict = Text(row[-1], style=COLOURS[row[-1]])
+    gates = results_of(variant)
+    for number, gate in enumerate(gates):
+        first = number == 0
+        cells = [
+            variant.recipe if first else "",
+            describe_weights(report, variant) if first else "",
+            *gate_cells(gate),
+        ]
+        verdict = Text(gate.verdict, style=COLOURS[gate.verdict])
         table.add_row(*(Text(clip(cell, MAX_NAME_CHARACTERS)) for cell in cells), verdict)
     table.add_section()
 
 
-def gate_cells(gate: GateReport) -> list[str]:
-    """Suite with how many questions, and how many of them it took; then the numbers."""
-    row = gate_row(gate, 1)
-    counted = f"n={gate.n} of {gate.planned}" if gate.n < gate.planned else f"n={gate.n}"
-    return [f"{row.what} ({counted}){row.unusual_tier}", *number_cells(row)]
-
-
-def number_cells(row: GateRow) -> list[str]:
-    """Baseline, candidate, difference with what it was compared with, and the verdict."""
-    return [
-        f"{row.baseline}{row.unit}" if row.baseline else "",
-        f"{row.candidate}{row.unit}",
-        f"{row.difference} ({row.describe_bound('> ')})",
-        row.verdict,
-    ]
+def gate_cells(gate: GateResult) -> list[str]:
+    """Gate with what was counted, both sides, and the difference with bound and margin."""
+    return [f"{gate.title} ({gate.counted})", *gate.show_sides(1), gate.show_difference(1)]
 
 
 def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> str:

@@ -4,7 +4,6 @@
   const root = document.documentElement;
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
 
   // "var(--ink)" in a figure stands for the colour that the style gives it.
   const coloured = (value, style) => {
@@ -40,16 +39,6 @@
     }
   };
 
-  const button = document.getElementById("theme");
-  const changed = () => {
-    button.setAttribute("aria-pressed", String(isDark()));
-    draw();
-  };
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    changed();
-  });
-  system.addEventListener("change", changed);
-  changed();
+  system.addEventListener("change", draw);
+  draw();
 })();

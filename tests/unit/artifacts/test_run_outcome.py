@@ -9,7 +9,7 @@ import pytest
 from ci_reports import RUNS
 from sample_reports import run_report
 
-from artifacts.ci.summary import markdown_summary
+from artifacts.ci import markdown_summary
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_outcome import (

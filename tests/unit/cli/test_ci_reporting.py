@@ -108,7 +108,7 @@ def test_the_figures_of_a_failed_gate_are_in_every_place(
 ) -> None:
     finished(monkeypatch, failed())
     model("--junit", "deep/er/junit.xml")
-    assert "lost 3 points" in (job / "summary.md").read_text()
+    assert "the drop is above 1 point" in (job / "summary.md").read_text()
     case = ET.parse(job / "deep/er/junit.xml").find(".//testcase[@name='mmlu']")
     assert case is not None
     assert case.find("failure") is not None
@@ -228,7 +228,7 @@ def test_a_run_that_fails_for_real(job: Path) -> None:
     error = case.find("error")
     assert error is not None
     assert str(empty) in (error.text or "")
-    assert "### What to do next" in (job / "summary.md").read_text()
+    assert "use the folder with config.json" in (job / "summary.md").read_text()
 
 
 def test_a_wrong_option_is_told_too(job: Path) -> None:

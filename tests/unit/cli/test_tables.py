@@ -18,7 +18,6 @@ from sample_reports import (
 
 from artifacts.run_record import RunReport
 from pipeline.cli.tables import (
-    gate_cells,
     last_line,
     print_json,
     print_run,
@@ -43,13 +42,11 @@ def test_a_promoted_variant(capsys: Capture) -> None:
     assert lines[0] == "demo:smollm2-135m (0123456789ab), policy demo, profile cpu"
     assert lines[1] == "variant weights gate baseline candidate difference verdict"
     assert lines[3] == (
-        "fp8-dynamic 163.4 MB mmlu acc (n=3511 of 14042) 65.1 % 65.0 % "
+        "fp8-dynamic 163.4 MB mmlu acc (3,511 of 14,042) 65.1 % 65.0 % "
         "-0.1 (> -0.4, margin -1) pass"
     )
     row = " ".join(lines[4:6])
-    assert row.startswith(
-        "speed ratio.chat (5 blocks) 2,050 3,075 x 1.50 (1.40 to 1.60) (> x 1.40,"
-    )
+    assert row.startswith("speed ratio.chat (5 blocks) 2,050 tokens/s 3,075 tokens/s x 1.50 (>")
     assert "fp8-dynamic: promoted: all 2 gates passed" in lines
     assert lines[-1] == "2 stages, 1 reused, 372 s. Next: prepare registry show smollm2-135m"
     assert not any("below the margin" in line for line in lines)  # passing needs no words
@@ -65,7 +62,7 @@ def test_a_gate_that_did_not_pass_says_why(capsys: Capture, verdict: str) -> Non
     [row] = [line for line in lines if line.startswith("rouge acc")]
     assert row.endswith(verdict)
     assert f"fp8-dynamic: {verdict}: rouge is {verdict}" in lines
-    assert "rouge: too few of them" in lines
+    assert any(line.startswith("rouge: 65.0 %, the baseline 65.1 %; ") for line in lines)
     assert "Nothing was promoted: " in lines[-1]
     assert lines[-1].endswith("Next: prepare runs show 20261121-100000-000001")
 
@@ -78,17 +75,17 @@ def test_a_gate_that_shows_little_says_so_where_it_passed(capsys: Capture) -> No
 
 
 def test_a_suspicious_pass_is_said_aloud(capsys: Capture) -> None:
-    gate = gate_report(suspicious=True, reason="better than the baseline by 12 points")
-    lines = shown(capsys, run_report(variants=[variant_report(gates=[gate])]))
-    assert "mmlu: better than the baseline by 12 points" in lines
+    lines = shown(
+        capsys, run_report(variants=[variant_report(gates=[gate_report(suspicious=True)])])
+    )
+    assert any(line.startswith("mmlu: ") and "suspicious" in line for line in lines)
 
 
-def test_a_variant_that_failed_stands_beside_one_that_did_not(capsys: Capture) -> None:
+def test_a_variant_without_gates_has_a_reason_and_no_row(capsys: Capture) -> None:
     lines = shown(capsys, run_report(variants=[variant_report(), failed_variant_report()]))
-    assert "awq-w4a16 not made - error" in lines
     start = lines.index("awq-w4a16: error: the worker of 'quantize' ended with exit code 137")
     assert lines[start + 1] == "where: /logs/worker.log"
-    assert "registry show" in lines[-1]
+    assert not any(line.startswith("awq-w4a16 ") for line in lines)
 
 
 def test_a_variant_that_passed_and_was_not_preferred(capsys: Capture) -> None:
@@ -105,7 +102,7 @@ def test_a_speed_note_is_said_once(capsys: Capture) -> None:
     ]
     lines = shown(capsys, run_report(variants=variants))
     assert lines.count("speed: measured on a CPU") == 1
-    assert sum("x 0.00 (1.40 to 1.60)" in line for line in lines) == 2
+    assert sum("x 0.00 (> x" in line for line in lines) == 2
 
 
 def test_what_the_cpu_had_the_profile_change_is_said(capsys: Capture) -> None:
@@ -132,19 +129,6 @@ def test_margins_are_shown_in_full(capsys: Capture, margin: float, words: str) -
     assert any(words in line for line in shown(capsys, run_report(variants=[variant])))
 
 
-def test_a_recovery_margin_is_shown_as_one() -> None:
-    gate = gate_report(threshold=0.0, margin="99 % recovery", recovery=0.9973, tier="supporting")
-    name, _, _, difference, _ = gate_cells(gate)
-    assert difference == "-0.1 (99.7 % recovered, margin 99 % recovery)"
-    assert name.endswith("n=3511 of 14042), supporting")
-
-
-def test_a_gate_that_was_not_decided_early_has_one_number(capsys: Capture) -> None:
-    gate = gate_report(n=14_042, look=3)
-    lines = shown(capsys, run_report(variants=[variant_report(gates=[gate])]))
-    assert any("mmlu acc (n=14042)" in line for line in lines)
-
-
 def test_lengths_of_answers_are_told(capsys: Capture) -> None:
     lengths = {"tokens": 512.0, "truncated": 0.5, "unclosed": 0.25}
     gates = [gate_report(baseline_lengths=lengths, candidate_lengths=lengths)]
@@ -163,7 +147,7 @@ def test_the_floor_is_told_once_a_suite(capsys: Capture) -> None:
 
 def test_brackets_are_no_markup(capsys: Capture) -> None:
     odd = "./models/[bold]v2[/italic]"
-    gate = gate_report(verdict="fail", reason="see [red]here[/blue]")
+    gate = gate_report(suite="[red]here[/blue]", verdict="fail")
     variant = variant_report(
         gates=[gate],
         verdict="fail",
@@ -173,7 +157,7 @@ def test_brackets_are_no_markup(capsys: Capture) -> None:
     )
     report = run_report(command=COMMAND | {"checkpoint": odd}, variants=[variant], run="[1]")
     text = "\n".join(shown(capsys, report))
-    for words in (odd, "see [red]here[/blue]", "[link]it failed", "[dim]note[/]", "show [1]"):
+    for words in (odd, "[red]here[/blue]", "[link]it failed", "[dim]note[/]", "show [1]"):
         assert words in text
 
 
@@ -226,13 +210,6 @@ def test_paths_can_be_copied_whole(capsys: Capture, tmp_path: Path) -> None:
     lines = capsys.readouterr().out.splitlines()
     for whole in (path, f"{path}.2", str(store.stage_folder("evaluate", "e1"))):
         assert any(whole in line for line in lines)
-
-
-def test_an_endpoint_has_no_weights_that_were_not_made(capsys: Capture) -> None:
-    """What became of it before any gate may be an error."""
-    report = run_report(kind="gate", variants=[failed_variant_report(recipe="candidate")])
-    assert "not made" not in " ".join(shown(capsys, report))
-    assert "not made" in " ".join(shown(capsys, run_report(variants=[failed_variant_report()])))
 
 
 def test_long_cells_are_folded_and_not_cut(capsys: Capture) -> None:

@@ -11,10 +11,9 @@ from fake_run import ONE, FakeRun, equal
 from fake_run import policy as fake_policy
 from pretend_stages import PretendModels
 
-from artifacts.ci.case import cases_of_run
-from artifacts.ci.summary import markdown_summary
+from artifacts.ci import cases_of, markdown_summary
 from artifacts.evidence.verify import check_run
-from artifacts.gate_row import cost_row
+from artifacts.gate_result import cost_result
 from artifacts.run_record import RunReport
 from pipeline.cli.tables import print_run
 from recipes.policy import Policy
@@ -75,8 +74,8 @@ def test_a_variant_with_longer_answers_does_not_pass(
 def test_it_is_shown_wherever_gates_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = run(tmp_path, 1.0)
     cost = only_cost(made.report)
-    assert f"< {cost_row(cost).bound}" in cost_row(cost).describe_bound("> ")
-    assert "cost code" in [case.name for case in cases_of_run(made.report)]
+    assert cost_result(cost).show_bound().startswith("< x ")
+    assert "cost code" in [case.name for _, case in cases_of(made.report)]
     assert "cost code" in markdown_summary(made.report)
     print_run(made.report)
     assert "cost code" in capsys.readouterr().out

@@ -40,7 +40,7 @@ def test_the_answers_are_found(bench: FakeRun) -> None:
 def test_a_page_of_it(bench: FakeRun) -> None:
     report = bench.run()
     page = PageParts(run_page(evidence_of(report, bench)))
-    assert "figure-margins-one" in page.figures
+    assert "figure-gates-0" in page.figures
     assert f"{report.variants[0].gates[0].n:,}" in page.words
 
 

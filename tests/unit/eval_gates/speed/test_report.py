@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from measured_loads import blocks, load_in_waves, round_of
 from sample_reports import gate_report
 from some_attempt import some_trial
 
-from artifacts.ci.case import speed_case
-from artifacts.gate_row import speed_row
+from artifacts.gate_result import speed_result
 from eval_gates.gate_report import Tier
 from eval_gates.speed.gate_rule import build_rule
 from eval_gates.speed.load_run import LoadRun
@@ -93,7 +91,7 @@ def test_a_verdict_says_what_starts_it_is_about() -> None:
     for starts, told in (("once", True), ("fresh", False)):
         report = judged(loads, starts=starts)[0]
         assert report.starts == starts
-        for words in (report.description, report.reason, speed_row(report).counted):
+        for words in (report.description, report.reason, speed_result(report).counted):
             assert ("of these starts" in words) == told
 
 
@@ -167,25 +165,18 @@ def test_a_variants_p_value_counts_that_of_speed() -> None:
     assert overall([gate_report(p_value=0.001)], [slow])[2] == 0.001
 
 
-def test_a_row_has_the_ratio_with_its_interval_and_bound() -> None:
+def test_a_result_has_the_ratio_with_its_bound() -> None:
     report = of_ratio(*FASTER)
-    row = dataclasses.asdict(speed_row(report, 1))
-    assert row["what"] == "speed ratio.chat"
-    assert (row["baseline"], row["candidate"]) == ("40", "44")
-    assert row["difference"] == "x 1.10 (1.08 to 1.12)"
-    assert row["bound"].startswith("x 1.")
-    assert row["verdict"] == "pass"
-    assert speed_row(of_ratio(1.1), 1).bound == ""
-    case = speed_case("v", report)
-    assert (case.name, case.outcome, case.blocks) == ("speed ratio.chat", "pass", False)
-    assert case.facts["measured"] == str(report.estimate)
+    result = speed_result(report)
+    assert (result.name, result.verdict, result.blocks) == ("speed ratio.chat", "pass", False)
+    assert (result.estimate, result.bound) == (report.estimate, report.lower)
+    assert speed_result(of_ratio(1.1)).bound is None
 
 
-def test_a_row_of_limits_has_the_loads_within() -> None:
+def test_a_result_of_limits_has_the_loads_within() -> None:
     loads = [round_of(i, ttft_s=0.1 if i else 0.9) for i in range(6)]
     (_, slo) = judged({"speed.slo.0": loads})
-    row = speed_row(slo, 1)
-    assert (row.candidate, row.unit, row.margin) == ("5 of 6", " within limits", "at least 1")
+    assert speed_result(slo).show_sides() == ("", "5 of 6 within limits")
     assert "1 of 6 loads beyond a limit" in slo.reason
     assert [point.within for point in slo.loads] == [False] + [True] * 5
 

@@ -1,16 +1,95 @@
-"""Questions and answers as text, by kind of suite."""
+"""Changed answers of a variant: examples, as text by kind of suite."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
+from artifacts.report.run_evidence import PairedAnswers, RunEvidence
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
 Row = dict[str, Any]
 LONGEST = 4000
 """Characters of a prompt or an answer that the report shows."""
+EXAMPLES = 10
+"""Flips of one suite and variant."""
+
+
+@dataclass(frozen=True)
+class FlippedAnswer:
+    """A question with a changed answer."""
+
+    question: str  # its id
+    # both scores, 0 to 1
+    before: float
+    after: float
+    prompt: str | None  # None where it is not kept as text
+    expected: str | None  # the right answer, where it is a text
+    # both answers
+    baseline: str
+    variant: str
+
+    @property
+    def words(self) -> str:
+        if self.before == self.after:
+            return f"same score, {self.before:.2g}"
+        if {self.before, self.after} == {0.0, 1.0}:
+            return "right to wrong" if self.before else "wrong to right"
+        return f"score {self.before:.3f} to {self.after:.3f}"
+
+
+@dataclass(frozen=True)
+class FlippedAnswers:
+    """Some changed answers of one variant in one suite."""
+
+    recipe: str
+    suite: str
+    asked: int
+    changed: int
+    shown: list[FlippedAnswer]
+
+
+def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
+    """Return examples of every variant and suite with kept answers."""
+    return [
+        _examples(variant.recipe, gate.suite, answered)
+        for variant in evidence.report.variants
+        for gate in variant.gates
+        if (answered := evidence.find_answers(variant.recipe, gate.suite)) is not None
+    ]
+
+
+def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswers:
+    changed = [
+        (after["score"] - before["score"], before, after)
+        for before, after in zip(answered.baseline, answered.candidate, strict=True)
+        if not is_same_answer(answered.suite, answered.questions.get(before["id"]), before, after)
+    ]
+    losses = sorted((each for each in changed if each[0] <= 0), key=lambda each: each[0])
+    gains = sorted((each for each in changed if each[0] > 0), key=lambda each: -each[0])
+    few_gains = gains[: max(EXAMPLES // 2, EXAMPLES - len(losses))]
+    shown = [*losses[: EXAMPLES - len(few_gains)], *few_gains]
+    return FlippedAnswers(
+        recipe,
+        suite,
+        asked=len(answered.candidate),
+        changed=len(changed),
+        shown=[
+            FlippedAnswer(
+                question=str(before["id"]),
+                before=float(before["score"]),
+                after=float(after["score"]),
+                prompt=prompt_of(question),
+                expected=expected_of(question),
+                baseline=answer_of(answered.suite, question, before),
+                variant=answer_of(answered.suite, question, after),
+            )
+            for _, before, after in shown
+            for question in (answered.questions.get(before["id"]),)
+        ],
+    )
 
 
 def prompt_of(question: Row | None) -> str | None:

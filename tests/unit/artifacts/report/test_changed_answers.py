@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fake_run import FakeRun
-from reported_run import QUESTIONS, Texts, reported_run
+from reported_run import QUESTIONS, reported_run
 
-from artifacts.report.figure import UniqueIds
-from artifacts.report.flipped_answers import EXAMPLES, FlippedAnswer, changed_answers, flip_figures
-from artifacts.report.prompts import LONGEST, answer_of, find_choice, is_same_answer, prompt_of
+from artifacts.report.answers import (
+    EXAMPLES,
+    LONGEST,
+    FlippedAnswer,
+    answer_of,
+    changed_answers,
+    find_choice,
+    is_same_answer,
+    prompt_of,
+)
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.gate_rule import GateRule
 from eval_gates.suites.humaneval import HumanEvalSuite
@@ -51,20 +56,6 @@ def test_a_choice_and_its_score_agree(made: FakeRun) -> None:
         assert right == (row["score"] == 1.0)
 
 
-def test_flips_are_counted_by_subject(made: FakeRun) -> None:
-    figure = flip_figures(evidence_of(made), UniqueIds())[0]
-    gate = made.report.variants[0].gates[0]
-    assert gate.flips > 0
-    lost = sum(int(row[2]) for row in figure.table.rows)
-    gained = sum(int(row[3]) for row in figure.table.rows)
-    assert (lost + gained, gained) == (gate.flips, gate.gains)
-    assert sum(int(row[1]) for row in figure.table.rows) == gate.n
-    to_wrong, to_right = figure.data
-    assert -sum(to_wrong["x"]) == lost
-    assert sum(to_right["x"]) == gained
-    assert "virology" in to_wrong["y"]
-
-
 def test_examples_are_few_and_begin_with_losses(made: FakeRun) -> None:
     found = {(each.recipe, each.suite): each for each in changed_answers(evidence_of(made))}
     assert set(found) == {
@@ -78,7 +69,7 @@ def test_examples_are_few_and_begin_with_losses(made: FakeRun) -> None:
 
 def test_gains_are_shown_beside_many_losses() -> None:
     """Losses leave room for half of the examples."""
-    from artifacts.report.flipped_answers import _examples
+    from artifacts.report.answers import _examples
     from artifacts.report.run_evidence import PairedAnswers
 
     before = [{"id": str(n), "score": float(n < 40), "answer": "a"} for n in range(80)]
@@ -159,9 +150,3 @@ def test_other_likelihoods_of_one_choice_are_the_same_answer() -> None:
     assert is_same_answer(LETTER, None, row, {"answer": [-2.0, -9.0], "score": 0.0})
     assert not is_same_answer(LETTER, None, row, {"answer": [-9.0, -1.0], "score": 0.0})
     assert not is_same_answer(LETTER, None, row, {"answer": [-1.0, -9.0], "score": 1.0})
-
-
-def test_labels_of_a_plot_are_no_markup(tmp_path: Path) -> None:
-    made = reported_run(tmp_path, Texts(subject='<a href="https://x.example">x</a>'), lost=0.5)
-    figure = flip_figures(evidence_of(made), UniqueIds())[0]
-    assert any(name.startswith("&lt;a href=") for name in figure.data[0]["y"])

@@ -1,0 +1,234 @@
+"""What a run leaves for a CI system: JUnit XML, a summary in Markdown, and outputs.
+
+In JUnit, `failure` prevents promotion: a failed gate (type `fail`) or an undecided critical gate
+(type `undecided`). `error`: a variant could not be made or served, or the run did not finish.
+`skipped` has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from artifacts.gate_result import GateResult, results_of
+from artifacts.run_outcome import (
+    champion_of,
+    describe_weights,
+    headline,
+    list_passed,
+    next_steps,
+    verdict_of,
+)
+from artifacts.run_record import RunReport, VariantReport
+from pipeline.core.errors import from_dict
+from pipeline.core.store import write_atomically
+from pipeline.core.untrusted.text import (
+    MAX_REASON_CHARACTERS,
+    junit_text,
+    markdown,
+    markdown_code,
+    markdown_with_code,
+    output_value,
+)
+
+SUMMARY, OUTPUTS = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
+LARGEST_BYTES = 1 << 20  # of a summary that GitHub takes
+MAX_VALUE_CHARACTERS = 400  # of an output; GitLab takes 5 KiB of a dotenv report in all
+WHOLE_VARIANT = "verdict"  # name of what no gate alone explains: not made, incoherent, not needed
+
+
+def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:
+    """Return every gate with its variant; an error of the whole run comes first."""
+    cases = []
+    if report.error is not None:
+        error = str(from_dict(report.error))
+        details = {"kind": report.error.get("kind", "")}
+        whole = GateResult(name="run", verdict="error", words=error, reason=error, details=details)
+        cases.append((f"prepare {report.kind}", whole))
+    return cases + [(each.recipe, gate) for each in report.variants for gate in _gates(each)]
+
+
+def _gates(variant: VariantReport) -> list[GateResult]:
+    gates = results_of(variant)
+    is_explained = any(gate.blocks and gate.verdict == variant.verdict for gate in gates)
+    if is_explained or (variant.verdict == "pass" and gates):
+        return gates
+    why, verdict = variant.reason, variant.verdict
+    return [GateResult(name=WHOLE_VARIANT, verdict=verdict, words=why, reason=why), *gates]
+
+
+def junit_xml(report: RunReport) -> bytes:
+    """Return the run as JUnit XML in UTF-8: a suite per variant, a case per gate."""
+    from junitparser.xunit2 import JUnitXml, TestSuite
+
+    xml = JUnitXml(f"prepare {report.kind}")
+    for name, cases in groupby(cases_of(report), key=lambda case: case[0]):
+        suite = TestSuite(junit_text(name))
+        suite.timestamp = report.started
+        variant = next((each for each in report.variants if each.recipe == name), None)
+        for key, value in _facts(report, variant).items():
+            suite.add_property(key, junit_text(value))
+        for _, gate in cases:
+            suite.append(_case(name, gate))
+        xml.add_testsuite(suite)
+    xml.update_statistics()
+    # The library adds up the cases' times, and gates have none of their own.
+    for added in xml:
+        seconds = [each.seconds for each in report.stages if each.variant == added.name]
+        added.time = round(sum(seconds), 3)
+    xml.time = round(report.seconds, 3)
+    return b'<?xml version="1.0" encoding="utf-8"?>\n' + bytes(xml.tostring())
+
+
+def _facts(report: RunReport, variant: VariantReport | None) -> dict[str, str]:
+    facts = {"run": report.run, "run_verdict": verdict_of(report)}
+    if report.checkpoint is not None:
+        facts["checkpoint"] = report.checkpoint.ref
+        facts["checkpoint_digest"] = report.checkpoint.digest
+    if variant is not None:
+        facts |= {"verdict": variant.verdict, "reason": variant.reason}
+        facts["promoted"] = str(variant.promoted).lower()
+        facts["registry_version"] = variant.registry_version or ""
+        facts["weights_bytes"] = str(variant.weights_bytes or "")
+    return {name: value for name, value in facts.items() if value}
+
+
+def _case(variant: str, gate: GateResult) -> object:
+    from junitparser import Error, Failure, Skipped
+    from junitparser.xunit2 import TestCase
+
+    case = TestCase(junit_text(gate.name), f"prepare.{junit_text(variant)}")
+    figures = ("metric", "tier", "baseline", "candidate", "estimate", "bound", "threshold")
+    facts = {name: getattr(gate, name) for name in figures} | gate.details
+    shown = {name: junit_text(str(value)) for name, value in facts.items() if value is not None}
+    for name, value in shown.items():
+        case.add_property(name, value)
+    reason = junit_text(f"{gate.words}\n{gate.reason}" if gate.words != gate.reason else gate.words)
+    if gate.verdict == "pass":
+        if gate.suspicious:
+            case.add_property("suspicious", "true")
+        case.system_out = reason
+        return case
+    kind = Error if gate.verdict == "error" else Failure if gate.blocks else Skipped
+    harmless = kind is Skipped and gate.verdict != "skipped"
+    start = f"{gate.verdict}, {gate.tier}, does not block: " if harmless else ""
+    result = kind(start + reason.partition("\n")[0], gate.verdict)
+    # Readers show the text and not the properties.
+    result.text = "\n".join([reason, *(f"{name}: {value}" for name, value in shown.items())])
+    case.append(result)
+    return case
+
+
+def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
+    """Return the run as Markdown of at most `limit` bytes: verdict, next step, table, reasons."""
+    text = "".join(_blocks(report)).encode()
+    if len(text) <= limit:
+        return text.decode()
+    note = f"\n\n*Cut: `prepare runs show {markdown_code(report.run)}` has everything.*\n".encode()
+    kept = text[: max(0, limit - len(note))].rpartition(b"\n")[0]
+    return (kept + note).decode() if kept else ""
+
+
+def _blocks(report: RunReport) -> Iterator[str]:
+    said = markdown(headline(report), MAX_REASON_CHARACTERS)
+    yield f"## prepare: {verdict_of(report)}\n\n**{said}**\n\n"
+    options = report.options
+    named = {"policy": options.policy, "profile": options.profile}
+    parts = [options.checkpoint or "", *(f"{key} {name}" for key, name in named.items() if name)]
+    yield ", ".join(markdown(part) for part in parts if part)
+    yield f", run `{markdown_code(report.run)}`, exit code {report.exit_code}\n\n"
+    for step in next_steps(report):
+        yield f"- {markdown_with_code(step)}\n"
+    if report.variants:
+        yield "\n| variant | weights | gate | baseline | variant | difference | verdict |\n"
+        yield "| --- | --- | --- | --- | --- | --- | --- |\n"
+    for variant in report.variants:
+        size = describe_weights(report, variant)
+        for gate in _gates(variant):
+            sides, word = gate.show_sides(), gate.verdict
+            difference = gate.show_difference() if gate.estimate is not None else ""
+            cells = [variant.recipe, size, gate.title, *sides, difference]
+            yield f"| {' | '.join(map(markdown, cells))} | "
+            yield f"{word if word in ('pass', 'skipped') else f'**{word}**'} |\n"
+    blocking = [(name, gate) for name, gate in cases_of(report) if gate.verdict != "pass"]
+    for title, wanted in (("What blocks it", True), ("What does not block", False)):
+        found = [(name, gate) for name, gate in blocking if gate.blocks == wanted]
+        if found:
+            yield f"\n### {title}\n\n"
+        for name, gate in found:
+            why = markdown(gate.words, MAX_REASON_CHARACTERS)
+            yield f"- **{markdown(name)}, {markdown(gate.title)}**: {gate.verdict}: {why}\n"
+
+
+def outputs(report: RunReport, junit: str) -> str:
+    """Return `name=value` lines for $GITHUB_OUTPUT and GitLab's dotenv reports.
+
+    All names are present, and unknown values are empty.
+    """
+    champion = champion_of(report)
+    values = {
+        "verdict": verdict_of(report),
+        "exit_code": str(report.exit_code),
+        "run": report.run,
+        "passed": ",".join(list_passed(report)),
+        "champion": champion.recipe if champion else "",
+        "registry_name": report.registered_name or "",
+        "registry_version": (champion.registry_version if champion else None) or "",
+        "junit": junit,
+    }
+    return "".join(f"{k}={output_value(v, MAX_VALUE_CHARACTERS)}\n" for k, v in values.items())
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """Paths of the reports, None for no report."""
+
+    junit: Path | None
+    summary: Path | None
+    outputs: Path | None
+
+    @classmethod
+    def of(
+        cls, environ: Mapping[str, str], junit: Path | None, outputs: Path | None
+    ) -> ReportPaths:
+        """Return the paths of the CI system's variables; a user's path takes precedence."""
+        named = {name: Path(environ[name]) for name in (SUMMARY, OUTPUTS) if environ.get(name)}
+        return cls(junit, named.get(SUMMARY), outputs or named.get(OUTPUTS))
+
+
+def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) -> None:
+    """Write all reports of a finished run; `say` receives the written files.
+
+    `say` also receives write errors; they do not change the verdict.
+    """
+    written = ""
+    if places.junit is not None:
+        with _report_failure(places.junit, say):
+            places.junit.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(places.junit, junit_xml(report).decode("utf-8"))
+            written = str(places.junit)
+            say(f"JUnit report: {written}")
+    if places.summary is not None:
+        with _report_failure(places.summary, say):
+            # An earlier command of the same step may have taken some of the room.
+            taken = places.summary.stat().st_size if places.summary.exists() else 0
+            _append(places.summary, markdown_summary(report, LARGEST_BYTES - taken))
+    if places.outputs is not None:
+        with _report_failure(places.outputs, say):
+            _append(places.outputs, outputs(report, written))
+
+
+@contextmanager
+def _report_failure(file: Path, say: Callable[[str], None]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        say(f"warning: {file} could not be written: {error.strerror or error}")
+
+
+def _append(file: Path, text: str) -> None:
+    with file.open("a", encoding="utf-8") as open_file:
+        open_file.write(text)

@@ -1,1 +1,0 @@
-"""Reports of a finished run for CI systems."""

@@ -1,0 +1,201 @@
+"""The report's figures: plotly's data, with a description and a table.
+
+`data` and `layout` are plain data in plotly's format (https://plotly.com/javascript/reference/), so
+writing them needs no plotly. A color is a CSS variable of the theme, such as `var(--ink)`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from artifacts.gate_result import SCORE, GateResult, results_of
+from artifacts.number_format import format_points
+from artifacts.run_record import RunReport, VariantReport
+from pipeline.core.untrusted.text import html_text
+from recipes.catalog import BASELINE
+
+SERIES = 6
+"""Colors that the page has for series; more series begin again, with another symbol."""
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A plain table."""
+
+    columns: tuple[str, ...]  # headings
+    rows: list[tuple[str, ...]]  # cells; the first of each names the row
+    # columns of words; the others are numbers, and are aligned right
+    text: frozenset[int] = frozenset({0})
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One plot."""
+
+    name: str  # unique in the page; of letters, digits and hyphens
+    title: str  # above it
+    says: str  # what there is to see, for those who cannot see it
+    data: list[dict[str, Any]]  # plotly's traces
+    layout: dict[str, Any]  # plotly's layout, where it differs from the page's
+    table: Table  # the same figures
+    height: int = 320  # in CSS pixels
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        drawn = {"data": self.data, "layout": {**self.layout, "height": self.height}}
+        return dict(_make_json_ready(drawn))
+
+
+def gate_figure(number: int, variant: VariantReport) -> Figure | None:
+    """Return each gate's change with its bounds against its margin; None without one."""
+    gates = [gate for gate in results_of(variant) if gate.estimate is not None]
+    if not gates:
+        return None
+    names = [html_text(gate.name) for gate in gates]
+    changes = [_percent(gate, gate.estimate) for gate in gates]
+    below = [_percent(gate, gate.lower) for gate in gates]
+    above = [_percent(gate, gate.upper) for gate in gates]
+    margins = [_percent(gate, gate.allowed) for gate in gates]
+    whiskers = {
+        "type": "data",
+        "symmetric": False,
+        "array": [_distance(high, at) for high, at in zip(above, changes, strict=True)],
+        "arrayminus": [_distance(at, low) for at, low in zip(changes, below, strict=True)],
+        "color": "var(--series-1)",
+    }
+    data = [
+        {
+            **_marks("change, with its bounds", changes, names, "var(--series-1)", 10, "circle"),
+            "error_x": whiskers,
+        },
+        _marks("margin", margins, names, "var(--ink)", 22, "line-ns-open"),
+    ]
+    rows = [
+        (gate.name, *map(_shown, figures), gate.verdict)
+        for gate, *figures in zip(gates, changes, below, above, margins, strict=True)
+    ]
+    return Figure(
+        name=f"figure-gates-{number}",
+        title=f"{variant.recipe}: each gate against its margin",
+        says="; ".join(f"{row[0]}: {row[1]}, margin {row[4]}: {row[5]}" for row in rows),
+        data=data,
+        layout={
+            "xaxis": _axis("change: points of a score, percent of a speed", zeroline=True),
+            "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+            "hovermode": "closest",
+        },
+        table=Table(
+            ("gate", "change", "lower bound", "upper bound", "margin", "verdict"),
+            rows,
+            text=frozenset({0, 5}),
+        ),
+        height=140 + 40 * len(gates),
+    )
+
+
+def tradeoff_figures(report: RunReport, baseline_bytes: int | None) -> list[Figure]:
+    """Return the scores' changes against weights and against throughput, where those are known."""
+    judged = [variant for variant in report.variants if variant.gates]
+    rates = [variant.rate("baseline") for variant in judged]
+    megabytes = baseline_bytes / 1e6 if baseline_bytes else None
+    figures = [
+        _tradeoff("weights, MB", megabytes, [(v, (v.weights_bytes or 0) / 1e6) for v in judged]),
+        _tradeoff(
+            "output tokens/s",
+            next((rate for rate in rates if rate), None),
+            [(v, v.rate("candidate") or 0) for v in judged],
+        ),
+    ]
+    return [figure for figure in figures if figure is not None]
+
+
+def _tradeoff(
+    title: str, of_baseline: float | None, variants: list[tuple[VariantReport, float]]
+) -> Figure | None:
+    data: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
+    if of_baseline is not None:
+        data.append(_marks(BASELINE, [of_baseline], [0], "var(--ink)", 11, "diamond-open"))
+        rows.append((BASELINE, f"{of_baseline:,.1f}", "", "0", ""))
+    for number, (variant, x) in enumerate(variants):
+        gates = [gate for gate in results_of(variant) if gate.unit == SCORE and x]
+        for gate in gates:
+            change = gate.estimate or 0.0
+            bounds = [gate.lower or 0.0, gate.upper or 0.0]
+            rows.append(
+                (
+                    variant.recipe,
+                    f"{x:,.1f}",
+                    gate.name,
+                    format_points(change),
+                    " to ".join(map(format_points, bounds)),
+                )
+            )
+        if gates:
+            marks = _marks(
+                html_text(variant.recipe),
+                [x for _ in gates],
+                [100 * (gate.estimate or 0.0) for gate in gates],
+                f"var(--series-{number % SERIES + 1})",
+                10,
+                _SYMBOLS[number % len(_SYMBOLS)],
+            )
+            data.append({**marks, "text": [html_text(gate.name) for gate in gates]})
+    if len(rows) <= (of_baseline is not None):
+        return None
+    words = title.partition(",")[0]
+    return Figure(
+        name=f"figure-quality-{words.replace(' ', '-').replace('/', '-')}",
+        title=f"Change of the scores against {words}",
+        says="; ".join(
+            f"{name} {gate}: {change} points at {x}" for name, x, gate, change, _ in rows
+        ),
+        data=data,
+        layout={
+            "xaxis": _axis(title, rangemode="tozero"),
+            "yaxis": _axis("change of the score, points", zeroline=True),
+            "hovermode": "closest",
+        },
+        table=Table(
+            ("variant", title, "gate", "change, points", "bounds"), rows, frozenset({0, 2})
+        ),
+    )
+
+
+def _marks(
+    name: str, x: list[Any], y: list[Any], color: str, size: int, symbol: str
+) -> dict[str, Any]:
+    marker = {"color": color, "size": size, "symbol": symbol, "line": {"width": 2}}
+    kind = {"type": "scatter", "mode": "markers", "name": name}
+    return {**kind, "x": x, "y": y, "marker": marker}
+
+
+def _percent(gate: GateResult, value: float | None) -> float | None:
+    """Return points of a score, or percent of a ratio above 1."""
+    if value is None:
+        return None
+    return 100 * value if gate.unit == SCORE else 100 * (value - 1)
+
+
+def _distance(high: float | None, low: float | None) -> float:
+    return max(0.0, high - low) if high is not None and low is not None else 0.0
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:+.2f}"
+
+
+def _axis(title: str, **more: Any) -> dict[str, Any]:
+    return {"title": {"text": html_text(title)}, **more}
+
+
+def _make_json_ready(value: Any) -> Any:
+    """Replace numbers that JSON lacks by None, because one invalidates all figures."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _make_json_ready(each) for key, each in value.items()}
+    return [_make_json_ready(each) for each in value] if isinstance(value, list) else value

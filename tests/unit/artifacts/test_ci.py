@@ -1,0 +1,207 @@
+"""JUnit, summary and outputs as their readers see them, with any text."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+from ci_reports import RUNS, saying_no
+from hypothesis import example, given
+from hypothesis import strategies as st
+from junitparser import Failure
+from junitparser.xunit2 import JUnitXml
+from markdown_it import MarkdownIt
+from sample_reports import failed_variant_report, gate_report, run_report, variant_report
+
+from artifacts.ci import (
+    LARGEST_BYTES,
+    MAX_VALUE_CHARACTERS,
+    cases_of,
+    junit_xml,
+    markdown_summary,
+    outputs,
+)
+from pipeline.core.untrusted.text import junit_text
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+HOSTILE = "a|b <script>x</script> `c` *d* [e](http://f) &amp; \\ | $x$ #1\n\n# heading\n- item"
+NAMES = ("verdict", "exit_code", "run", "passed", "champion")
+NAMES += ("registry_name", "registry_version", "junit")
+
+
+def suites(run: str) -> dict[str, Any]:
+    return {suite.name: suite for suite in JUnitXml.fromstring(junit_xml(RUNS[run]))}
+
+
+def outcomes(suite: Any) -> dict[str, tuple[str, str | None]]:
+    """Each case's element that states how it ended, and that element's type."""
+    return {
+        case.name: (case.result[0]._tag, case.result[0].type) if case.result else ("passed", None)
+        for case in suite
+    }
+
+
+def properties(element: Any) -> dict[str, str]:
+    return {each.name: each.value for each in element.properties()}
+
+
+FAILED = {
+    "mmlu": ("failure", "fail"),
+    "code": ("failure", "undecided"),
+    "rouge": ("skipped", "fail"),
+    "speed ratio.chat": ("passed", None),
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "suite", "expected"),
+    [
+        ("fail", "fp8-dynamic", FAILED),
+        ("fail", "awq-w4a16", {"verdict": ("skipped", "skipped")}),
+        ("undecided", "w8a8", {"mmlu": ("failure", "undecided"), "code": ("skipped", "undecided")}),
+        ("undecided", "fp8-dynamic", {"verdict": ("failure", "undecided")}),
+        ("incoherent", "fp8-dynamic", {}),
+        ("not made", "awq-w4a16", {"verdict": ("error", "error")}),
+        ("refused", "prepare model", {"run": ("error", "error")}),
+        ("slow", "fp8-dynamic", {"speed ratio.chat": ("failure", "fail")}),
+    ],
+)
+def test_a_suite_a_variant_and_a_case_a_gate(
+    run: str, suite: str, expected: dict[str, Any]
+) -> None:
+    found = outcomes(suites(run).get(suite, ()))
+    assert expected.items() <= found.items()
+
+
+def test_figures_are_exact_properties_and_readable_text() -> None:
+    gate, load = suites("promoted")["fp8-dynamic"]
+    found = properties(gate)
+    assert (found["candidate"], found["bound"], found["n"]) == ("0.6498", "-0.0043", "3511")
+    assert properties(load)["estimate"] == "1.5"
+    suite = properties(suites("promoted")["fp8-dynamic"])
+    assert (suite["promoted"], suite["registry_version"]) == ("true", "1")
+    case = next(iter(suites("fail")["fp8-dynamic"]))
+    assert "lost 3 points, 100 % sure: too much" in case.result[0].text
+    assert "bound: -0.0043\n" in case.result[0].text
+    root = ET.fromstring(junit_xml(RUNS["promoted"]))
+    assert (root.get("time"), root[0].get("time")) == ("372.4", "2.5")
+
+
+@pytest.mark.parametrize("run", sorted(RUNS))
+def test_counts_are_right_and_red_is_what_promoted_nothing(run: str) -> None:
+    root = ET.fromstring(junit_xml(RUNS[run]))
+    for attribute, path in (("failures", ".//failure"), ("errors", ".//error")):
+        assert int(root.attrib[attribute]) == len(root.findall(path))
+    red = int(root.attrib["failures"]) + int(root.attrib["errors"]) > 0
+    assert red == (RUNS[run].exit_code != 0)
+
+
+@given(st.text())
+def test_any_reason_comes_back_from_junit(reason: str) -> None:
+    gate = gate_report(verdict="fail", reason=reason, margin=reason)
+    variants = [
+        variant_report(verdict="fail", promoted=False, gates=[gate]),
+        failed_variant_report(reason=reason),
+    ]
+    (suite, other) = JUnitXml.fromstring(junit_xml(run_report(exit_code=4, variants=variants)))
+    case = next(iter(suite))
+    assert isinstance(case.result[0], Failure)
+    assert properties(case)["margin"] == junit_text(reason)
+    assert (next(iter(other)).result[0].text or "").startswith(junit_text(reason))
+
+
+@pytest.mark.parametrize("bad", ["\x00", "\x1b[31m", "\x0b", "\ufffe", "\ud800", "a\r\nb"])
+def test_what_xml_cannot_say_is_replaced(bad: str) -> None:
+    shown = junit_text(bad)
+    ET.fromstring(f"<a>{shown}</a>")
+    assert shown == ("a\nb" if "\r" in bad else "\ufffd" + bad[1:])
+
+
+def parsed(text: str) -> list[Any]:
+    return MarkdownIt("commonmark").enable("table").enable("strikethrough").parse(text)
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the one table; a span around a dollar sign keeps GitHub from mathematics."""
+    found: list[list[str]] = []
+    tokens = parsed(text)
+    for before, token in itertools.pairwise(tokens):
+        if before.type == "tr_open":
+            found.append([])
+        if before.type in ("th_open", "td_open"):
+            parts = (c.content for c in token.children if c.content not in ("<span>", "</span>"))
+            found[-1].append("".join(parts))
+    return found
+
+
+def test_the_summary_has_verdict_next_step_table_and_reasons() -> None:
+    text = markdown_summary(RUNS["fail"])
+    assert text.startswith("## prepare: fail\n\n**no variant passed, and at least one failed")
+    first = rows(text)[1]
+    assert first[:3] == ["fp8-dynamic", "163.4 MB", "mmlu acc"]
+    assert first[5:] == ["-0.14 (> -0.43, margin -1)", "fail"]
+    order = ["which gate failed", "| variant |", "What blocks it", "What does not block", "rouge"]
+    assert sorted(order[:4], key=text.index) == order[:4]
+    assert "What blocks it" not in markdown_summary(RUNS["promoted"])
+
+
+@given(TEXTS)
+@example(HOSTILE)
+def test_no_reason_breaks_out_of_its_line_in_markdown(text: str) -> None:
+    plain = run_report(exit_code=1, variants=[failed_variant_report(reason="plain")])
+    other = run_report(
+        exit_code=1, variants=[failed_variant_report(reason=text, recipe=text or "x")]
+    )
+    kinds = [[token.type for token in parsed(markdown_summary(each))] for each in (plain, other)]
+    assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize("limit", [-5, 10, 900, 5000, LARGEST_BYTES])
+def test_a_summary_that_is_too_large_ends_at_a_line(limit: int) -> None:
+    gate = gate_report(verdict="fail", reason="ä|long reason " * 500)
+    gates = [gate.model_copy(update={"suite": f"suite-{number}"}) for number in range(2000)]
+    report = run_report(exit_code=4, variants=[saying_no().model_copy(update={"gates": gates})])
+    text = markdown_summary(report, limit)
+    assert len(text.encode()) <= max(0, limit)
+    assert text == "" or text.endswith("\n")
+
+
+def values(text: str) -> dict[str, str]:
+    """As GitHub reads values of one line, and GitLab a dotenv report: the first '=' parts them."""
+    lines = text.split("\n")
+    assert lines.pop() == ""
+    assert all(re.match(r"[a-z_]+=", line) for line in lines)
+    return dict(line.split("=", 1) for line in lines)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("run", sorted(RUNS))
+def test_all_outputs_are_there_in_every_run(run: str) -> None:
+    found = values(outputs(RUNS[run], ""))
+    assert tuple(found) == NAMES
+    assert found["exit_code"] == str(RUNS[run].exit_code)
+    assert (found["champion"] != "") == (run == "promoted")
+    if run == "not promoted":
+        assert found["passed"] == "fp8-dynamic,w8a8"
+
+
+@given(TEXTS)
+def test_no_output_makes_a_line_of_its_own(text: str) -> None:
+    found = values(outputs(run_report(registered_name=text), text))
+    assert tuple(found) == NAMES
+    assert len(found["registry_name"]) <= MAX_VALUE_CHARACTERS
+
+
+def test_a_suspicious_gain_is_marked_and_passes() -> None:
+    report = run_report(variants=[variant_report(gates=[gate_report(suspicious=True)])])
+    (suite,) = JUnitXml.fromstring(junit_xml(report))
+    case = next(iter(suite))
+    assert case.is_passed
+    assert properties(case)["suspicious"] == "true"
+
+
+def test_an_error_of_the_run_comes_before_its_variants() -> None:
+    whole = RUNS["refused"].model_copy(update={"variants": [variant_report()]})
+    assert [name for name, _ in cases_of(whole)] == ["prepare model", "fp8-dynamic", "fp8-dynamic"]
