@@ -24,8 +24,7 @@ from artifacts.run_outcome import (
 )
 from artifacts.run_record import RunReport, VariantReport
 from pipeline.core.errors import from_dict
-from pipeline.core.store import write_atomically
-from pipeline.core.untrusted.text import (
+from pipeline.core.escape import (
     MAX_REASON_CHARACTERS,
     junit_text,
     markdown,
@@ -33,6 +32,7 @@ from pipeline.core.untrusted.text import (
     markdown_with_code,
     output_value,
 )
+from pipeline.core.store import write_atomically
 
 SUMMARY, OUTPUTS = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 LARGEST_BYTES = 1 << 20  # of a summary that GitHub takes

@@ -18,8 +18,7 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import Hardware
 from pipeline.core.record import SparseRecord
-from pipeline.core.untrusted.json import parse_json
-from pipeline.core.untrusted.record import first_fault
+from pipeline.core.untrusted import first_fault, parse_json
 from pipeline.environments.definition import Accelerator
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.engine_arguments import check_arguments, check_variables

@@ -26,7 +26,7 @@ from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.fsync import flush_folder
 from pipeline.core.private_files import is_shared
-from pipeline.core.untrusted.file import open_regular
+from pipeline.core.untrusted import open_regular
 
 EMBEDDED = "sqlite:///"
 COPIES = ("hf://", "oci://")

@@ -26,10 +26,10 @@ from pipeline.checkpoint.hub import LOG_IN
 from pipeline.checkpoint.weights_folder_files import ANSWERS, plain_files
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import RegistryError, UsageError
+from pipeline.core.escape import clip
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.untrusted.json import parse_json
-from pipeline.core.untrusted.text import clip
+from pipeline.core.untrusted import parse_json
 
 HUB, OCI = "hf://", "oci://"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"

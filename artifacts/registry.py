@@ -22,8 +22,8 @@ from pydantic import Field, ValidationError
 
 from artifacts.mlflow_store import MlflowStore, StoredModel
 from pipeline.core.errors import RegistryError
+from pipeline.core.escape import clip
 from pipeline.core.record import Record
-from pipeline.core.untrusted.text import clip
 
 TUPLE_TAG = "prepare.tuple"
 WEIGHTS_TAG = "prepare.weights"

@@ -9,17 +9,15 @@ from artifacts.run_record import RunReport
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
 from pipeline.core.store import Store
-from pipeline.core.untrusted.file import read_regular
-from pipeline.core.untrusted.json import parse_json
-from pipeline.core.untrusted.record import MAX_BYTES, MAX_VALUES
+from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_RECORD_VALUES, parse_json, read_regular
 
 
 def read_run(folder: Path) -> RunReport:
     """Return the record in a run's folder; raises StoreError if it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
-        content = read_regular(path, MAX_BYTES)
-        parse_json(content, finite=False, whole_text=False, values=MAX_VALUES)
+        content = read_regular(path, MAX_RECORD_BYTES)
+        parse_json(content, finite=False, whole_text=False, values=MAX_RECORD_VALUES)
         report = RunReport.model_validate_json(content)
         return report if report.status != "running" else _as_it_is_now(report, folder)
     except (OSError, ValueError, AttributeError) as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.untrusted.file import read_regular
+from pipeline.core.untrusted import read_regular
 
 QUESTIONS = "questions.jsonl"
 ANSWERS = "answers.jsonl"

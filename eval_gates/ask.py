@@ -28,8 +28,7 @@ from eval_gates.replies import (
 )
 from eval_gates.rows import Question, Reply, sample_seed
 from pipeline.core.errors import StageError
-from pipeline.core.untrusted.file import MEBIBYTE
-from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted import MEBIBYTE, parse_json
 from recipes.generation import ThoughtMarkers
 
 SEED = 1234  # of requests that draw nothing

@@ -9,8 +9,13 @@ from typing import Any
 
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
-from pipeline.core.untrusted.json import UntrustedJsonError, parse_json, read_json_items
-from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
+from pipeline.core.untrusted import (
+    UntrustedJsonError,
+    UntrustedLinesError,
+    parse_json,
+    read_json_items,
+    read_lines,
+)
 from recipes.workload import AnyWorkload, FileWorkload
 
 LARGEST_FILE = 1 << 30  # bytes of conversations

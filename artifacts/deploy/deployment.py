@@ -19,9 +19,9 @@ from artifacts.release import VERSIONS
 from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, BUNDLE, SIGNATURE
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, RegistryError, UsageError
+from pipeline.core.escape import clip
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.untrusted.text import clip
 
 
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:

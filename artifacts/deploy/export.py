@@ -35,8 +35,8 @@ from artifacts.registry import MANIFEST_TAG, Registry, Version
 from eval_gates.speed.report import SpeedGateReport
 from eval_gates.speed.rules import LimitRule
 from pipeline.core.errors import StoreError, UsageError, raise_as
+from pipeline.core.escape import one_line
 from pipeline.core.process_environment import ENDPOINT_KEY
-from pipeline.core.untrusted.text import one_line
 from pipeline.environments.definition import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.serving.serving_names import SERVED_NAME

@@ -35,9 +35,7 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD, Store
-from pipeline.core.untrusted.file import MEBIBYTE, open_regular
-from pipeline.core.untrusted.record import MAX_BYTES
-from pipeline.core.untrusted.rows import MAX_CHARACTERS
+from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, open_regular
 
 VERDICT = "verdict.json"
 RECORDS = "records.tar.gz"
@@ -168,7 +166,9 @@ def unpack(archive: Path, root: Path) -> set[str]:
             for member in tar:
                 if not member.isreg() or not _MEMBER.fullmatch(member.name):
                     raise ValueError(f"it has {ascii(member.name)[:100]}")
-                most = MAX_BYTES if member.name.endswith(f"/{RECORD}") else MAX_CHARACTERS
+                most = (
+                    MAX_RECORD_BYTES if member.name.endswith(f"/{RECORD}") else MAX_ROWS_CHARACTERS
+                )
                 if member.name in names or member.size > most or len(names) >= MAX_MEMBERS:
                     raise ValueError(f"{member.name} is there twice, or larger than {most:,} bytes")
                 names.add(member.name)

@@ -24,7 +24,7 @@ from pipeline.checkpoint.weights_folder_files import (
 )
 from pipeline.core.errors import CheckpointError, EvidenceError, StoreError, raise_as
 from pipeline.core.stage_record import StageReference
-from pipeline.core.untrusted.record import read_record
+from pipeline.core.untrusted import read_record
 from pipeline.stages.judge import policy_digest
 from pipeline.stages.judge.consistency import find_served_otherwise
 

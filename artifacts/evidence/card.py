@@ -32,9 +32,7 @@ from eval_gates.speed.report import SpeedGateReport
 from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
 from pipeline.checkpoint.weights_folder_files import CARD, RESULTS
-from pipeline.core.process_environment import SAFE_PATH_VARIABLES
-from pipeline.core.stage import TypedStageRecord
-from pipeline.core.untrusted.text import (
+from pipeline.core.escape import (
     MAX_NAME_CHARACTERS,
     clip,
     make_visible,
@@ -43,6 +41,8 @@ from pipeline.core.untrusted.text import (
     markdown_with_code,
     one_line,
 )
+from pipeline.core.process_environment import SAFE_PATH_VARIABLES
+from pipeline.core.stage import TypedStageRecord
 from pipeline.stages.evaluate import EvaluateParameters, EvaluateResult
 from recipes.engines import LaunchSpec, find_engine
 from recipes.quantizers.adopted import AdoptedQuantization

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from artifacts.deployable import Deployable
 from pipeline.checkpoint.source_info import SourceInfo
+from pipeline.core.escape import markdown, markdown_code, markdown_link
 from pipeline.core.hardware import Hardware
-from pipeline.core.untrusted.text import markdown, markdown_code, markdown_link
 from pipeline.stages.check_weights import CheckWeightsResult
 from pipeline.stages.quantize import QuantizeResult
 from recipes.engines.engine import KV_DTYPE

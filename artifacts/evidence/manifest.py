@@ -16,7 +16,7 @@ from pipeline.checkpoint.weights_folder_files import plain_files
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, raise_as
 from pipeline.core.record import Record
-from pipeline.core.untrusted.record import read_record
+from pipeline.core.untrusted import read_record
 
 MANIFEST = "manifest.json"
 ABOUT = (

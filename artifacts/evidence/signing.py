@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, SIGNATURE
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvidenceError, UsageError, raise_as
-from pipeline.core.untrusted.file import MEBIBYTE, open_regular, read_regular
+from pipeline.core.untrusted import MEBIBYTE, open_regular, read_regular
 from pipeline.environments.settings import Settings
 
 KEY_BYTES = MEBIBYTE

@@ -13,7 +13,7 @@ from typing import Any
 from artifacts.gate_result import SCORE, GateResult, results_of
 from artifacts.number_format import format_points
 from artifacts.run_record import RunReport, VariantReport
-from pipeline.core.untrusted.text import html_text
+from pipeline.core.escape import html_text
 from recipes.catalog import BASELINE
 
 SERIES = 6

@@ -21,7 +21,7 @@ from artifacts.report.figures import Figure, gate_figure, tradeoff_figures
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
 from pipeline import __version__
-from pipeline.core.untrusted.text import make_visible
+from pipeline.core.escape import make_visible
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from pipeline.core.record import Record
-from pipeline.core.untrusted.file import MEBIBYTE
-from pipeline.core.untrusted.json import UntrustedJsonError
-from pipeline.core.untrusted.lines import read_lines
-from pipeline.core.untrusted.record import parse_record
+from pipeline.core.untrusted import MEBIBYTE, UntrustedJsonError, parse_record, read_lines
 
 LOADS = "loads.jsonl"
 MAX_LOADS = 20_000

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import EvaluationDataError, raise_as
-from pipeline.core.untrusted.file import list_names
-from pipeline.core.untrusted.json import parse_json
-from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
+from pipeline.core.untrusted import UntrustedLinesError, list_names, parse_json, read_lines
 
 
 def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -> list[Path]:

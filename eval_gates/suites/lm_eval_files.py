@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import EvaluationDataError, raise_as
-from pipeline.core.untrusted.file import read_regular
+from pipeline.core.untrusted import read_regular
 from pipeline.core.user_path import user_path
 
 # The `datasets` library's names of formats; such a dataset is files, not a place on the Hub.
@@ -120,7 +120,7 @@ def _flatten(files: Any) -> list[str]:
 
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
-    from pipeline.core.untrusted.yaml import MAX_BYTES, parse_yaml
+    from pipeline.core.untrusted import MAX_YAML_BYTES, parse_yaml
 
     modules: list[Path] = []
 
@@ -137,7 +137,7 @@ def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
         "give the path of a YAML file that lm-eval can read",
         errors=(OSError, ValueError),
     ):
-        config = parse_yaml(read_regular(path, MAX_BYTES), function=function_name)
+        config = parse_yaml(read_regular(path, MAX_YAML_BYTES), function=function_name)
     if not isinstance(config, dict):
         raise EvaluationDataError(
             "the file is not a mapping of keys", where=str(path), hint="see lm-eval's task guide"

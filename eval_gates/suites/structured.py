@@ -16,7 +16,7 @@ from eval_gates.suites.generation import GeneratingKind, GeneratingTask
 from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
+from pipeline.core.untrusted import UntrustedJsonError, parse_json
 from recipes.generation import MaxTokens
 from recipes.policy import Source, Suite
 

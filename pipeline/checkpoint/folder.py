@@ -31,7 +31,7 @@ from pipeline.core.errors import CheckpointError
 from pipeline.core.events import NullProgress, Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.record import Record
-from pipeline.core.untrusted.file import MEBIBYTE
+from pipeline.core.untrusted import MEBIBYTE
 
 __all__ = [
     "AUXILIARY_FILES",

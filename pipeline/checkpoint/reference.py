@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import UsageError
-from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip
+from pipeline.core.escape import MAX_NAME_CHARACTERS, clip
 from pipeline.core.user_path import user_path
 
 Kind = Literal["folder", "hub", "demo"]

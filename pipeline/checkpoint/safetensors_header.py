@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.untrusted.file import open_regular
-from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted import open_regular, parse_json
 
 PREFIX_BYTES = 8
 # The safetensors library allows 100 MB, which takes a gigabyte to parse. This limit allows more

@@ -12,7 +12,7 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.reference import parse_reference
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.record import Record
-from pipeline.core.untrusted.file import MEBIBYTE, read_regular
+from pipeline.core.untrusted import MEBIBYTE, read_regular
 
 MAX_CARD_BYTES = 4 * MEBIBYTE
 _FRONT = re.compile(
@@ -101,7 +101,7 @@ def front_matter(card: Path) -> dict[str, Any]:
 
     The card is untrusted, and an unreadable card does not stop a promotion.
     """
-    from pipeline.core.untrusted.yaml import parse_yaml
+    from pipeline.core.untrusted import parse_yaml
 
     try:
         found = _FRONT.match(read_regular(card, MAX_CARD_BYTES))

@@ -12,9 +12,7 @@ from pipeline.checkpoint import gguf
 from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.untrusted.file import list_names
-from pipeline.core.untrusted.json import read_json_file
-from pipeline.core.untrusted.names import is_plain_name
+from pipeline.core.untrusted import is_plain_name, list_names, read_json_file
 
 INDEX = "model.safetensors.index.json"
 # Mistral's repositories contain all weights again under this name, in another format.

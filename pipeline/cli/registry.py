@@ -9,7 +9,7 @@ import typer
 from pipeline.cli.options import JsonOption, RegisteredArgument, RegistryOption, StoreOption
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import UsageError
-from pipeline.core.untrusted.text import log_line
+from pipeline.core.escape import log_line
 
 if TYPE_CHECKING:
     from artifacts.registry import Model, Registry, Version

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import PrepareError, from_dict
-from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip, log_line
+from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, log_line
 
 if TYPE_CHECKING:
     from rich.console import Console

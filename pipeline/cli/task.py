@@ -125,7 +125,7 @@ def read_task(file: Path, shape: type[AnyTask]) -> AnyTask:
         UsageError: it is not a task file of prepare.
         StageError: it is another prepare's.
     """
-    from pipeline.core.untrusted.record import read_record
+    from pipeline.core.untrusted import read_record
     from pipeline.run.executors.stage_process import refuse_of_others
 
     refuse_of_others(file)  # before its shape, which another prepare may not know

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from pipeline.core.redacting_stream import RedactingStream
-from pipeline.core.redaction import redact
-from pipeline.core.untrusted.text import log_text
+from pipeline.core.escape import log_text
+from pipeline.core.redaction import RedactingStream, redact
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,7 +19,7 @@ from pipeline.cli.options import (
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, log_line
+from pipeline.core.escape import MAX_NAME_CHARACTERS, log_line
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck

@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 
 from pipeline.core.credentials import restore_credentials
-from pipeline.core.untrusted.file import MEBIBYTE
-from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted import MEBIBYTE, parse_json
 
 MAX_BYTES = 16 * MEBIBYTE
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.untrusted.file import open_regular
+from pipeline.core.untrusted import open_regular
 
 
 def digest_bytes(data: bytes) -> str:

@@ -30,8 +30,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.escape import clip
 from pipeline.core.redaction import redact
-from pipeline.core.untrusted.text import clip
 
 MAX_PART_CHARACTERS = 20_000
 """Limit for each part of a message; a preflight error lists all faults in one part."""

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
+from pipeline.core.untrusted import UntrustedJsonError, parse_json
 
 EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
 _MAX_COUNT = 2**63  # limit of a valid count

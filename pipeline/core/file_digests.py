@@ -15,7 +15,7 @@ from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.events import NullProgress, Progress
 from pipeline.core.private_files import untrusted_reason
 from pipeline.core.store import write_atomically
-from pipeline.core.untrusted.file import open_regular
+from pipeline.core.untrusted import open_regular
 
 BLOCK_BYTES = 8 * 1024 * 1024
 

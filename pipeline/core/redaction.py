@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from base64 import b64encode
 from collections.abc import Iterator
+from typing import Any, TextIO
 from urllib.parse import unquote
 
 REDACTED = "***"
@@ -66,3 +68,26 @@ def _secrets() -> Iterator[str]:
     for name, value in os.environ.items():
         if len(value) >= 2 * MIN_SECRET_CHARACTERS and _VARIABLE.fullmatch(name):
             yield value
+
+
+class RedactingStream:
+    """Text stream that redacts known credentials: libraries log whole requests."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(redact(text))
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def redact_streams() -> None:
+    """Redact standard output and error, a worker's log, for the rest of this process."""
+    sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)

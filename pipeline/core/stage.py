@@ -17,7 +17,7 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
-from pipeline.core.untrusted.record import first_fault
+from pipeline.core.untrusted import first_fault
 
 Parameters = TypeVar("Parameters", bound=Record)
 Runtime = TypeVar("Runtime", bound=Record)

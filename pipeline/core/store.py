@@ -38,8 +38,7 @@ from pipeline.core.file_locks import is_locked, locked
 from pipeline.core.fsync import flush_folder
 from pipeline.core.private_files import is_shared, make_private, private_umask, share_with_group
 from pipeline.core.stage_record import StageRecord
-from pipeline.core.untrusted.file import UntrustedFileError, read_regular
-from pipeline.core.untrusted.record import MAX_BYTES, parse_record
+from pipeline.core.untrusted import MAX_RECORD_BYTES, UntrustedFileError, parse_record, read_regular
 
 RECORD = "stage.json"
 PARTIAL, DEAD, DISCARDED = ".partial", ".dead", ".discarded"
@@ -71,7 +70,7 @@ class Store:
     def find(self, stage: str, key: str) -> StageRecord | None:
         path = self.stage_folder(stage, key) / RECORD
         try:
-            content = read_regular(path, MAX_BYTES)
+            content = read_regular(path, MAX_RECORD_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:

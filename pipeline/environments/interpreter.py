@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.process_environment import server_environment
 from pipeline.core.record import Record
-from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted import parse_json
 
 _ANSWER_TIMEOUT_S = 20
 _IMPORT_TIMEOUT_S = 600

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.untrusted.file import MEBIBYTE, read_regular
+from pipeline.core.untrusted import MEBIBYTE, read_regular
 
 TEMPLATE = "chat_template.jinja"
 TOKENIZER = "tokenizer_config.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import CheckpointError
-from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted import parse_json
 from pipeline.inspection import template_renderer
 from pipeline.inspection.chat_template import ModelGeneration
 from recipes.generation import THOUGHT_MARKERS, ThoughtMarkers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.checkpoint.folder import MAX_CONTEXT
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
-from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted import parse_json
 
 if TYPE_CHECKING:
     from pipeline.core.bounded_http import HttpResponse

@@ -25,8 +25,7 @@ from pipeline.core.exclusive_file import create_exclusively
 from pipeline.core.private_files import make_folder
 from pipeline.core.record import Record
 from pipeline.core.store import Store
-from pipeline.core.untrusted.file import read_regular
-from pipeline.core.untrusted.record import MAX_BYTES
+from pipeline.core.untrusted import MAX_RECORD_BYTES, read_regular
 from recipes.policy import Policy
 
 RESTORE = "restore it: without it the number of attempts is not known"
@@ -279,7 +278,7 @@ class AttemptLedger:
             errors=(OSError, ValueError),
         ):
             try:
-                content = read_regular(path, MAX_BYTES)
+                content = read_regular(path, MAX_RECORD_BYTES)
             except FileNotFoundError:
                 return None
             return Attempt.model_validate_json(content)

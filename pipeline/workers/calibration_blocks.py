@@ -10,8 +10,7 @@ from typing import Any
 
 from pipeline.core.errors import StageError, raise_as
 from pipeline.core.events import Progress
-from pipeline.core.untrusted.json import parse_json
-from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
+from pipeline.core.untrusted import UntrustedLinesError, parse_json, read_lines
 
 
 def calibration_blocks(

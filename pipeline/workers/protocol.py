@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.core.errors import PrepareError, StoreError, WorkerError
 from pipeline.core.events import Progress, worker_progress
 from pipeline.core.plugins import PLUGINS, use_given
-from pipeline.core.redacting_stream import redact_streams
+from pipeline.core.redaction import redact_streams
 
 Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
 

@@ -88,7 +88,7 @@ def test_sound_ones_are_promoted_and_broken_ones_are_not(
         (swapped_tokenizer(vendor, tmp_path / "b"), "tokenizer is not the source's"),
         (other_revision(vendor, tmp_path / "c"), "under the floor"),
         (missing_shard(vendor, tmp_path / "d"), "weight files are missing"),
-        (wrong_config(vendor, tmp_path / "e"), "is stored quantized"),
+        (wrong_config(vendor, tmp_path / "e"), "vLLM would load both"),
     ):
         code, report, errors = model("--variant", f"broken={broken}", "--no-promote")
         assert code == 1, broken

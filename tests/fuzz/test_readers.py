@@ -36,11 +36,15 @@ from pipeline.checkpoint.weight_files import read_index
 from pipeline.core.errors import PrepareError
 from pipeline.core.hardware import this_node
 from pipeline.core.stage_record import StageRecord
-from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
-from pipeline.core.untrusted.lines import UntrustedLinesError
-from pipeline.core.untrusted.record import parse_record
-from pipeline.core.untrusted.rows import read_flat_rows
-from pipeline.core.untrusted.yaml import UntrustedYamlError, parse_yaml
+from pipeline.core.untrusted import (
+    UntrustedJsonError,
+    UntrustedLinesError,
+    UntrustedYamlError,
+    parse_json,
+    parse_record,
+    parse_yaml,
+    read_flat_rows,
+)
 from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder

@@ -15,8 +15,7 @@ from pipeline.core.installation import this_prepare
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import WorkItem
 from pipeline.core.store import write_atomically
-from pipeline.core.untrusted.file import read_regular
-from pipeline.core.untrusted.record import MAX_BYTES, parse_record
+from pipeline.core.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
 from pipeline.run.executors.executor import Executor, Listener
 
 UNREADABLE = "a node's description of itself cannot be read"
@@ -59,7 +58,7 @@ def submit_description(
             job.cancel()
             raise
         with raise_as(StageError, UNREADABLE, answer, SAME_PREPARE):
-            content = read_regular(answer, MAX_BYTES)
+            content = read_regular(answer, MAX_RECORD_BYTES)
         return parse_description(content, str(answer))
 
 

@@ -29,7 +29,7 @@ from pipeline.core.hardware import NodeInfo
 from pipeline.core.private_files import FOR_OTHERS, open_log
 from pipeline.core.process_environment import NetworkAccess, stage_environment
 from pipeline.core.resource_request import ResourceRequest
-from pipeline.core.untrusted.file import MEBIBYTE
+from pipeline.core.untrusted import MEBIBYTE
 from pipeline.run.executors.executor import ExecutorOptions, Listener
 from pipeline.run.executors.node_probe import submit_description
 from pipeline.run.executors.resources import (

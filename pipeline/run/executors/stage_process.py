@@ -16,9 +16,7 @@ from pipeline.core.installation import this_prepare
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.supervised_process import SupervisedProcess
-from pipeline.core.untrusted.file import read_regular
-from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
-from pipeline.core.untrusted.record import MAX_BYTES
+from pipeline.core.untrusted import MAX_RECORD_BYTES, UntrustedJsonError, parse_json, read_regular
 
 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
 TASK_RUN = ("-P", "-m", "pipeline.cli.main", "task", "run")
@@ -102,7 +100,7 @@ def _word_in(task: Path, key: str) -> str:
 def _read(task: Path) -> dict[str, Any]:
     """Return the work item; {} if unreadable, which its own process reports."""
     try:
-        found = parse_json(read_regular(task, MAX_BYTES), finite=False, whole_text=False)
+        found = parse_json(read_regular(task, MAX_RECORD_BYTES), finite=False, whole_text=False)
     except (OSError, UntrustedJsonError):
         return {}
     return found if isinstance(found, dict) else {}

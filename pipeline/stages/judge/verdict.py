@@ -20,8 +20,7 @@ from eval_gates.verdicts import judge_suite, overall
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
-from pipeline.core.untrusted.lines import UntrustedLinesError
-from pipeline.core.untrusted.rows import read_flat_rows
+from pipeline.core.untrusted import UntrustedLinesError, read_flat_rows
 from pipeline.stages.attempts import History
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JudgeParameters, JudgeResult

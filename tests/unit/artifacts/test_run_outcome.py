@@ -23,8 +23,8 @@ from artifacts.run_outcome import (
 )
 from pipeline.cli.tables import last_line
 from pipeline.core.errors import ExitCode
+from pipeline.core.escape import markdown
 from pipeline.core.store import Store
-from pipeline.core.untrusted.text import markdown
 
 
 @pytest.mark.parametrize(

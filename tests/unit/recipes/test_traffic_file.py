@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
-from pipeline.core.untrusted.json import MAX_VALUES
+from pipeline.core.untrusted import MAX_VALUES
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import Arrivals, RequestsWorkload
 

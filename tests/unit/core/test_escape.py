@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from pipeline.core.untrusted.text import (
+from pipeline.core.escape import (
     annotation_property,
     annotation_text,
     html_text,

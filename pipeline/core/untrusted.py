@@ -1,0 +1,517 @@
+"""Bounded, unambiguous readers of what others wrote: files, JSON, YAML, lines, records.
+
+A checkpoint, bundle, registry or data folder may contain a named pipe, which blocks `open`, a link
+to the endless /dev/zero, 60 GB instead of a manifest, a key twice, or lists nested 100,000 deep. A
+file that is not regular, too large or unreadable raises an OSError. Damaged, ambiguous or oversized
+content raises UntrustedJsonError, UntrustedYamlError or UntrustedLinesError, which are ValueErrors.
+
+Workers import this module: PyYAML alone, which every environment has, and pydantic for records.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+
+import yaml
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound="BaseModel")
+
+MEBIBYTE = 2**20
+MAX_NAMES = 20_000  # in one directory
+MAX_NAME_BYTES = 255
+MAX_DEPTH = 64  # of JSON and YAML: deeper values overflow the stack of recursive code
+MAX_JSON_BYTES = 32 * MEBIBYTE
+MAX_VALUES = 1_000_000  # of one JSON text: about 250 MB and 1 s for small objects
+MAX_RECORD_BYTES, MAX_RECORD_VALUES = 16 * MEBIBYTE, 400_000  # 80,000 files
+MAX_FAULT_CHARACTERS = 300
+MAX_LINES = 1_000_000
+MAX_LINE_CHARACTERS = 8_000_000  # a line is one question or calibration text
+MAX_CHARACTERS = 1_000_000_000  # all lines, decompressed
+# Recorded answers. MMLU's 14,042 questions with five examples each are 50 MB.
+MAX_ROWS, MAX_ROWS_CHARACTERS, MAX_ROW_VALUES = 250_000, 128 * MEBIBYTE, 100_000
+COUNTS = ("tokens",)  # of the several answers to one question
+MAX_YAML_BYTES, MAX_YAML_VALUES = MEBIBYTE, 20_000  # including each use of an alias
+CHARACTERS_PER_VALUE = 100  # a longer string in YAML counts as several values
+MAX_NUMBER_CHARACTERS, MAX_INTEGER = 64, 2**63
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class UntrustedFileError(OSError):
+    """A file that is not regular, too large, or has an impossible path: `strerror` has which."""
+
+
+class UntrustedJsonError(ValueError):
+    """Text that is not JSON, or is too large, too deep or ambiguous."""
+
+
+class UntrustedYamlError(ValueError):
+    """Text that is not YAML, or is too large, too deep or ambiguous; includes the line."""
+
+
+class UntrustedLinesError(ValueError):
+    """A damaged text file, or one with too many or too long lines."""
+
+
+# --- Files
+
+
+def open_regular(path: Path, limit: int | None) -> FileIO:
+    """Open an untrusted file unbuffered for reading, without blocking; follow links.
+
+    Args:
+        limit: maximum size in bytes at opening; None for any, as for weights. A growing file needs
+        `read_regular`, or a count by the caller.
+
+    Raises:
+        UntrustedFileError: it is not regular, too large, or its path has a NUL.
+        OSError: it does not exist, is not readable, or its links form a loop.
+    """
+    try:
+        _check(Path(path).stat(), path, limit)  # opening a device can have effects
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except ValueError as error:  # a NUL or an unpaired surrogate
+        raise UntrustedFileError(errno.EINVAL, "the path is impossible", str(path)) from error
+    try:
+        _check(os.fstat(descriptor), path, limit)  # it may have been replaced
+        return os.fdopen(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return the content of an untrusted file with at most `limit` bytes."""
+    with open_regular(path, limit) as file:
+        parts, left = [], limit + 1
+        while left and (part := file.read(min(left, 16 * MEBIBYTE))):
+            parts.append(part)
+            left -= len(part)
+    if not left:
+        raise _size_error(path, limit)
+    return b"".join(parts)
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the sorted names in an untrusted directory.
+
+    Raises:
+        UntrustedFileError: it has more than MAX_NAMES entries.
+        OSError: it is not a readable directory.
+    """
+    names = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if len(names) > MAX_NAMES:
+                reason = f"more than {MAX_NAMES:,} files are in it, the limit"
+                raise UntrustedFileError(errno.EFBIG, reason, str(folder))
+    return sorted(names)
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether any Linux file system accepts the name and a terminal can print it."""
+    is_short = name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
+    return is_short and "/" not in name and name not in ("", ".", "..")
+
+
+def _check(status: os.stat_result, path: Path, limit: int | None) -> None:
+    if words := _KINDS.get(stat.S_IFMT(status.st_mode)):
+        raise UntrustedFileError(errno.EINVAL, f"it is {words}, not a file", str(path))
+    if limit is not None and status.st_size > limit:
+        raise _size_error(path, limit)
+
+
+def _size_error(path: Path, limit: int) -> UntrustedFileError:
+    size = f"{limit / MEBIBYTE:g} MiB" if limit >= MEBIBYTE else f"{limit} bytes"
+    return UntrustedFileError(errno.EFBIG, f"it is larger than {size}, the limit", str(path))
+
+
+# --- JSON
+
+
+def read_json_file(path: Path, *, limit: int = MAX_JSON_BYTES, finite: bool = True) -> Any:
+    """Return the value in an untrusted JSON file."""
+    return parse_json(read_regular(path, limit), finite=finite)
+
+
+def parse_json(
+    content: bytes | str, *, finite: bool = True, whole_text: bool = True, values: int = MAX_VALUES
+) -> Any:
+    """Return the value of untrusted JSON.
+
+    Args:
+        content: text or UTF-8 bytes; the caller limits its size.
+        finite: reject NaN, Infinity and numbers that overflow. Off for config.json: transformers
+        writes `Infinity` for Mamba-like models.
+        whole_text: reject unpaired surrogates in strings. Off for model output.
+        values: limit for numbers, strings, lists and objects, without keys.
+    """
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UntrustedJsonError(f"it is not UTF-8 text: {error.reason}") from error
+    # Each value except the first follows one of these, so this is an upper bound.
+    if sum(map(text.count, ",[{")) >= values:
+        raise UntrustedJsonError(f"it has more than {values:,} values, the limit")
+    with _JsonErrors():
+        found = _decoder(finite=finite).decode(text)
+    _check_value(found, text if whole_text else "")
+    return found
+
+
+def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
+    """Yield the items of a large untrusted JSON list, one at a time; the text is in memory."""
+    decoder = _decoder(finite=True)
+    try:
+        text = read_regular(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UntrustedJsonError(f"it is not UTF-8 text: {error.reason}") from error
+
+    def skip(place: int) -> int:
+        match = _SPACE.match(text, place)
+        return match.end() if match else place
+
+    place = skip(0)
+    if text[place : place + 1] != "[":
+        raise UntrustedJsonError("it is not a list")
+    place, number, mark = skip(place + 1), 0, ","
+    if text[place : place + 1] == "]":
+        mark, place = "]", skip(place + 1)
+    while mark == ",":
+        number += 1
+        with _JsonErrors(f"item {number}: "):
+            item, end = decoder.raw_decode(text, place)
+        _check_value([item], text[place:end])
+        yield item
+        end = skip(end)
+        mark, place = text[end : end + 1], skip(end + 1)
+    if mark != "]":
+        raise UntrustedJsonError(f"expected ',' or ']' after item {number}")
+    if place < len(text):
+        raise UntrustedJsonError("something follows the list")
+
+
+def _decoder(*, finite: bool) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=_refuse_repeated,
+        parse_constant=_refuse_non_finite if finite else None,
+        parse_float=_parse_finite if finite else None,
+    )
+
+
+class _JsonErrors:
+    """Converts the decoder's errors."""
+
+    def __init__(self, where: str = "") -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, RecursionError):
+            raise _depth_error() from error
+        if isinstance(error, (UntrustedJsonError, json.JSONDecodeError)):
+            raise UntrustedJsonError(f"{self._where}{error}") from error
+        if isinstance(error, ValueError):  # Python's limit on the digits of an integer
+            raise UntrustedJsonError(
+                f"{self._where}a number in it has thousands of digits"
+            ) from error
+
+
+def _refuse_repeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for position, key in enumerate(keys) if key in keys[:position])
+        raise UntrustedJsonError(f"the key {twice[:80]!a} occurs twice")
+    return found
+
+
+def _refuse_non_finite(word: str) -> NoReturn:
+    raise UntrustedJsonError(f"{word} is not a JSON number")
+
+
+def _parse_finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise UntrustedJsonError(f"the number {text[:40]} is too large")
+    return number
+
+
+def _check_value(value: Any, text: str) -> None:
+    """Check depth, without recursion; and strings, if `text` may have half of a pair."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list))
+        ]
+    if level:
+        raise _depth_error()
+    if _HALF_PAIR.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UntrustedJsonError("a string in it has an unpaired surrogate") from error
+
+
+def _depth_error() -> UntrustedJsonError:
+    return UntrustedJsonError(f"it is nested more than {MAX_DEPTH} deep")
+
+
+# --- Records
+
+
+def read_record(path: Path, model: type[Model]) -> Model:
+    """Return the record in an untrusted file."""
+    return parse_record(read_regular(path, MAX_RECORD_BYTES), model)
+
+
+def parse_record(content: bytes, model: type[Model]) -> Model:
+    """Return the record; the caller limits the content's size.
+
+    Lists in such records use `fail_fast`: pydantic collects every fault, and 4 MB of `{}` in a list
+    have three million.
+    """
+    from pydantic import ValidationError
+
+    # Parsed twice: only model_validate_json converts lists to tuples and is otherwise strict.
+    parse_json(content, finite=False, whole_text=False, values=MAX_RECORD_VALUES)
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise UntrustedJsonError(first_fault(error)) from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first fault with its location."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}"[:MAX_FAULT_CHARACTERS]
+
+
+# --- Lines
+
+
+def read_lines(
+    path: Path, *, max_lines: int = MAX_LINES, max_characters: int = MAX_CHARACTERS
+) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file without line ends; `.gz` files are decompressed.
+
+    Args:
+        max_characters: limit for all lines, decompressed.
+    """
+    letters, number = 0, 0
+    with open_regular(path, None) as file:
+        content = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
+        lines = io.TextIOWrapper(io.BufferedReader(content), encoding="utf-8")
+        try:
+            while line := lines.readline(MAX_LINE_CHARACTERS + 1):
+                number += 1
+                letters += len(line)
+                if len(line) > MAX_LINE_CHARACTERS:
+                    raise UntrustedLinesError(
+                        f"line {number} has more than {MAX_LINE_CHARACTERS:,} characters"
+                    )
+                if letters > max_characters or number > max_lines:
+                    raise UntrustedLinesError(
+                        f"it has more than {max_lines:,} lines or {max_characters:,} characters"
+                    )
+                yield line.removesuffix("\n")
+        except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+            raise UntrustedLinesError(f"it is damaged after line {number}: {error}") from error
+
+
+def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield recorded rows, an object a line, without nested values except for lists of counts.
+
+    Verdicts need only numbers and strings, and 128 MB of text can contain 40 million lists.
+    """
+    kept = 0
+    lines = read_lines(path, max_lines=MAX_ROWS, max_characters=MAX_ROWS_CHARACTERS)
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line, finite=False, whole_text=False, values=MAX_ROW_VALUES)
+        except UntrustedJsonError as error:
+            raise UntrustedLinesError(f"line {number}: {error}") from error
+        if not isinstance(row, dict):
+            raise UntrustedLinesError(f"line {number} is not a JSON object")
+        row = without_nested(row)
+        kept += sum(len(value) if isinstance(value, list) else 1 for value in row.values())
+        if kept > MAX_VALUES:
+            raise UntrustedLinesError(f"it has more than {MAX_VALUES:,} values")
+        yield row
+
+
+def without_nested(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row's numbers and strings, and its lists of counts."""
+    return {
+        key: value
+        for key, value in row.items()
+        if not isinstance(value, (dict, list))
+        or (key in COUNTS and isinstance(value, list) and all(type(each) is int for each in value))
+    }
+
+
+# --- YAML
+
+_PLAIN = frozenset(
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge", "value")
+)
+# libyaml's parser, if available, is ten times faster.
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml_file(path: Path) -> Any:
+    """Return the value in a YAML file; see `parse_yaml`."""
+    return parse_yaml(read_regular(path, MAX_YAML_BYTES))
+
+
+def parse_yaml(
+    content: bytes, *, finite: bool = True, function: Callable[[str], Any] | None = None
+) -> Any:
+    """Return the value of one YAML document: mappings, lists, strings, numbers, booleans and null.
+
+    Dates stay strings: no key needs one, and a revision can look like one.
+
+    Args:
+        content: UTF-8; the caller limits its size.
+        finite: reject `.nan`, `.inf` and numbers that overflow.
+        function: handles lm-eval's tag `!function`; without it the tag is unknown.
+    """
+    try:
+        text = content.decode("utf-8")
+        _check_shape(text)
+        loader = _Loader(text)
+        loader.finite, loader.function = finite, function
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except UnicodeError as error:
+        raise UntrustedYamlError(f"it is not UTF-8 text: {error}"[:200]) from error
+    except yaml.MarkedYAMLError as error:
+        words = " ".join(part for part in (error.context, error.problem) if part)[:200]
+        raise UntrustedYamlError(_at(words, error.problem_mark or error.context_mark)) from error
+    except yaml.YAMLError as error:
+        raise UntrustedYamlError(str(error)[:200]) from error
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    """PyYAML's safe loader; duplicate keys and its internal errors get the line."""
+
+    finite = True
+    function: Callable[[str], Any] | None = None
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in known if tag in _PLAIN]
+        for first, known in _Base.yaml_implicit_resolvers.items()
+    }
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        tag: construct
+        for tag, construct in _Base.yaml_constructors.items()
+        if tag in _PLAIN or tag is None  # None handles every other tag
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct one value; convert PyYAML's internal errors."""
+        kind = node.tag.rpartition(":")[2]
+        written = node.value[:40] if isinstance(node, yaml.ScalarNode) else "a collection"
+        if kind in ("int", "float") and len(node.value) > MAX_NUMBER_CHARACTERS:
+            raise _yaml_error(f"{written}... has too many digits", node)
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            raise _yaml_error(f"{written!a} is no {kind}", node) from error
+        if isinstance(value, float) and self.finite and not math.isfinite(value):
+            raise _yaml_error(f"{written} is not a finite number", node)
+        if type(value) is int and abs(value) >= MAX_INTEGER:
+            raise _yaml_error(f"the number {written} has more than 64 bits", node)
+        return value
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct a mapping; reject duplicate keys, except over a merged mapping's."""
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise _yaml_error(f"the key {key.value[:80]!a} occurs twice", key)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+    def construct_function(self, node: yaml.ScalarNode) -> Any:
+        """Apply `function` to the text of a `!function` tag."""
+        if self.function is None:
+            return self.construct_undefined(node)
+        return self.function(str(self.construct_scalar(node)))
+
+
+_Loader.add_constructor("!function", _Loader.construct_function)
+
+
+def _check_shape(text: str) -> None:
+    """Check depth and the number of values: aliases may expand to 10^9 of them, or form a loop."""
+    weights: dict[str, int] = {}  # number of values of each anchor, with aliases expanded
+    opened: list[tuple[str | None, int]] = []  # anchor and preceding values of each open collection
+    count = 0
+    for event in yaml.parse(text, Loader=_Base):
+        problem = ""
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, count))
+            if len(opened) > MAX_DEPTH:
+                problem = f"it is nested more than {MAX_DEPTH} deep"
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor:
+                weights[anchor] = count - before + 1
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in opened):
+                problem = "an alias refers to what contains it"
+            count += weights.get(event.anchor or "", 0)
+        elif isinstance(event, yaml.ScalarEvent):
+            event.value.encode()  # an escaped unpaired surrogate raises UnicodeEncodeError
+            count += len(event.value) // CHARACTERS_PER_VALUE
+            if event.anchor:
+                weights[event.anchor] = 1 + len(event.value) // CHARACTERS_PER_VALUE
+        else:
+            continue
+        count += 1
+        if count > MAX_YAML_VALUES:
+            problem = f"it has more than {MAX_YAML_VALUES:,} values, aliases counted in full"
+        if problem:
+            raise UntrustedYamlError(_at(problem, event.start_mark))
+
+
+def _yaml_error(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _at(problem: str, mark: Any) -> str:
+    return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else problem
