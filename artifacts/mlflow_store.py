@@ -162,6 +162,7 @@ class MlflowStore:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # Otherwise it writes links between our own lines of JSON.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         with warnings.catch_warnings(action="ignore"):

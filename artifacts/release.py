@@ -49,6 +49,7 @@ from pipeline.checkpoint.weights_folder_files import (
     digest_auxiliary_files,
     plain_files,
 )
+from pipeline.core.close_names import did_you_mean
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
 from pipeline.core.events import Progress
@@ -87,6 +88,7 @@ class Promoted(Record):
     name: str
     versions: dict[str, str] = Field(description="version by recipe")
     champion: str = Field(description="recipe of the version that has the alias")
+    preferred: str = Field(description="why that one of several that passed")
     alias: str
     registry: str
     replaced: str | None
@@ -103,7 +105,7 @@ class Registration(Record):
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
     """A variant to register."""
 
     report: VariantReport
@@ -186,7 +188,7 @@ def promote(
         RegistryError: the registry refused or does not answer; the alias has moved meanwhile; or
             the chosen version was rolled back. The versions stay registered, no alias has moved.
     """
-    candidates = [_find_candidate(run, variant, store, request) for variant in chosen]
+    candidates = [find_candidate(run, variant, store, request) for variant in chosen]
     policy = candidates[0].judged.judge.parameters.policy.promotion
     best = max(candidates, key=lambda each: each.preference(policy.prefer))
     name, alias = best.verdict.registered_name, request.alias or policy.alias
@@ -197,6 +199,7 @@ def promote(
         name=name,
         versions={e.recipe: known[e.identity].version for e in candidates if e.identity in known},
         champion=best.recipe,
+        preferred=_describe_preference(candidates, best, policy.prefer),
         alias=alias,
         registry=request.registry,
         replaced=None,
@@ -217,7 +220,7 @@ def promote(
     for each in candidates:
         version = known.get(each.identity)
         if version is None or not _has_files(version):
-            folder = _make_version(each, run, store)
+            folder = make_version(each, run, store)
             tags = each.tags(run, folder.name)
             versions[each.recipe] = registry.register(name, folder, tags)
         else:
@@ -247,6 +250,16 @@ def promote(
             "moved": move is not None,
         }
     )
+
+
+def _describe_preference(candidates: Sequence[Candidate], best: Candidate, prefer: str) -> str:
+    if len(candidates) == 1:
+        return ""
+    ratio, size = best.preference(prefer)
+    figure = f"{-size / 1e6:,.1f} MB"
+    if ratio and ratio > max(each.preference(prefer)[0] for each in candidates if each != best):
+        figure = f"x {ratio:.2f} of the baseline's output tokens/s"
+    return f"preferred of {len(candidates)} that passed, by {prefer}: {figure}"
 
 
 def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantReport]:
@@ -282,12 +295,11 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
         judged = [variant for variant in judged if variant.recipe == request.variant]
     names = ", ".join(f"{v.recipe} ({v.verdict})" for v in run.variants) or "none"
     if not judged:
+        wanted = request.variant
         raise UsageError(
-            f"the run judged no variant '{request.variant}'"
-            if request.variant
-            else "the run judged no variant",
+            f"the run judged no variant '{wanted}'" if wanted else "the run judged no variant",
             where=where,
-            hint=f"its variants: {names}",
+            hint=f"{did_you_mean(wanted or '', list(judges))}its variants: {names}",
         )
     if request.override is not None:
         if not request.override.strip():
@@ -331,14 +343,6 @@ def check_evidence(run: RunReport, store: Store) -> None:
             )
 
 
-def make_version(run: RunReport, recipe: str, store: Store, request: PromotionRequest) -> Path:
-    """Make the folder to deploy for one judged variant, or return it; raises as `promote`."""
-    variant = next((each for each in run.variants if each.recipe == recipe), None)
-    if variant is None:
-        raise UsageError(f"run {run.run} did not judge '{recipe}'")
-    return _make_version(_find_candidate(run, variant, store, request), run, store)
-
-
 def registrations(store: Store) -> list[Registration]:
     """Return what this store registered; raises StoreError if the file is damaged."""
     file = store.root / REGISTRIES
@@ -377,7 +381,7 @@ def _has_files(version: Version) -> bool:
     return not folder.is_absolute() or folder.is_dir()
 
 
-def _is_done(model: Model, wanted: Promoted, candidates: Sequence[_Candidate]) -> bool:
+def _is_done(model: Model, wanted: Promoted, candidates: Sequence[Candidate]) -> bool:
     """Return whether all versions are registered, and the alias' last move is complete."""
     moves = [move for _, move in model.notes if move.alias == wanted.alias]
     return (
@@ -399,7 +403,7 @@ def _find_pointed_to(
 
 
 def _refuse_after_rollback(
-    where: str, name: str, model: Model, alias: str, best: _Candidate, run: RunReport
+    where: str, name: str, model: Model, alias: str, best: Candidate, run: RunReport
 ) -> None:
     """Refuse to undo a rollback by repeating a run.
 
@@ -420,9 +424,10 @@ def _refuse_after_rollback(
         )
 
 
-def _find_candidate(
+def find_candidate(
     run: RunReport, variant: VariantReport, store: Store, request: PromotionRequest
-) -> _Candidate:
+) -> Candidate:
+    """Return a judged variant with its evidence; raises as `promote`."""
     claims = claims_of(run)
     recipe = variant.recipe
     if recipe not in claims.judges or run.checkpoint is None:
@@ -475,10 +480,10 @@ def _find_candidate(
             [[each.stage, each.key, each.result] for each in records],
         ]
     )
-    return _Candidate(variant, judged, deployable, verdict, records, identity, request.signer)
+    return Candidate(variant, judged, deployable, verdict, records, identity, request.signer)
 
 
-def _make_version(candidate: _Candidate, run: RunReport, store: Store) -> Path:
+def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
     """Make the folder of weights, card and evidence, unless it is there.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,8 +33,12 @@ def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
     return report.model_copy(update={"seconds": max(report.seconds, passed.total_seconds())})
 
 
-def find_run(store: Store, name: str) -> RunReport:
-    """Return the run of an id, an unambiguous prefix or 'latest'; raises UsageError."""
+def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
+    """Return the run of an id, an unambiguous prefix or 'latest'; raises UsageError.
+
+    Args:
+        judged: 'latest' is the last run whose gates judged a variant, if there is one.
+    """
     folders = RunFolders(store).all()
     if not folders:
         raise UsageError(
@@ -41,6 +46,12 @@ def find_run(store: Store, name: str) -> RunReport:
             where=str(store.root / "runs"),
             hint="make one (prepare model demo:smollm2-135m), or name another store with --store",
         )
+    if name == "latest" and judged:
+        for folder in reversed(folders):
+            with suppress(StoreError):  # a damaged record is told when it is named
+                found = read_run(folder)
+                if any(variant.gates for variant in found.variants) or found.tuning:
+                    return found
     matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
     if len(matching) != 1:
         known = ", ".join(folder.name for folder in folders[-5:])

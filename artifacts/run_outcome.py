@@ -141,7 +141,7 @@ def how_to_continue(report: RunReport) -> str:
 
 def describe_weights(report: RunReport, variant: VariantReport) -> str:
     """Return the size of a variant's weights, unknown for an endpoint."""
-    nothing = "-" if variant.gates or report.kind == "gate" else "not made"
+    nothing = "" if variant.gates or report.kind == "gate" else "not made"
     return format_megabytes(variant.weights_bytes, nothing=nothing)
 
 

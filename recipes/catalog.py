@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import recipes
+from pipeline.core.close_names import did_you_mean
 from pipeline.core.errors import UsageError
 from pipeline.core.untrusted import read_yaml_file
 from pipeline.core.user_path import user_path
@@ -206,8 +206,7 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
         known = list(dict.fromkeys([*_names(folder), *also]))
-        close = difflib.get_close_matches(shorten(name), known, n=1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
+        hint = did_you_mean(shorten(name), known)
         raise UsageError(
             f"there is no {noun} '{shorten(name)}'" + (" that is a file" if path.exists() else ""),
             where=shorten(str(path)) if is_path else f"--{noun} {shorten(name)}",

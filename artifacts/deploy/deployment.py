@@ -17,6 +17,7 @@ from artifacts.push import fetch
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import VERSIONS
 from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, BUNDLE, SIGNATURE
+from pipeline.core.close_names import did_you_mean
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, RegistryError, UsageError
 from pipeline.core.escape import clip
@@ -77,7 +78,8 @@ def find_version(registry: Registry, reference: str) -> Version:
         if moves
         else f"'{name}' has no version or alias '{wanted}'",
         where=registry.uri,
-        hint=f"its aliases: {', '.join(sorted(model.aliases)) or 'none'}; versions: "
+        hint=f"{did_you_mean(wanted, sorted(model.aliases))}its aliases: "
+        f"{', '.join(sorted(model.aliases)) or 'none'}; versions: "
         f"{', '.join(each.version for each in model.versions) or 'none'}; "
         f"`prepare registry history {name}` shows what happened",
     )

@@ -33,6 +33,7 @@ from pipeline.cli import (
     tune,
     verify,
 )
+from pipeline.cli.follow_up import repeat_options
 from pipeline.cli.options import PATH, setting
 from pipeline.cli.terminal import guard_streams
 from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
@@ -151,7 +152,7 @@ def report_error(error: BaseException) -> int:
     if not isinstance(error, PrepareError) and not has_temporary_folder():
         error = NO_TEMPORARY_FOLDER
     if isinstance(error, PrepareError):
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {repeat_options(str(error))}", file=sys.stderr)
         return error.exit_code
     return report_unexpected(error)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.display import open_display
+from pipeline.cli.follow_up import given
 from pipeline.cli.options import (
     IfCurrentOption,
     JsonOption,
@@ -16,7 +17,7 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
-from pipeline.cli.tables import given_store, print_json
+from pipeline.cli.tables import print_json
 
 
 def promote(
@@ -71,7 +72,8 @@ def promote(
     settings = load_settings(store)
     found = settings.open_store()
     run_id, _, variant = run.partition(":")
-    report = find_run(found, run_id)
+    report = find_run(found, run_id, judged=True)
+    asked = registry or (report.options.requested.registry if report.options.requested else None)
     order = PromotionRequest(
         registry=registry_uri(registry or report.options.registry, settings),
         variant=variant or None,
@@ -86,9 +88,10 @@ def promote(
     if as_json:
         print_json({"schema_version": 1, "run": report.run, **promoted.model_dump()})
         return
+    why = f", {promoted.preferred}" if promoted.preferred else ""
     replaced = f", replacing version {promoted.replaced}" if promoted.replaced else ""
     print(
         f"{promoted.name}@{promoted.alias} is version {promoted.versions[promoted.champion]} "
-        f"({promoted.champion}){replaced}\n  {promoted.registry}\n"
-        f"Next: prepare registry history {promoted.name}{given_store(store)}"
+        f"({promoted.champion}{why}){replaced}\n  {promoted.registry}\n"
+        f"Next: prepare registry history {promoted.name}{given(store, asked)}"
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.display import open_display
+from pipeline.cli.follow_up import repeat_options
 from pipeline.cli.options import (
     EvalDataOption,
     ExecutorOption,
@@ -130,7 +131,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
     print_table(["gate", "then", "", "now", ""], gate_rows(then, outcome.now))
     words = {True: "the verdict stands", False: "the verdict does not stand", None: "no verdict"}
     print(f"{name}: {words[outcome.stands]}: {outcome.now.verdict}: {outcome.now.reason}")
-    print(next_step(outcome))
+    print(repeat_options(next_step(outcome)))
 
 
 def gate_rows(then: VariantReport, now: VariantReport) -> list[list[str]]:

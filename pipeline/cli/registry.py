@@ -101,11 +101,11 @@ def history(
         [
             str(entry.number),
             entry.when[:19],
-            entry.who or "-",
+            entry.who,
             entry.action,
-            f"{entry.alias}: {entry.replaced or '-'} to {entry.version}",
-            entry.run or "-",
-            entry.verdict or "-",
+            f"{entry.alias}: {f'{entry.replaced} to ' if entry.replaced else ''}{entry.version}",
+            entry.run,
+            entry.verdict,
             entry.reason,
         ]
         for entry in entries

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.cli.options import PATH, RunArgument, StoreOption, option
+from pipeline.cli.options import PATH, JudgedRunArgument, StoreOption, option
 from pipeline.core.errors import UsageError, raise_as
 
 
 def report(
-    run: RunArgument = "latest",
+    run: JudgedRunArgument = "latest",
     output: Annotated[
         Path | None,
         option("--output", "File to write. Default: report-RUN.html.", "-o", **PATH),
@@ -35,7 +35,7 @@ def report(
     from pipeline.environments.settings import load_settings
 
     found = load_settings(store).open_store()
-    evidence = RunEvidence(find_run(found, run), found)
+    evidence = RunEvidence(find_run(found, run, judged=True), found)
     page, name = run_page(evidence), f"report-{evidence.report.run}.html"
     file = (output or Path(name)).resolve()
     write_page(file, page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from pipeline.cli.follow_up import given
 from pipeline.cli.options import (
     IfCurrentOption,
     JsonOption,
@@ -13,7 +14,7 @@ from pipeline.cli.options import (
     option,
 )
 from pipeline.cli.registry import find_model, open_asked
-from pipeline.cli.tables import given_store, print_json
+from pipeline.cli.tables import print_json
 
 
 def rollback(
@@ -57,5 +58,5 @@ def rollback(
     replaced = f", replacing version {move.replaced}" if move.replaced else ""
     print(
         f"{name}@{alias} is version {move.version} again{replaced}\n"
-        f"Next: prepare registry history {name}{given_store(store)}"
+        f"Next: prepare registry history {name}{given(store, registry)}"
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, RunArgument, StoreOption
+from pipeline.cli.options import JsonOption, RunArgument, StoreOption, option
 from pipeline.cli.tables import print_ending, print_json, print_run, print_stages, print_table
 from pipeline.cli.tuning_tables import print_tuning
 from pipeline.core.errors import StoreError, from_dict
@@ -67,6 +67,7 @@ def verdicts_in(report: RunReport) -> list[str]:
 @app.command("show")
 def show(
     run: RunArgument = "latest",
+    paths: Annotated[bool, option("--paths", "Name the folder of each stage.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -92,7 +93,7 @@ def show(
             print_ending(report, store, is_shown=True)
     else:
         print_run(report, store, is_shown=True)
-    print_stages(report, found)
+    print_stages(report, found, paths=paths)
 
 
 @app.command("attach")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli.follow_up import given
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import PrepareError, from_dict
 from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, log_line
@@ -234,21 +233,13 @@ def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     could = champion_of(report) is None and report.kind == "model"
     command = next_command_after_show(report) if is_shown else next_command(report)
     ended = f"Nothing was promoted: {headline(report)}. " if could else ""
-    return f"{done}{ended}Next: {command}{given_store(store)}"
+    asked = report.options.requested
+    registry = asked.registry if asked is not None and " registry " in command else None
+    return f"{done}{ended}Next: {command}{given(store, registry)}"
 
 
-def given_store(store: Path | None) -> str:
-    """Return ` --store PATH` for a next command; '' if a variable names the store anyway."""
-    from pipeline.cli.options import parse_path
-
-    named = os.environ.get("PREPARE_STORE")
-    if store is None or (named and parse_path(named) == store):
-        return ""
-    return f" --store {shlex.quote(str(store))}"
-
-
-def print_stages(report: RunReport, store: Store) -> None:
-    """Every stage of a run with its time, and below them the folders of the evidence.
+def print_stages(report: RunReport, store: Store, *, paths: bool = False) -> None:
+    """Every stage of a run with its time, and with `paths` the folders of the evidence.
 
     A folder in a cell would be folded, and could not be copied.
     """
@@ -266,7 +257,7 @@ def print_stages(report: RunReport, store: Store) -> None:
     ]
     kept = [(stage, folder) for stage, folder in found if folder.is_dir()]
     if kept:
-        print("evidence:")
-    for stage, folder in kept:
+        print("evidence:" if paths else f"evidence: {len(kept)} folders; --paths names them")
+    for stage, folder in kept if paths else ():
         print(f"  {log_line(stage.name)}, {log_line(stage.variant)}: {log_line(str(folder))}")
     print(f"logs: {store.root / 'runs' / report.run}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.cli.tables import given_store, print_table
+from pipeline.cli.follow_up import given
+from pipeline.cli.tables import print_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,5 +60,5 @@ def ending_lines(tuning: TuningReport, report: RunReport, store: Path | None) ->
     return [
         *lines,
         f"at least {tuning.min_gain:.3f} of the defaults' tokens/s; profile {tuning.profile}",
-        f"Next ({why}): prepare model {checkpoint} --profile {tuning.profile}{given_store(store)}",
+        f"Next ({why}): prepare model {checkpoint} --profile {tuning.profile}{given(store)}",
     ]

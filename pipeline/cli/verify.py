@@ -129,7 +129,7 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     from pipeline.environments.settings import load_settings
 
     found = load_settings(store).open_store()
-    report = find_run(found, run)
+    report = find_run(found, run, judged=True)
     checks = check_run(report, found)
     same = not any(check.differences for check in checks)
     if as_json:

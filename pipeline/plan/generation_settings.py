@@ -8,11 +8,11 @@ before anything is served.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.core.close_names import did_you_mean
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.inspection.chat_template import SAMPLING, ModelGeneration
 from pipeline.inspection.thinking import argument_names, find_markers, find_switch, thinks
@@ -158,8 +158,7 @@ def _argument_faults(
         return
     known = argument_names(model)
     for argument in sorted(suite.chat_template_kwargs.keys() - known):
-        close = get_close_matches(argument, known, n=1)
-        meant = f"did you mean '{close[0]}'? " if close else ""
+        meant = did_you_mean(argument, sorted(known))
         yield UsageError(
             f"the chat template never reads the argument '{argument}'",
             where=f"policy key suites.{name}.chat_template_kwargs.{argument}, or the same of "

@@ -7,6 +7,7 @@ then.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pipeline.stages.questions import QuestionsResult
 from recipes.policy import Policy
 
 CHOICES = (Capability.CHOSEN, Capability.SCORED)
+SLOW_PROBE_S = 5.0
 GENERATED = "generate_until"  # lm-eval's output type of tasks that need no log-probabilities
 OTHER_SERVER = "serve the model with a server that offers this, such as vLLM"
 NO_SCORES = f"{OTHER_SERVER}; or take a policy of 'humaneval', 'mbpp' and 'rouge', which need none"
@@ -56,6 +58,16 @@ class ProbedSides:
 
     endpoints: tuple[ProbedEndpoint, ...]
     chat: ChatForm | None  # None: text completions
+    seconds: float = 0.0  # wall time of the probe
+
+    @property
+    def note(self) -> str:
+        """Sentence about endpoints that are slow; '' for others."""
+        if self.seconds < SLOW_PROBE_S:
+            return ""
+        return (
+            f"an endpoint is slow: the probe's few requests of one token took {self.seconds:.0f} s"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,7 @@ def probe_sides(
         PrepareError: an endpoint lacks a required capability in every form; the message names all.
     """
     faults: list[PrepareError] = []
+    begun = time.monotonic()
     for api, policy in policies.items():
         required = list(list_requirements(policy, is_chat=api == "chat"))
         wanted = {capability for each in required for capability in each.one_of}
@@ -95,7 +108,7 @@ def probe_sides(
         )
         lacking = [*list_faults(probed, required), *(form_faults(policy, form) if form else ())]
         if not lacking:
-            return ProbedSides(probed, form), policy
+            return ProbedSides(probed, form, time.monotonic() - begun), policy
         faults += lacking
     refuse(faults)
     raise AssertionError("a form without faults is returned")

@@ -137,6 +137,8 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
         session.progress.note(f"both endpoints are asked {probed.chat.words}")
     for note in (*left_out, *form_notes(wanted, models["chat" if probed.chat else "completions"])):
         session.progress.note(note)
+    if probed.note:
+        session.progress.note(probed.note)
     policy = with_lengths(policy, length_of(request), session.progress.note)
     return session.run(lambda: judge_endpoints(request, policy, probed, session))
 

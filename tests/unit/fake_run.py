@@ -33,7 +33,7 @@ from some_node import NODE, node_of
 
 from artifacts.deployable import verdict_tags
 from artifacts.registry import MANIFEST_TAG, Registry, Version
-from artifacts.release import PromotionRequest, make_version, promote_run
+from artifacts.release import PromotionRequest, find_candidate, make_version, promote_run
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.question_source import QuestionSource
@@ -326,7 +326,9 @@ class FakeRun:
     def bundle(self, recipe: str = RECIPE, **order: Any) -> Path:
         """The folder to deploy: weights, card and evidence."""
         wanted = PromotionRequest(self.uri, **order)
-        return make_version(self.report, recipe, self.store, wanted)
+        (variant,) = [each for each in self.report.variants if each.recipe == recipe]
+        candidate = find_candidate(self.report, variant, self.store, wanted)
+        return make_version(candidate, self.report, self.store)
 
     def registered(self, recipe: str = RECIPE, **changes: str) -> Version:
         """A version as a promotion registers it, with some of its tags changed."""

@@ -474,7 +474,10 @@ class TestCollection:
         log.finish("finished", 0)
         good.store.refuse_in_use()
 
-    def test_the_command(self, good: FakeRun) -> None:
+    def test_the_command(
+        self, good: FakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
         arguments = ["gc", "--older-than", "0", "--store", str(good.store.root), "--json"]
         told = json.loads(
             CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False).stdout

@@ -175,7 +175,8 @@ def test_a_damaged_record_does_not_hide_the_others(store: Store) -> None:
 
 
 def test_a_run_is_shown_with_its_stages(store: Store) -> None:
-    lines = words("runs", "show", FIRST[:8])
+    assert not any("/stages/" in line for line in words("runs", "show", FIRST[:8]))
+    lines = words("runs", "show", FIRST[:8], "--paths")
     assert lines[0].startswith("demo:smollm2-135m (0123456789ab), policy demo, profile cpu")
     assert "fp8-dynamic: promoted: all 2 gates passed" in lines
     heading = lines.index("stage variant status time")
@@ -293,7 +294,7 @@ def test_the_history_is_told(registry: Registry) -> None:
     lines = words("registry", "history", "smollm2-135m", "--registry", registry.uri)
     assert lines[0] == "when (UTC) who action move run verdict reason"
     assert lines[2].startswith("1 20")
-    assert lines[2].endswith("ann promote champion: - to 1 20261121-1 pass all gates passed")
+    assert lines[2].endswith("ann promote champion: 1 20261121-1 pass all gates passed")
     assert "champion: 1 to 2" in lines[3]
     told = value("registry", "history", "smollm2-135m", "--registry", registry.uri)
     assert [(entry["replaced"], entry["version"]) for entry in told] == [(None, "1"), ("1", "2")]

@@ -183,7 +183,7 @@ def test_stages_show_where_their_evidence_lies(capsys: Capture, tmp_path: Path) 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(tmp_path)
         store.stage_folder("evaluate", "e1").mkdir(parents=True)
-        print_stages(run_report(stages=stages), store)
+        print_stages(run_report(stages=stages), store, paths=True)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "evaluate mmlu fp8-dynamic ran 61.0 s" in lines
     assert "serve baseline ran 1.2 s" in lines
@@ -206,7 +206,7 @@ def test_paths_can_be_copied_whole(capsys: Capture, tmp_path: Path) -> None:
         error=error,
     )
     print_run(report, is_shown=True)
-    print_stages(report, store)
+    print_stages(report, store, paths=True)
     lines = capsys.readouterr().out.splitlines()
     for whole in (path, f"{path}.2", str(store.stage_folder("evaluate", "e1"))):
         assert any(whole in line for line in lines)
