@@ -11,9 +11,9 @@ from pathlib import Path
 
 WITH_REGISTRY = frozenset(
     {"export", "gc", "model", "plan", "promote", "pull", "push", "recheck", "registry"}
-    | {"rollback", "serve", "verify"}
+    | {"rollback", "serve", "tune", "verify"}
 )
-WITHOUT_STORE = frozenset({"show"})
+WITHOUT_STORE = frozenset({"doctor", "show"})
 # With an argument: "`prepare model` makes variants" is no command to copy.
 _COMMAND = re.compile(r"`(prepare (\w+) [^`]+)`|(?<=Next: )(prepare (\w+) [^`,;\n]+)")
 
