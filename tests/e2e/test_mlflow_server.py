@@ -27,7 +27,7 @@ from pipeline.cli.main import app
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from fake_run import judged_run
-from registry_contract import Contract, register
+from registry_contract import Contract, killed_at, promote, race, register, roll_back, weights
 
 LOCK = Path(__file__).parent / "mlflow_server" / "server.txt"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -105,3 +105,50 @@ def test_the_script_of_a_team(uri: str, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["verify", str(pulled)]).exit_code == 0
     told = prepare("registry", "history", name)
     assert [each["action"] for each in told] == ["promote", "promote", "rollback"]
+
+
+@pytest.mark.of_everything
+@pytest.mark.timeout(1800)
+def test_trials_of_races_and_kills(uri: str, tmp_path: Path) -> None:
+    """20 races and 40 kills over promotion and rollback; the figures are one line of JSON.
+
+    A server does not exclude two moves within one second: then both are in the history.
+    """
+    registry, name = Registry(uri), f"trials-{uuid.uuid4().hex[:8]}"
+    versions = register(registry, name, weights(tmp_path / "weights"), "abc")
+    promote(registry, name, "1", None)
+    figures = {"races": 0, "one_winner": 0, "two_winners": 0, "kills": 0, "completed": 0}
+    for _ in range(20):
+        current = registry.aliases(name)["champion"]
+        rivals = [each for each in versions if each != current]
+        before = len(registry.history(name))
+        winners = race(uri, name, rivals, current).count(None)
+        assert 1 <= winners <= 2
+        assert registry.aliases(name)["champion"] in rivals
+        assert len(registry.history(name)) == before + winners
+        figures["races"] += 1
+        figures["one_winner" if winners == 1 else "two_winners"] += 1
+    for trial in range(40):
+        way = registry.model(name)
+        assert way is not None
+        current = way.aliases["champion"]
+        target = next(each for each in versions if each != current)
+        is_rollback, kill_at, after = trial % 2 == 1, 1 + trial // 2 % 4, trial // 8 % 2 == 1
+
+        def move(
+            found: Registry, back: bool = is_rollback, to: str = target, at: str = current
+        ) -> object:
+            return roll_back(found, name, to=to) if back else promote(found, name, to, at)
+
+        before = len(way.history)
+        figures["kills"] += killed_at(uri, kill_at, move, after=after)
+        if registry.aliases(name)["champion"] != target or not is_rollback:
+            move(registry)  # the same command again
+        model = registry.model(name)
+        assert model is not None
+        assert model.aliases["champion"] == target
+        assert len(model.history) == before + 1
+        assert model.history[-1].version == target
+        figures["completed"] += 1
+    print(json.dumps(figures))
+    assert figures["kills"] == 40
