@@ -37,7 +37,7 @@ from pipeline.core.store import write_atomically
 SUMMARY, OUTPUTS = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 LARGEST_BYTES = 1 << 20  # of a summary that GitHub takes
 MAX_VALUE_CHARACTERS = 400  # of an output; GitLab takes 5 KiB of a dotenv report in all
-WHOLE_VARIANT = "verdict"  # name of what no gate alone explains: not made, incoherent, not needed
+WHOLE_VARIANT = "verdict"  # name of what no gate alone explains: not made, broken, not needed
 
 
 def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:

@@ -12,10 +12,10 @@ from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.adopt import ADOPT, AdoptParameters
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
-from pipeline.stages.coherence import COHERENCE, CoherenceResult
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
 from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
+from pipeline.stages.screen import SCREEN, ScreenResult
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
 from recipes.engines import KERNELS
 from recipes.quantizers.adopted import AdoptedQuantization
@@ -34,10 +34,8 @@ class VerdictInputs:
     check_weights: TypedStageRecord[
         CheckWeightsParameters, CheckWeightsResult
     ]  # saw that they are sound
-    coherence: TypedStageRecord[
-        ServedModel, CoherenceResult
-    ]  # of the candidate; with the server's facts
-    baseline_coherence: TypedStageRecord[ServedModel, CoherenceResult]
+    screen: TypedStageRecord[ServedModel, ScreenResult]  # of the candidate; with the server's facts
+    baseline_screen: TypedStageRecord[ServedModel, ScreenResult]
     speed: Mapping[
         str, TypedStageRecord[SpeedParameters, SpeedResult]
     ]  # by role, what was measured of claims
@@ -66,8 +64,8 @@ class VerdictInputs:
             judge=JUDGE.typed(judge),
             quantize=ADOPT.typed(made) if made.stage == ADOPT.name else QUANTIZE.typed(made),
             check_weights=CHECK_WEIGHTS.typed(check_weights),
-            coherence=COHERENCE.typed(record_of(find, candidate.inputs["coherence"])),
-            baseline_coherence=COHERENCE.typed(record_of(find, baseline.inputs["coherence"])),
+            screen=SCREEN.typed(record_of(find, candidate.inputs["screen"])),
+            baseline_screen=SCREEN.typed(record_of(find, baseline.inputs["screen"])),
             speed={
                 role: SPEED.typed(record_of(find, reference))
                 for role, reference in judge.inputs.items()
@@ -77,7 +75,7 @@ class VerdictInputs:
 
     @property
     def trust_remote_code(self) -> bool:
-        return self.coherence.parameters.trust_remote_code
+        return self.screen.parameters.trust_remote_code
 
     @property
     def made_by(self) -> str:
@@ -87,7 +85,7 @@ class VerdictInputs:
 
     @property
     def engine_version(self) -> str:
-        return self.coherence.result.engine_version
+        return self.screen.result.engine_version
 
     def evaluations(
         self, find: Find
@@ -105,7 +103,7 @@ class VerdictInputs:
             EvidenceError: a record is incomplete or missing.
         """
         try:
-            served = self.coherence.parameters
+            served = self.screen.parameters
             evaluated, *_ = self.evaluations(find).values()
             return Deployable.model_validate(
                 {
@@ -118,7 +116,7 @@ class VerdictInputs:
                     "hardware": served.hardware,
                     "kernels": {
                         name: fact
-                        for name, fact in self.coherence.result.server.__pydantic_extra__.items()
+                        for name, fact in self.screen.result.server.__pydantic_extra__.items()
                         if name in KERNELS
                     }
                     or None,

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 from eval_gates.chat_form import PATH, PLAIN_SAMPLING, ChatForm
+from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.replies import (
     MAX_LOGPROB,
     find_choice,
@@ -58,78 +59,10 @@ class _FailedRequestError(Exception):
 class Request(NamedTuple):
     """One request."""
 
-    path: str  # after `/v1/`
+    path: str  # after `/v1/`, unless it begins with a slash
     body: dict[str, Any]
     read: Callable[[Any], Any]  # parses the answer's JSON; ValueError if it lacks a part
     length: int = 0  # tokens of prompt and answer
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """A checkpoint's tokenizer, as lm-eval's client of completions uses it."""
-
-    tokenizer: Any  # of transformers
-    template_arguments: Mapping[str, Any]
-
-    @classmethod
-    def load(cls, folder: str, template_arguments: Mapping[str, Any], *, trust: bool) -> Tokenizer:
-        """Read the tokenizer of a checkpoint's folder.
-
-        Args:
-            trust: whether the checkpoint's own code may be run.
-        """
-        from transformers import AutoTokenizer
-
-        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-        return cls(found, template_arguments)
-
-    def encode(self, text: str) -> list[int]:
-        """Return a text's token ids, without special tokens that are not in it."""
-        ids: list[int] = self.tokenizer(
-            text, add_special_tokens=False, return_attention_mask=False
-        ).input_ids
-        return ids
-
-    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the token ids of a context and of what follows it.
-
-        Spaces at the context's end belong to what follows, and tokens are those of the whole text.
-        """
-        if not context:
-            ids = self.encode(continuation)
-            start = self.tokenizer.bos_token_id
-            start = self.tokenizer.eos_token_id if start is None else start
-            return ([start], ids) if start != ids[0] else (ids[:1], ids[1:])
-        kept = context.rstrip()
-        whole, first = self.encode(context + continuation), self.encode(kept)
-        return first, whole[len(first) :]
-
-    def render(self, messages: Sequence[Any], **settings: Any) -> str:
-        """Return the prompt of the messages; StageError if the chat template refuses them."""
-        from jinja2 import TemplateError
-
-        try:
-            prompt: str = self.tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=False,
-                **{"add_generation_prompt": True, **settings, **self.template_arguments},
-            )
-        except TemplateError as error:
-            roles = ", ".join(dict.fromkeys(str(message.get("role")) for message in messages))
-            raise StageError(
-                f"the chat template refuses messages of {roles}: {error}"[:300],
-                hint="take 'prompt_format: completion' for this suite, or another template",
-            ) from error
-        return prompt
-
-    def special_texts(self) -> list[str]:
-        """Return the texts of the tokens that a server leaves out of its answers.
-
-        `all_special_tokens` lacks those without a role, such as gpt-oss's `<|channel|>`.
-        """
-        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
-        texts = [*self.tokenizer.all_special_tokens, *(str(t) for t in added if t.special)]
-        return list(dict.fromkeys(filter(None, texts)))
 
 
 class Client:
@@ -163,11 +96,11 @@ class Client:
         socket: str | None = None,
         asks_once: bool = True,
     ) -> None:
-        self._url, self._model, self._settings = url, model, settings
-        self._concurrency, self._max_length = max(1, concurrency), max_length
+        self._url, self.model, self._settings = url, model, settings
+        self._concurrency, self.max_length = max(1, concurrency), max_length
         self._tokenizer, self._chat, self._is_chat = tokenizer, chat, is_chat
         self._template_arguments = dict(template_arguments or {})
-        self._socket, self._answered, self._note = socket, answered, note
+        self._socket, self.answered, self._note = socket, answered, note
         # Whether the endpoint gives the log-probabilities of chosen tokens; None: not tried yet.
         self._asks_once: bool | None = None if asks_once else False
         self._special = tokenizer.special_texts() if tokenizer else []
@@ -200,7 +133,26 @@ class Client:
         except RejectedRequestError as error:
             raise self._rejected(error) from error
 
-    async def _ask(self, questions: Sequence[Question]) -> list[list[Reply]]:
+    def send(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Any]:
+        """Return what is read of the answers, in order, for a suite that writes its requests.
+
+        Args:
+            in_flight: requests in flight at most; None for the client's own number.
+
+        Raises:
+            StageError: as :meth:`ask`.
+        """
+        try:
+            return asyncio.run(self._send_each(requests, in_flight))
+        except RejectedRequestError as error:
+            raise self._rejected(error) from error
+
+    async def _send_each(self, requests: Sequence[Request], in_flight: int | None) -> list[Any]:
+        async with self._open(in_flight):
+            return await _gather([self._send(each) for each in requests])
+
+    @asynccontextmanager
+    async def _open(self, in_flight: int | None = None) -> AsyncIterator[None]:
         import httpx2
 
         limits = httpx2.Limits(max_connections=self._concurrency)
@@ -208,7 +160,11 @@ class Client:
         async with httpx2.AsyncClient(
             transport=transport, timeout=TIMEOUT_S, follow_redirects=False, trust_env=False
         ) as self._http:
-            self._slots = asyncio.Semaphore(self._concurrency)
+            self._slots = asyncio.Semaphore(in_flight or self._concurrency)
+            yield
+
+    async def _ask(self, questions: Sequence[Question]) -> list[list[Reply]]:
+        async with self._open():
             chosen = [n for n, each in enumerate(questions) if each.continuations]
             written = [n for n, each in enumerate(questions) if not each.continuations]
             replies: dict[int, list[Reply]] = {}
@@ -245,7 +201,7 @@ class Client:
             sent["stop"] = list(stops)
         if self._chat is not None:
             body = self._chat.body(
-                self._model,
+                self.model,
                 {"messages": self._messages(question), **question.server},
                 max_tokens=None if room == "model" else room,
                 seed=seed,
@@ -258,8 +214,8 @@ class Client:
         is_messages = bool(question.messages)
         if room == "model":
             slack = _CHAT_SLACK if is_messages else 0
-            room = max(1, self._max_length - len(tokens) - slack)
-        body = {"model": self._model, "max_tokens": room, "seed": seed, **PLAIN_SAMPLING, **sent}
+            room = max(1, self.max_length - len(tokens) - slack)
+        body = {"model": self.model, "max_tokens": room, "seed": seed, **PLAIN_SAMPLING, **sent}
         special: Sequence[str] = ()
         if thinking and any(token in thinking.start + thinking.end for token in self._special):
             body["skip_special_tokens"] = False
@@ -286,7 +242,7 @@ class Client:
 
     async def _send_all(self, requests: Sequence[Request]) -> list[Reply]:
         found = await _gather([self._send(each) for each in requests])
-        self._answered(1)
+        self.answered(1)
         return found
 
     # Choices.
@@ -333,9 +289,9 @@ class Client:
 
     async def _choose_once(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Reply:
         tokens = [tail[0] for _, tail in pairs]
-        body = choice_body(self._model, pairs[0][0], tokens)
+        body = choice_body(self.model, pairs[0][0], tokens)
         values = await self._send(Request("completions", body, partial(read_chosen, tokens=tokens)))
-        self._answered(1)
+        self.answered(1)
         return Reply(values=tuple(values))
 
     async def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Reply:
@@ -344,14 +300,14 @@ class Client:
                 self._send(
                     Request(
                         "completions",
-                        scored_body(self._model, context + tail),
+                        scored_body(self.model, context + tail),
                         partial(read_scored, prompt=len(context + tail), begin=len(context)),
                     )
                 )
                 for context, tail in pairs
             ]
         )
-        self._answered(1)
+        self.answered(1)
         return Reply(values=tuple(values))
 
     async def _write_choice(self, question: Question) -> Reply:
@@ -369,7 +325,7 @@ class Client:
         reply: Reply = await self._send(self._request(asked, settings, SEED))
         is_read = not (thinks and reply.is_unfinished)
         chosen = find_choice(reply.text, choices) if is_read else None
-        self._answered(1)
+        self.answered(1)
         values = [_NAMED if n == chosen else _NOT_NAMED for n in range(len(choices))]
         return Reply(
             reply.text,
@@ -391,11 +347,11 @@ class Client:
 
     def _check_fit(self, lengths: Sequence[int]) -> None:
         """Raise StageError if a prompt with its answer is too long: a server could cut it."""
-        too_long = [length for length in lengths if length > self._max_length]
+        too_long = [length for length in lengths if length > self.max_length]
         if too_long and self._chat is None:
             raise StageError(
                 f"{len(too_long)} of {len(lengths)} questions are too long: with the answer, the "
-                f"longest has {max(too_long)} tokens, and {self._max_length} fit",
+                f"longest has {max(too_long)} tokens, and {self.max_length} fit",
                 hint="raise max-model-len in the profile, or lower num_fewshot or max_tokens in "
                 "the policy",
             )
@@ -424,7 +380,8 @@ class Client:
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
         }
-        address, content = f"{self._url}/v1/{request.path}", json.dumps(request.body)
+        path = request.path if request.path.startswith("/") else f"/v1/{request.path}"
+        address, content = f"{self._url}{path}", json.dumps(request.body)
         try:
             async with (
                 asyncio.timeout(TIMEOUT_S),  # a server that sends a byte a minute has no end

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster, means
-from eval_gates.gate_report import GateReport
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.verdicts import check_paired
 from pipeline.core.record import Record
 
-CLOSE = 0.5  # of the allowed drop: a gate that lost as much is close to its margin
 Answers = Sequence[Mapping[str, Any]]
 
 
@@ -23,17 +23,19 @@ class Effect(Record):
     difference: float = Field(description="of the mean score; below 0 it costs")
     lower: float = Field(description="one-sided bound of it at level alpha")
     upper: float
+    error: float = Field(0.0, description="standard error of the difference")
+    nats: float | None = Field(
+        None, description="lost a token, where answers have log-probabilities"
+    )
+    nats_error: float = Field(0.0, description="standard error of that")
 
     @property
     def words(self) -> str:
         between = f"{_points(self.lower)} to {_points(self.upper)}"
-        if self.lower == self.upper == self.difference == 0:
-            return "changes nothing"
-        if self.upper < 0:
-            return f"costs {_points(-self.difference)} points ({between})"
-        if self.lower > 0:
-            return f"gains {_points(self.difference)} points ({between})"
-        return f"{_points(self.difference)} points, not told from none ({between})"
+        change = f"{_points(self.difference)} +- {_points(self.error)} points ({between})"
+        if self.nats is None:
+            return change
+        return f"{change}, {self.nats + 0.0:.3f} +- {self.nats_error:.3f} nats a token lost"
 
 
 class AttributionReport(Record):
@@ -48,21 +50,26 @@ class AttributionReport(Record):
     kv_cache: Effect = Field(description="the baseline's weights, with the variant's KV cache")
     both: Effect = Field(description="the variant as it was judged")
     interaction: Effect = Field(description="both, less weights and KV cache each alone")
+    is_cache_read: bool = Field(
+        True, description="false if every answer of the KV cache alone equals the baseline's"
+    )
     note: str = Field("", description="what else the KV cache's type changes, by the profile")
+
+    @property
+    def _cache_effect(self) -> str:
+        # Some engines' prefill does not read the cache (MLA): no loss is then no measurement.
+        if self.is_cache_read:
+            return self.kv_cache.words
+        return "not measured: the engine reads a prompt without its cache"
 
     @property
     def words(self) -> str:
         told = (
-            f"{self.suite}, {self.n} questions: the weights alone {self.weights.words}; the KV "
-            f"cache alone ({self.variant_kv} for {self.baseline_kv}) {self.kv_cache.words}; "
-            f"both {self.both.words}; together beyond their sum {self.interaction.words}"
+            f"{self.suite}, {self.n} conversations: weights alone {self.weights.words}; "
+            f"KV cache alone ({self.variant_kv} for {self.baseline_kv}) {self._cache_effect}; "
+            f"both {self.both.words}; beyond their sum {self.interaction.words}"
         )
         return f"{told}. KV cache: {self.note}" if self.note else told
-
-
-def is_wanted(gate: GateReport, allowed_drop: float) -> bool:
-    """Return whether a gate did not pass, or lost at least half of `allowed_drop`."""
-    return gate.verdict != "pass" or -gate.difference >= CLOSE * allowed_drop
 
 
 def attribute(
@@ -90,28 +97,48 @@ def attribute(
     """
     for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
         check_paired(f"{suite}, {name}", baseline, cell)
-    none, some, cache, all_of = (
-        means(group_by_cluster(cell), "score") for cell in (baseline, weights, kv_cache, both)
-    )
+    cells_of = {"score": _cells("score", baseline, weights, kv_cache, both)}
+    if all("nats" in row for cell in (baseline, weights, kv_cache, both) for row in cell):
+        cells_of["nats"] = _cells("nats", baseline, weights, kv_cache, both)
 
-    def effect(values: list[float], size: float = 1.0) -> Effect:
-        found = mean_bounds(values, alpha, lowest=-size, highest=size)
-        mean = sum(values) / len(values)
-        return Effect(difference=mean, lower=found.lower, upper=found.upper)
+    def effect(of: Callable[[float, float, float, float], float], size: float = 1.0) -> Effect:
+        values = {key: [of(*cell) for cell in cells] for key, cells in cells_of.items()}
+        found = mean_bounds(values["score"], alpha, lowest=-size, highest=size)
+        lost = values.get("nats")
+        return Effect(
+            difference=fmean(values["score"]),
+            lower=found.lower,
+            upper=found.upper,
+            error=_error(values["score"]),
+            nats=fmean(lost) if lost else None,
+            nats_error=_error(lost) if lost else 0.0,
+        )
 
-    cells = list(zip(none, some, cache, all_of, strict=True))
+    keys = ("score", "nats")
     return AttributionReport(
         suite=suite,
-        n=len(none),
+        n=len(cells_of["score"]),
         alpha=alpha,
         baseline_kv=kv_dtypes[0],
         variant_kv=kv_dtypes[1],
-        weights=effect([w - a for a, w, _, _ in cells]),
-        kv_cache=effect([k - a for a, _, k, _ in cells]),
-        both=effect([b - a for a, _, _, b in cells]),
-        interaction=effect([b - w - k + a for a, w, k, b in cells], 2.0),
+        weights=effect(lambda a, w, k, b: w - a),
+        kv_cache=effect(lambda a, w, k, b: k - a),
+        both=effect(lambda a, w, k, b: b - a),
+        interaction=effect(lambda a, w, k, b: b - w - k + a, 2.0),
+        is_cache_read="nats" not in cells_of
+        or any(x.get(k) != y.get(k) for x, y in zip(baseline, kv_cache, strict=True) for k in keys),
         note=note,
     )
+
+
+def _cells(key: str, *arms: Answers) -> list[tuple[float, float, float, float]]:
+    values = [means(group_by_cluster(arm), key) for arm in arms]
+    return list(zip(*values, strict=True))
+
+
+def _error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean; 0 for one value."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def _points(fraction: float) -> str:

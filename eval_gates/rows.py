@@ -84,6 +84,7 @@ class Reply:
     # Each continuation's log-probability, and whether it is the greedy one.
     values: tuple[tuple[float, bool], ...] = ()
     is_named: bool = False  # a chat API wrote the choice; `values` only tell which one it is
+    own: Mapping[str, Any] = field(default_factory=dict)  # what a suite that asks itself scores
 
     @property
     def is_unfinished(self) -> bool:

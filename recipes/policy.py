@@ -169,7 +169,7 @@ class PromotionRule(ConfigModel):
 RESERVED_SUITE_NAMES = (
     "quantize",
     "check_weights",
-    "coherence",
+    "screen",
     "judge",
     "speed",
     "cost",

@@ -84,7 +84,7 @@ def read_version(
         deployable=past.deployable,
         trust_remote_code=past.judged.trust_remote_code,
         required_tags={MANIFEST_TAG: version.tags[MANIFEST_TAG]},
-        ready_seconds=past.judged.coherence.result.server.ready_seconds,
+        ready_seconds=past.judged.screen.result.server.ready_seconds,
         certified=certified_by(past),
         policy=past.policy,
         family=past.recipe.family,

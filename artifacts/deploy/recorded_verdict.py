@@ -53,7 +53,7 @@ class RecordedVerdict:
 
     @property
     def checkpoint_digest(self) -> str:
-        return self.judged.coherence.parameters.checkpoint
+        return self.judged.screen.parameters.checkpoint
 
     @property
     def recipe(self) -> Recipe:
@@ -89,13 +89,13 @@ class RecordedVerdict:
         Raises:
             EvidenceError: it may not be served so, or its draft model is unknown.
         """
-        self.deployable.check_servable(f"{BUNDLE}/stages/coherence")
+        self.deployable.check_servable(f"{BUNDLE}/stages/screen")
         judge = self.judged.judge.parameters
         assert judge.profile is not None  # weights are there, so we have served them
         if judge.profile.speculative is not None and judge.profile.speculative.model is not None:
             raise EvidenceError(
                 "it was judged with a draft model, and its evidence does not say where that lies",
-                where=f"{BUNDLE}/stages/coherence",
+                where=f"{BUNDLE}/stages/screen",
                 hint="name a serving profile to judge with, whose key speculative.model does: "
                 "--profile",
             )

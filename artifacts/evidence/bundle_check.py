@@ -162,11 +162,11 @@ def find_bundle_mismatches(
             "given for promoting it anyway"
         )
     judged = VerdictInputs.load_by_key(source.store.find, verdict.judges[verdict.recipe])
-    if verdict.source.digest != judged.coherence.parameters.checkpoint:
+    if verdict.source.digest != judged.screen.parameters.checkpoint:
         found.append(f"{VERDICT}: the source is not the checkpoint that was the baseline")
     profile = judged.judge.parameters.profile
-    for side, heard in (("baseline", judged.baseline_coherence), ("candidate", judged.coherence)):
-        found += find_served_otherwise("coherence", side, heard.parameters, profile)
+    for side, heard in (("baseline", judged.baseline_screen), ("candidate", judged.screen)):
+        found += find_served_otherwise("screen", side, heard.parameters, profile)
     return found
 
 

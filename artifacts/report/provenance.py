@@ -10,8 +10,8 @@ from artifacts.report.figures import Table
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
 from pipeline.stages.adopt import ADOPT
-from pipeline.stages.coherence import COHERENCE
 from pipeline.stages.quantize import QUANTIZE
+from pipeline.stages.screen import SCREEN
 from recipes.catalog import BASELINE
 
 Facts = dict[str, str]
@@ -55,7 +55,7 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
             facts[f"version of {name}"] = version
         facts["environment quantize"] = made.environment
         facts["calibration data"] = _text(made.calibration_data)
-    served = evidence.kept(COHERENCE, recipe)
+    served = evidence.kept(SCREEN, recipe)
     if served is not None:
         facts["engine's version"] = served.result.engine_version or "-"
         facts["environment serve"] = served.parameters.engine

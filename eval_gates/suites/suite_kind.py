@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from eval_gates.ask import Client
 from eval_gates.gate_report import GroupReport
 from eval_gates.rows import GROUP, Answer, Asked, Question, Reply
 from eval_gates.suites.group_scores import report_groups
@@ -118,6 +119,10 @@ class SuiteKind(SuiteModels, Generic[Task]):
     # Each row has `unrelated`, the score of its answer to another question: graded texts.
     scores_unrelated: bool = False
     benchmark: HubBenchmark | None = None
+    # A variant's questions have the baseline's answers in them.
+    reads_baseline: bool = False
+    # Keys of a row that hold texts: the store keeps them apart from the rows that are bundled.
+    private_keys: tuple[str, ...] = ()
 
     @abstractmethod
     def questions(self, task: Task, order: QuestionOrder) -> Read:
@@ -149,6 +154,21 @@ class SuiteKind(SuiteModels, Generic[Task]):
     def settings(self, task: Task) -> dict[str, Any]:
         """Return how texts are generated, as :data:`eval_gates.ask.Settings` has it."""
         return {"until": ["\n"], "max_gen_toks": 64}
+
+    def ask(
+        self,
+        task: Task,
+        client: Client,
+        batch: Sequence[Question],
+        baseline: Mapping[str, Answer] | None,
+    ) -> list[list[Reply]]:
+        """Return the replies to a batch, in order; raises as :meth:`Client.ask`.
+
+        Args:
+            baseline: its rows by id, private keys included, if the suite reads them and this is a
+                variant.
+        """
+        return client.ask(batch)
 
     def score(self, task: Task, question: Question, replies: Sequence[Reply]) -> Answer:
         """Return the key `score`, 0 to 1, and the suite's own keys of the answer."""

@@ -1,23 +1,37 @@
-"""`prepare show`: recipes, profiles and policies, with all their defaults filled in."""
+"""`prepare show`: recipes, profiles and policies with all defaults; a suite's first prompt."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption
+from pipeline.cli.options import EvalDataOption, JsonOption, PolicyOption
 from pipeline.cli.tables import print_json, print_table
 
 
 def show(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Name or YAML file of a recipe, profile or policy."),
+        typer.Argument(
+            metavar="[NAME]",
+            help="Name or YAML file of a recipe, profile or policy; or the name of a suite.",
+        ),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a checkpoint: print the exact prompt of a suite's first question."
+        ),
+    ] = None,
+    policy: PolicyOption = None,
+    eval_data: EvalDataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a recipe, profile or policy with all its defaults; without a name, list them.
+
+    With --checkpoint, NAME is a suite of the policy.
 
     Examples
 
@@ -26,7 +40,12 @@ def show(
       prepare show awq-w4a16 > my-recipe.yaml
 
       prepare show default > my-policy.yaml
+
+      prepare show mmlu --checkpoint ./my-checkpoint
     """
+    if checkpoint is not None and name is not None:
+        _show_prompt(name, checkpoint, policy, eval_data, as_json=as_json)
+        return
     if name is None:
         _list_all(as_json=as_json)
         return
@@ -41,6 +60,25 @@ def show(
         return
     keys = found.file_keys() if isinstance(found, Policy) else found.model_dump(exclude_none=True)
     print(yaml.safe_dump(keys, sort_keys=False), end="")
+
+
+def _show_prompt(
+    name: str, checkpoint: Path, policy: str | None, eval_data: Path | None, *, as_json: bool
+) -> None:
+    from pipeline.cli.display import open_display
+    from pipeline.plan.first_prompt import first_prompt
+    from recipes import catalog
+
+    with open_display() as display:
+        found = first_prompt(
+            catalog.load_policy(policy or "default"), name, checkpoint, eval_data, display
+        )
+    if as_json:
+        print_json(found)
+        return
+    print(found["prompt"])
+    for choice in found["choices"]:
+        print(f"choice: {choice!r}")
 
 
 def _list_all(*, as_json: bool) -> None:

@@ -41,7 +41,7 @@ def run(
 
     Example
 
-      prepare task run STORE/runs/RUN/stages/baseline.coherence.KEY.json
+      prepare task run STORE/runs/RUN/stages/baseline.screen.KEY.json
     """
     events = EventWriter(reserve_stdout_for_events())
     from pipeline.core.redaction import redact

@@ -36,13 +36,13 @@ from pipeline.stages.check_weights import (
     CheckWeightsParameters,
     CheckWeightsRuntime,
 )
-from pipeline.stages.coherence import COHERENCE
 from pipeline.stages.quantize import (
     QUANTIZE,
     CalibrationCompute,
     QuantizeParameters,
     QuantizeRuntime,
 )
+from pipeline.stages.screen import SCREEN
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization
@@ -89,7 +89,7 @@ class ModelPlanner:
         baseline = {"checkpoint": self.checkpoint.digest, **made}
         asked = {**self._asking.asked, **asked_of_speed(self.policy, self.profile)}
         keys = {
-            recipe.name: digest_json([self._coherence_of(recipe).key, recipe.family, asked])
+            recipe.name: digest_json([self._screen_of(recipe).key, recipe.family, asked])
             for recipe in self.recipes
         }
         others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
@@ -162,24 +162,24 @@ class ModelPlanner:
     def _carried_out(self, profile: ServingProfile) -> ServingProfile:
         return profile.carried_out(self.draft.digest if self.draft else None)
 
-    def _coherence_of(self, recipe: Recipe) -> StageSpec:
+    def _screen_of(self, recipe: Recipe) -> StageSpec:
         _, check_weights = self._made_by[recipe.name]
         arguments = self._arguments_of(recipe)
-        return self._coherence_stage(
+        return self._screen_stage(
             recipe, arguments, {"weights": check_weights, "baseline": self._first_heard}
         )
 
     @cached_property
     def _first_heard(self) -> StageSpec:
-        """As `_coherence_of`, of the baseline."""
+        """As `_screen_of`, of the baseline."""
         arguments = ServingArguments.of(self.profile, is_baseline=True)
-        return self._coherence_stage(self.baseline, arguments, {})
+        return self._screen_stage(self.baseline, arguments, {})
 
     def _baseline(self) -> VariantPlan:
         arguments = ServingArguments.of(self.profile, is_baseline=True)
         model = self.checkpoint.path
         asked = self.evaluation.stages(self._served_baseline, None)
-        stages = {"coherence": self._first_heard, **asked, **self.evaluation.repeats(asked)}
+        stages = {"screen": self._first_heard, **asked, **self.evaluation.repeats(asked)}
         return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages))
 
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
@@ -187,7 +187,7 @@ class ModelPlanner:
         quantize, check_weights = self._made_by[recipe.name]
         model = _output_of(quantize)
         asked = self.evaluation.stages(self._served_variant(recipe), baseline.stages)
-        stages = {"coherence": self._coherence_of(recipe), **asked}
+        stages = {"screen": self._screen_of(recipe), **asked}
         made = {"quantize": quantize, "check_weights": check_weights}
         plan = self._variant_plan(recipe, arguments, model, {**made, **stages}, tuple(stages))
         profile = served_profile(self.profile, recipe)
@@ -197,12 +197,12 @@ class ModelPlanner:
     @cached_property
     def _served_baseline(self) -> EvaluationSide:
         arguments = ServingArguments.of(self.profile, is_baseline=True)
-        after = {"coherence": self._first_heard}
+        after = {"screen": self._first_heard}
         return self._describe_served(self.baseline, arguments, after, self.checkpoint.path)
 
     def _served_variant(self, recipe: Recipe) -> EvaluationSide:
         quantize, check_weights = self._made_by[recipe.name]
-        after = {"weights": check_weights, "coherence": self._coherence_of(recipe)}
+        after = {"weights": check_weights, "screen": self._screen_of(recipe)}
         return self._describe_served(
             recipe, self._arguments_of(recipe), after, _output_of(quantize)
         )
@@ -216,7 +216,7 @@ class ModelPlanner:
             max_length=max_length_of(self.profile, self.checkpoint),
         )
         before, after = (
-            SpeedSide(each.recipe.name, self._identity(arguments), each.stages["coherence"])
+            SpeedSide(each.recipe.name, self._identity(arguments), each.stages["screen"])
             for each, arguments in (
                 (baseline, ServingArguments.of(self.profile, is_baseline=True)),
                 (variant, self._arguments_of(variant.recipe)),
@@ -333,11 +333,11 @@ class ModelPlanner:
             self.store,
         )
 
-    def _coherence_stage(
+    def _screen_stage(
         self, recipe: Recipe, arguments: ServingArguments, inputs: dict[str, StageSpec]
     ) -> StageSpec:
         identity = self._identity(arguments)
-        return COHERENCE.spec(recipe.name, identity, inputs, ServerRuntime(), self.store)
+        return SCREEN.spec(recipe.name, identity, inputs, ServerRuntime(), self.store)
 
     def _describe_served(
         self,

@@ -154,7 +154,7 @@ class Plan:
             ),
             inputs,
             JudgeRuntime(run=self.run),
-            Path(variant.stages["coherence"].store),
+            Path(variant.stages["screen"].store),
         )
 
 

@@ -245,12 +245,12 @@ class SpeedSide:
     Args:
         variant: name of its recipe.
         identity: the model and its serving arguments; part of the keys.
-        coherence: the stage of its first answer.
+        screen: the stage of its first answer.
     """
 
     variant: str
     identity: ServedModel
-    coherence: StageSpec
+    screen: StageSpec
 
 
 @dataclass(frozen=True)
@@ -299,11 +299,11 @@ class Sides:
                 other_weights=list(self.other_weights),
                 measurement=number,
             ),
-            {name: side.coherence for name, side in sides.items()},
+            {name: side.screen for name, side in sides.items()},
             SpeedRuntime(
                 tokenizer=str(self.tokenizer), environment="serve", claim=claim.gate, file=file
             ),
-            Path(self.candidate.coherence.store),
+            Path(self.candidate.screen.store),
         )
 
 
@@ -323,7 +323,7 @@ def speed_stages(
         run: id of the run.
         remeasured: gates to measure again although they are finished.
     """
-    store = Store(Path(sides.candidate.coherence.store))
+    store = Store(Path(sides.candidate.screen.store))
     ledger, stages = AttemptLedger(store), {}
     for claim in claims:
 

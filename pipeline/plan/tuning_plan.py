@@ -1,7 +1,7 @@
 """Plans `prepare tune`: a screening of serving arguments, and one speed gate on its winner.
 
 Each candidate is a variant of one model with other serving arguments: a separate server start, a
-coherence stage and a load stage.
+screen stage and a load stage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.plan.speed_plan import (
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import Trial, trial_of
-from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.screen import SCREEN
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (
     COMPILES,
@@ -259,8 +259,8 @@ class TuningPlanner:
 
     def _sides(self, screened: ScreeningCandidate) -> Sides:
         name = BASELINE if screened == self.engine_defaults else screened.name
-        first = self._coherence(BASELINE, self.engine_defaults, {})
-        heard = first if name == BASELINE else self._coherence(name, screened, {"baseline": first})
+        first = self._screen(BASELINE, self.engine_defaults, {})
+        heard = first if name == BASELINE else self._screen(name, screened, {"baseline": first})
         return Sides(
             SpeedSide(BASELINE, self._identity(self.engine_defaults), first),
             SpeedSide(name, self._identity(screened), heard),
@@ -278,7 +278,7 @@ class TuningPlanner:
             family="baseline",
             quantization=NoQuantization(),
         )
-        stages = {"coherence": candidate.coherence, **loads}
+        stages = {"screen": candidate.screen, **loads}
         return VariantPlan(
             recipe=recipe,
             model=self.checkpoint.path,
@@ -289,10 +289,10 @@ class TuningPlanner:
             ready_timeout_seconds=screened.profile.ready_timeout_seconds,
         )
 
-    def _coherence(
+    def _screen(
         self, name: str, screened: ScreeningCandidate, before: dict[str, StageSpec]
     ) -> StageSpec:
-        return COHERENCE.spec(name, self._identity(screened), before, ServerRuntime(), self.store)
+        return SCREEN.spec(name, self._identity(screened), before, ServerRuntime(), self.store)
 
     def _identity(self, screened: ScreeningCandidate) -> ServedModel:
         return ServedModel(

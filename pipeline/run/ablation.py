@@ -1,8 +1,8 @@
 """`--ablate`: separates a variant's loss into that of its weights and that of its KV cache.
 
-For each suite whose gate failed, stayed open or came close, two more served models answer the same
-questions: the variant's weights with the baseline's KV cache, and the reverse. Their answers go
-into answer logs. No verdict changes, and no attempt is counted.
+Two more served models read the conversations of the policy's suites of kind `fidelity`: the
+variant's weights with the baseline's KV cache, and the reverse. Their answers go into answer logs.
+No verdict changes, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from artifacts.run_record import VariantReport
 from eval_gates.answer_log import read_answers
-from eval_gates.attribution import AttributionReport, attribute, is_wanted
-from eval_gates.stopping import comparison_of
+from eval_gates.attribution import AttributionReport, attribute
 from pipeline.core.errors import EvaluationDataError, PrepareError
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.plan.plan import Plan, VariantPlan
@@ -23,6 +22,7 @@ from pipeline.run.serving_planner import ServingPlanner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.evaluate import EVALUATE
 from recipes.engines.engine import KV_DTYPE
+from recipes.policy import Policy
 
 DRAFTED = "speculative decoding counts with the weights"
 
@@ -50,10 +50,14 @@ class AblationRun:
                 self._tell(variant, report)
 
     def _tell(self, variant: VariantPlan, judged: VariantReport) -> None:
-        name, suites = judged.recipe, self._wanted(variant, judged)
+        name = judged.recipe
+        asked = {gate.suite for gate in judged.gates}
+        suites = [each for each in fidelity_suites(self._plan.policy) if each in asked]
         if not suites:
-            why = "every gate lost less than half of what it may" if judged.gates else "not judged"
-            self._stages.progress.note(f"{name}: nothing to attribute: {why}")
+            self._stages.progress.note(
+                f"{name}: nothing to attribute: no suite of kind fidelity was asked; the policy "
+                "needs one (docs/how-to/your-own-traffic.md)"
+            )
             return
         before, after = kv_dtype(self._plan.baseline), kv_dtype(variant)
         if before == after:
@@ -69,20 +73,6 @@ class AblationRun:
             self._stages.progress.note(f"{name}: its loss cannot be attributed: {error}")
             return
         self._log.note_variant(judged.model_copy(update={"ablation": found}))
-
-    def _wanted(self, variant: VariantPlan, judged: VariantReport) -> list[str]:
-        return [
-            gate.suite
-            for gate in judged.gates
-            if is_wanted(gate, self._allowed_drop(variant, gate.suite, gate.baseline))
-        ]
-
-    def _allowed_drop(self, variant: VariantPlan, suite: str, baseline: float) -> float:
-        family = variant.recipe.family
-        if family == "baseline":
-            raise ValueError("the baseline is compared with nothing")
-        margin = self._plan.policy.suites[suite].margins[family]
-        return comparison_of(margin).allowed_drop(baseline)
 
     def _attribute(self, variant: VariantPlan, suites: list[str]) -> list[AttributionReport]:
         """Ask both further models all suites, with one server start each; then compare."""
@@ -125,7 +115,10 @@ class AblationRun:
                     "rule": None,
                 }
             ),
-            {role: each for role, each in first.inputs.items() if role in of_the_answer},
+            {
+                "baseline": last.inputs["baseline"],
+                **{role: each for role, each in first.inputs.items() if role in of_the_answer},
+            },
             EVALUATE.runtime_of(first).model_copy(update={"counted": None}),
             self._stages.store.root,
         )
@@ -157,6 +150,11 @@ class AblationRun:
 
     def _answers(self, of: StageSpec | StageReference) -> list[dict[str, Any]]:
         return list(read_answers(Path(self._stages.store.stage_folder(of.stage, of.key))))
+
+
+def fidelity_suites(policy: Policy) -> list[str]:
+    """Return the names of the policy's suites of kind `fidelity`."""
+    return [name for name, suite in policy.suites.items() if suite.kind == "fidelity"]
 
 
 def kv_dtype(variant: VariantPlan) -> str:

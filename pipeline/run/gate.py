@@ -56,7 +56,7 @@ from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel, ServerRuntime
 from pipeline.serving.serving_spec import ExternalEndpoint
 from pipeline.stages.attempts import AttemptLedger, Remeasured, trial_of
-from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.screen import SCREEN
 from recipes.catalog import load_policy
 from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization
@@ -235,7 +235,7 @@ def plan_of(
     baseline = plan_side(planner, request, sides[0], None)
     variant = plan_side(planner, request, sides[1], baseline)
     before, after = (
-        SpeedSide(each.recipe.name, each.identity, each.after["coherence"]) for each in sides
+        SpeedSide(each.recipe.name, each.identity, each.after["screen"]) for each in sides
     )
     measured = Sides(
         before,
@@ -300,14 +300,12 @@ def served_sides(
         candidate,
     ):
         identity_of_side = ServedModel(endpoint=describe_served(request, recipe.name, asked_as))
-        coherence = COHERENCE.spec(
-            recipe.name, identity_of_side, before, ServerRuntime(), planner.store
-        )
-        after = {"coherence": coherence}
+        screen = SCREEN.spec(recipe.name, identity_of_side, before, ServerRuntime(), planner.store)
+        after = {"screen": screen}
         found.append(
             EvaluationSide(recipe, identity_of_side, after, request.folder, length_of(request))
         )
-        before = {"baseline": coherence}
+        before = {"baseline": screen}
     return found[0], found[1]
 
 
@@ -320,7 +318,7 @@ def plan_side(
     """Return the baseline's stages, or the candidate's that follow them."""
     asked = planner.stages(served, baseline.stages if baseline is not None else None)
     stages: dict[str, StageSpec] = {
-        "coherence": served.after["coherence"],
+        "screen": served.after["screen"],
         **asked,
         **(planner.repeats(asked) if baseline is None else {}),
     }

@@ -32,7 +32,7 @@ from pipeline.run.runner import Runner
 from pipeline.run.serving_node import find_node
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
-from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.screen import SCREEN
 
 
 def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> RunReport:
@@ -108,7 +108,7 @@ def check_serving(plan: Plan, session: RunSession) -> None:
     planned = plan.stages(stages.find_reusable)
     if not stages.has_environments or all(map(stages.find_reusable, planned)):
         return
-    served = [COHERENCE.parameters_of(s) for s in planned if s.stage == COHERENCE.name]
+    served = [SCREEN.parameters_of(s) for s in planned if s.stage == SCREEN.name]
     check_engine_arguments(
         [(each.engine, each.serving) for each in served],
         stages.python_of,

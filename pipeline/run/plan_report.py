@@ -45,13 +45,13 @@ from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
-from pipeline.stages.coherence import CoherenceResult
 from pipeline.stages.evaluate.run import is_answered
+from pipeline.stages.screen import ScreenResult
 from pipeline.stages.speed import SpeedParameters
 from recipes.engines import find_engine
 
 Seen = dict[tuple[str, str], list[float]]
-SERVED = ("coherence", "evaluate", "speed")
+SERVED = ("screen", "evaluate", "speed")
 NOT_MEASURED = "not measured here"
 LIKE_SIZE = 0.2  # relative difference of two checkpoints' weights
 
@@ -371,7 +371,7 @@ def seen_seconds(store: Store, hardware: Hardware, checkpoint: Checkpoint | None
             continue
         stage = kept.record.stage, kind_of(kept.parameters)
         seen.setdefault(stage, []).append(kept.record.seconds)
-        if isinstance(kept.result, CoherenceResult):
+        if isinstance(kept.result, ScreenResult):
             seen.setdefault(("serve", ""), []).append(kept.result.server.ready_seconds)
     return seen
 

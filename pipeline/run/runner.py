@@ -193,10 +193,10 @@ class Runner:
         self._give_up(work.variant, error)
 
     def _drop_incoherent(self) -> None:
-        """Stop asking an incoherent variant.
+        """Stop asking a broken variant.
 
         Raises:
-            IncoherentModelError: the baseline is incoherent.
+            IncoherentModelError: the baseline is broken.
         """
         self._asking.check_coherent(self._plan.baseline)
         for variant in [each for each in self._going if not self._unmade(each)]:

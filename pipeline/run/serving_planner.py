@@ -12,12 +12,12 @@ from pipeline.plan.resource_requests import needs_to_serve
 from pipeline.run.scheduler import ScheduledWork, Scheduler
 from pipeline.run.serving_task import ServingTask, needs_endpoint
 from pipeline.run.stage_runner import SubmittedStageRunner
-from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
 
 
 class IncoherentModelError(ServingError):
-    """An incoherent served model: a verdict for a variant, an error for a baseline."""
+    """A broken served model: a verdict for a variant, an error for a baseline."""
 
 
 class ServingPlanner:
@@ -56,7 +56,7 @@ class ServingPlanner:
         """Run these stages of the variant as far as unfinished, and wait for the end.
 
         Raises:
-            IncoherentModelError: the model is incoherent.
+            IncoherentModelError: the model is broken.
             PrepareError: a server did not start or died, or a stage failed.
         """
 
@@ -68,10 +68,10 @@ class ServingPlanner:
         Scheduler(self._stages).run(find_work, raise_failure)
 
     def check_coherent(self, variant: VariantPlan) -> None:
-        """Raise IncoherentModelError if the model was checked and is incoherent."""
-        spec = variant.stages.get(COHERENCE.name)
+        """Raise IncoherentModelError if the model was checked and is broken."""
+        spec = variant.stages.get(SCREEN.name)
         record = self._stages.find_reusable(spec) if spec is not None else None
-        if record is not None and (why := COHERENCE.result_of(record).incoherent):
+        if record is not None and (why := SCREEN.result_of(record).broken):
             raise IncoherentModelError(why)
 
     def _serving_task(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ServingTask:

@@ -23,8 +23,8 @@ from pipeline.run.executors.work_events import ProgressListener
 from pipeline.run.serving_task import ServingTask, needs_endpoint
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages.coherence import COHERENCE
 from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
 from pipeline.stages.speed.run import course_of
 from recipes.engines import find_engine
@@ -118,7 +118,7 @@ def served_in(spec: StageSpec) -> list[ServedModel]:
         return list(SPEED.parameters_of(spec).sides.values())
     if spec.stage == EVALUATE.name:
         return [EVALUATE.parameters_of(spec)]
-    return [COHERENCE.parameters_of(spec)]
+    return [SCREEN.parameters_of(spec)]
 
 
 class ServingTaskRunner:
@@ -131,7 +131,7 @@ class ServingTaskRunner:
     def run(self, task: ServingTask) -> None:
         """Run the stages, with servers from the first one that needs them; then stop these.
 
-        It ends early if the model is incoherent, by the record of that stage.
+        It ends early if the model is broken, by the record of that stage.
 
         Raises:
             PrepareError: a server did not start or died, or a stage failed.
@@ -140,7 +140,7 @@ class ServingTaskRunner:
             for spec in task.specs:
                 if not self._is_spared(task, spec):
                     record = self._run(task, spec)
-                    if spec.stage == COHERENCE.name and COHERENCE.result_of(record).incoherent:
+                    if spec.stage == SCREEN.name and SCREEN.result_of(record).broken:
                         return
         finally:
             # We may be told to end several times, and the servers are to be gone before us.

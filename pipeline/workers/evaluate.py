@@ -6,15 +6,16 @@ next look, so a kill loses one batch at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eval_gates.answer_log import AnswerLog
 from eval_gates.answer_validity import check_answers
-from eval_gates.ask import Client, Tokenizer
+from eval_gates.ask import Client
 from eval_gates.chat_form import ChatForm
 from eval_gates.clusters import labels_of, partners
+from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Answer, Asked, Question, Reply, describe
 from eval_gates.stopping import StoppingPlan, read_stopping
 from eval_gates.suites.json_lines import read_rows
@@ -31,7 +32,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: name and suite, questions (file), book (file of the answer log), stopping,
             concurrency, url, model, tokenizer (folder), max_length (tokens), trust_remote_code,
-            asks_once (try one request a question), socket (of a server that has one), counters (the
+            asks_once (try one request a question), baseline (files of its rows, if the suite reads
+            them), socket (of a server that has one), counters (the
             engine's names, if it drafts); chat: the form, for an endpoint that is asked by its chat
             API.
 
@@ -81,6 +83,12 @@ class OpenSuite:
         self.settings = self._kind.settings(self._task)
         self.is_chat = self._task.prompt_format == "chat"
 
+    def ask(
+        self, client: Client, asked: Sequence[Question], baseline: Mapping[str, Answer] | None
+    ) -> list[list[Reply]]:
+        """Return the replies to a batch."""
+        return self._kind.ask(self._task, client, asked, baseline)
+
     def render(self, batch: range, template: Render) -> list[Question]:
         """Return the questions of a batch as they are asked."""
         used = template if self.is_chat else None
@@ -116,6 +124,8 @@ class BatchAsker:
         self._max_tokens = spec["suite"].get("max_tokens")
         self._suite, self._progress, self._limit = suite, progress, limit
         self._done = 0
+        files = [Path(file) for file in spec.get("baseline") or ()]
+        self._baseline = join_rows(files) if files else None
         self.client = open_client(spec, suite, self._count, progress)
 
     def ask(self, batch: range) -> list[Answer]:
@@ -126,7 +136,15 @@ class BatchAsker:
         """
         self._done = batch.start
         asked = self._suite.render(batch, self._template)
-        rows = self._suite.score(batch, asked, self.client.ask(asked), self._progress)
+        # The first question alone shows whether the endpoint can be asked the suite.
+        first = 1 if batch.start == 0 else 0
+        replies = [
+            each
+            for part in (asked[:first], asked[first:])
+            if part
+            for each in self._suite.ask(self.client, part, self._baseline)
+        ]
+        rows = self._suite.score(batch, asked, replies, self._progress)
         # Answers that are none are not kept: the server may be started otherwise.
         check_answers(self._name, rows, max_tokens=self._max_tokens, is_complete=False)
         self._progress.advance(self._name, batch.stop, self._limit, "questions")
@@ -142,6 +160,15 @@ class BatchAsker:
     def _count(self, questions: int) -> None:
         self._done += questions
         self._progress.advance(self._name, min(self._done, self._limit), self._limit, "questions")
+
+
+def join_rows(files: Sequence[Path]) -> dict[str, Answer]:
+    """Return rows by id, with the keys of all files."""
+    found: dict[str, Answer] = {}
+    for file in files:
+        for _, row in read_rows(file):
+            found.setdefault(row["id"], {}).update(row)
+    return found
 
 
 def open_client(

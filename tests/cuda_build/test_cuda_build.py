@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from eval_gates.ask import choice_body
+from eval_gates.prompt_scores import score_body
 from pipeline.capacity.serving_limits import ServingLimits
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
@@ -125,7 +126,7 @@ MIXTRAL = GPT_OSS | {"hidden_size": 4096, "intermediate_size": 14336, "num_exper
 MOE_MODELS = {"qwen3-235b": QWEN_3_235B, "mixtral-8x7b": MIXTRAL, "gpt-oss": GPT_OSS}
 BODIES = {
     "one request a question": choice_body("model", (5, 6, 7), (319, 350)),
-    "coherence": {"model": "model", "prompt": "x", "max_tokens": 1, "echo": True, "logprobs": 1},
+    "screen": score_body("model", (5, 6, 7)),
     "generated": {
         "model": "model",
         "prompt": [[5, 6, 7, 8]],

@@ -31,7 +31,8 @@ sys.path.insert(0, sys.argv[1])
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-from eval_gates.ask import Client, Tokenizer
+from eval_gates.ask import Client
+from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.suites import mmlu
 
 spec = json.loads(sys.argv[3])

@@ -19,7 +19,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 
 from eval_gates import limited_call
-from eval_gates.ask import Client, Tokenizer
+from eval_gates.ask import Client
+from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Reply
 from eval_gates.suites import rouge
 from eval_gates.suites.json_lines import read_rows, write_rows

@@ -50,7 +50,7 @@ from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
 from pipeline.run.executors.node_probe import parse_description
-from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.screen import SCREEN
 from pipeline.verification.adopted import adopted_formats, read_quantization
 from recipes.catalog import RECIPES, load_gpu, load_policy, load_profile, load_recipe
 
@@ -229,11 +229,12 @@ def parse_load(content: bytes) -> object:
     return parse_loads([content.replace(b"\n", b"")])
 
 
-COHERENT = b"""{"stage": "coherence", "variant": "v", "key": "k", "notes": [], "inputs": {},
+SCREENED = b"""{"stage": "screen", "variant": "v", "key": "k", "notes": [], "inputs": {},
  "parameters": {"checkpoint": "c", "serving": {"engine_arguments": {"dtype": "auto"},
  "environment": {"A": "1"}}, "engine": "e", "hardware": {"cores": 2}, "trust_remote_code": false},
- "input_digests": {}, "result": {"perplexity": 22.5, "perplexity_ratio": null, "sample": " Paris",
- "incoherent": "", "server": {"ready_seconds": 20.5}}, "seconds": 1.0, "finished": "2026"}"""
+ "input_digests": {}, "result": {"nats": 2.5, "nats_lost": null,
+ "texts": [{"prompt": "p", "text": " Paris"}],
+ "broken": "", "server": {"ready_seconds": 20.5}}, "seconds": 1.0, "finished": "2026"}"""
 
 
 def parse_stage(content: bytes) -> object:
@@ -251,7 +252,7 @@ RUN = b"""{"schema_version": 1, "run": "20261121-100000-000001", "status": "fini
 
 def shape_of(path: Path) -> object:
     try:
-        kept = COHERENCE.typed(parse_record(path.read_bytes(), StageRecord))
+        kept = SCREEN.typed(parse_record(path.read_bytes(), StageRecord))
     except UntrustedJsonError:
         return None
     return kept.parameters, kept.result
@@ -320,7 +321,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         lambda p: parse_description(p.read_bytes(), "here"),
     ),
     "load": ("a.jsonl", LOAD, one_error(parse_load, ValueError)),
-    "stage": ("a.json", COHERENT, shape_of),
+    "stage": ("a.json", SCREENED, shape_of),
     "answer": (
         "a.json",
         b'{"choices": [{"text": " A", "logprobs": {"token_logprobs": [-0.5],'

@@ -55,7 +55,7 @@ def not_among_several() -> VariantReport:
     )
 
 
-def incoherent() -> VariantReport:
+def babbling() -> VariantReport:
     return failed_variant_report(verdict="fail", reason="it babbles")
 
 
@@ -101,7 +101,7 @@ RUNS = {
     "not promoted": not_promoted(),
     "fail": run_report(exit_code=4, variants=[saying_no(), not_needed()]),
     "undecided": run_report(exit_code=5, variants=[undecided(), not_among_several()]),
-    "incoherent": run_report(exit_code=4, variants=[incoherent()]),
+    "babbling": run_report(exit_code=4, variants=[babbling()]),
     "slow": run_report(exit_code=4, variants=[slow()]),
     "not made": run_report(exit_code=1, variants=[failed_variant_report(), saying_no()]),
     "refused": refused(),

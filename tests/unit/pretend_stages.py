@@ -55,7 +55,7 @@ class PretendModels:
         score: of each answer.
         questions: how many each suite has.
         broken: variants whose server does not come up.
-        incoherent: variants that do not speak.
+        babbling: variants that do not speak.
         silent: variants whose answers are empty.
         unquantizable: variants whose quantization fails.
         engine_version: as the engine tells it.
@@ -68,7 +68,7 @@ class PretendModels:
     score: Score
     questions: int = 400
     broken: set[str] = field(default_factory=set)
-    incoherent: set[str] = field(default_factory=set)
+    babbling: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     unquantizable: set[str] = field(default_factory=set)
     engine_version: str = "0.33.0"
@@ -319,11 +319,11 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
             "size_ratio": 0.5,
             "sqnr": {"median_db": 31.0, "floor_db": 25.0, "worst": []},
         }
-    assert stage == "coherence"
-    incoherent = "it babbles" * (variant in models.incoherent)
+    assert stage == "screen"
+    babbles = "it babbles" * (variant in models.babbling)
     return {
-        "perplexity": 10.0,
-        "incoherent": incoherent,
+        "nats": 1.0,
+        "broken": babbles,
         "engine_version": models.engine_version,
         **({"server": {"ready_seconds": 1.0, **models.kernels}} if models.kernels else {}),
     }

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from eval_gates.gate_rule import GateRule
 from eval_gates.spec_decode_stats import SpecDecodeStats
+from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
@@ -65,7 +66,7 @@ EVALUATE = Stage("evaluate", 6, EvaluateParameters, EvaluateRuntime, EvaluateRes
 
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("max_questions", "rule")
-NOT_OF_THE_MODEL = ("baseline", "coherence")
+NOT_OF_THE_MODEL = ("baseline", "screen")
 # Not known of weights that are taken in again, which are held against the version's own digests.
 NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 
@@ -82,6 +83,9 @@ def log_key(spec: StageSpec, result_of: Callable[[str], dict[str, Any]]) -> str:
         role: digest_json({k: v for k, v in result.items() if k not in NOT_ALWAYS_KNOWN})
         for role, result in results.items()
     }
+    suite = EVALUATE.parameters_of(spec).suite
+    if kind_of(suite).reads_baseline and "baseline" in spec.inputs:
+        known["baseline"] = result_of("baseline")["answers_digest"]
     asked = {key: value for key, value in spec.parameters.items() if key not in NOT_OF_THE_ANSWER}
     return digest_json(
         {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": known}

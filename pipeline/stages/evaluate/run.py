@@ -42,6 +42,9 @@ from pipeline.stages.evaluate.answer_logs import begin_log, book_file, open_book
 from pipeline.stages.questions import QUESTIONS as ASKED
 from recipes.engines import find_engine
 
+TEXTS = "texts.jsonl"
+"""Private keys of the rows; no bundle has the file."""
+
 Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
 
@@ -95,6 +98,11 @@ def run(context: Context) -> EvaluateResult:
         raise StageError("no question was answered", where=str(todo.book_file))
     max_tokens = getattr(context.parameters.suite, "max_tokens", None)
     check_answers(context.runtime.suite, rows, max_tokens=max_tokens, is_complete=True)
+    private = kind_of(context.parameters.suite).private_keys
+    if private:
+        texts = [{key: row[key] for key in ("id", *private) if key in row} for row in rows]
+        write_rows(context.folder / TEXTS, texts)
+        rows = [{key: row[key] for key in row if key not in private} for row in rows]
     write_rows(context.folder / ANSWERS, rows)
     finding = todo.stopping.decided(rows)
     state = finding.state if finding is not None else "open"
@@ -186,7 +194,16 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
         "asks_once": dialect.scores_tokens,
+        "baseline": baseline_files(context),
     }
+
+
+def baseline_files(context: Context) -> list[str]:
+    """Return the files of the baseline's rows that a variant's questions depend on."""
+    if not (kind_of(context.parameters.suite).reads_baseline and "baseline" in context.spec.inputs):
+        return []
+    folder = context.input_folder("baseline")
+    return [str(folder / name) for name in (ANSWERS, TEXTS) if (folder / name).exists()]
 
 
 def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:

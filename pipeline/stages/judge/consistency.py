@@ -80,17 +80,17 @@ def find_faults(
 def find_mixed_sides(inputs: Inputs, records: Mapping[str, StageRecord]) -> Iterator[str]:
     """Yield stages of another baseline or variant than the others.
 
-    Each stage names its server's coherence check, and a variant's answers name the baseline's.
+    Each stage names its server's screen, and a variant's answers name the baseline's.
     """
     for side, beginnings in SIDES.items():
         stages = [record for role, record in records.items() if role.startswith(beginnings)]
-        for role in ("coherence", "weights"):
+        for role in ("screen", "weights"):
             named = {record.inputs[role].key if role in record.inputs else "" for record in stages}
             if len(named) > 1:
                 yield f"{side}: its stages do not depend on the same '{role}'"
             for name, record in records.items():
                 measured = record.inputs.get(side) if name.startswith(ROLE) else None
-                if role == "coherence" and measured is not None and {measured.key} != named:
+                if role == "screen" and measured is not None and {measured.key} != named:
                     yield f"{name}: it measured another {side} than was judged"
     for role, record in records.items():
         side, _, suite = role.partition(".")

@@ -45,7 +45,7 @@ speed:
       seconds: 1
 """
 MADE = ("quantize", "check_weights")
-ASKED_AND_JUDGED = ("coherence", "evaluate", "judge", "evidence", "promote")
+ASKED_AND_JUDGED = ("screen", "evaluate", "judge", "evidence", "promote")
 
 
 @dataclass

@@ -197,7 +197,7 @@ class TestBody:
         recipe = {**quantization, "kv_cache_scales": "head" if scales else None}
         changed = replace(
             judged,
-            coherence=asked_otherwise(judged.coherence, hardware=gpu),
+            screen=asked_otherwise(judged.screen, hardware=gpu),
             quantize=asked_otherwise(judged.quantize, quantization=recipe),
         )
         card = text_of(run, verdict, changed)

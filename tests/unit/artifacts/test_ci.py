@@ -63,7 +63,7 @@ FAILED = {
         ("fail", "awq-w4a16", {"verdict": ("skipped", "skipped")}),
         ("undecided", "w8a8", {"mmlu": ("failure", "undecided"), "code": ("skipped", "undecided")}),
         ("undecided", "fp8-dynamic", {"verdict": ("failure", "undecided")}),
-        ("incoherent", "fp8-dynamic", {}),
+        ("babbling", "fp8-dynamic", {}),
         ("not made", "awq-w4a16", {"verdict": ("error", "error")}),
         ("refused", "prepare model", {"run": ("error", "error")}),
         ("slow", "fp8-dynamic", {"speed ratio.chat": ("failure", "fail")}),

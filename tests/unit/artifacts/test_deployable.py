@@ -22,7 +22,7 @@ from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import hardware
-from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.screen import SCREEN
 
 DEEP = "[" * 200_000
 
@@ -59,14 +59,14 @@ def read(run: FakeRun, **changes: Any) -> Deployable:
     judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", "fp8-dynamic").name)
     result = {k: v for k, v in changes.items() if k == "engine_version"}
     parameters = {k: v for k, v in changes.items() if k != "engine_version"}
-    heard = judged.coherence.record
+    heard = judged.screen.record
     record = heard.model_copy(
         update={
             "parameters": {**heard.parameters, **parameters},
             "result": {**heard.result, **result},
         }
     )
-    heard_so = replace(judged, coherence=COHERENCE.typed(record))
+    heard_so = replace(judged, screen=SCREEN.typed(record))
     found = heard_so.deployable(run.store.find)
     found.check_servable("here")
     return found

@@ -111,8 +111,8 @@ class TestContents:
 
     def test_a_stage_that_is_gone(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0})
-        shutil.rmtree(run.folder("coherence", "baseline"))
-        with pytest.raises(EvidenceError, match="'coherence'"):
+        shutil.rmtree(run.folder("screen", "baseline"))
+        with pytest.raises(EvidenceError, match="'screen'"):
             run.bundle()
 
     def test_weights_changed_since_are_not_bundled(self, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ class TestForgedCounts:
 
     def test_and_their_stages_too(self, forged: Path) -> None:
         self.drop(forged)
-        for stage in ("judge", "quantize", "check_weights", "coherence", "evaluate"):
+        for stage in ("judge", "quantize", "check_weights", "screen", "evaluate"):
             shutil.rmtree(stage_folder(forged, stage, "bad"))
         text = self.finish(forged)
         assert "no verdict rests" not in text
@@ -415,11 +415,11 @@ class TestTampering:
 
     def test_the_engines_version(self, deployed: Path, finish: Callable[[Path], str]) -> None:
         edit(
-            stage_folder(deployed, "coherence") / RECORD,
+            stage_folder(deployed, "screen") / RECORD,
             lambda record: record["result"].update(engine_version="0.99"),
         )
         text = finish(deployed)
-        assert "depends on another 'coherence'" in text
+        assert "depends on another 'screen'" in text
 
     def test_a_record_far_from_the_verdict(
         self, deployed: Path, finish: Callable[[Path], str]
@@ -431,7 +431,7 @@ class TestTampering:
         assert "were changed afterwards" in finish(deployed)
 
     def test_a_stage_that_is_left_out(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        shutil.rmtree(stage_folder(deployed, "coherence", "baseline"))
+        shutil.rmtree(stage_folder(deployed, "screen", "baseline"))
         assert "is missing" in finish(deployed)
 
     def test_the_verdict(self, deployed: Path, finish: Callable[[Path], str]) -> None:

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from pipeline.cli.main import app
 from pipeline.core.errors import UsageError
+from pipeline.core.events import NullProgress
+from pipeline.plan.first_prompt import first_prompt
 from recipes import catalog
 
 DATA = {
@@ -210,3 +212,12 @@ class TestCheck:
         with pytest.raises(UsageError, match=r"'suites\.mmlu\.num_fewshots'") as caught:
             prepare("plan", "--policy", mine(tmp_path, num_fewshots=5))
         assert "did you mean 'num_fewshot'?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("suite", "folder", "words"),
+    [("nosuch", ".", "no suite 'nosuch'"), ("quiz", "nowhere", "not a folder")],
+)
+def test_a_prompt_that_cannot_be_shown(suite: str, folder: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        first_prompt(catalog.load_policy("demo"), suite, tmp_path / folder, None, NullProgress())

@@ -65,9 +65,9 @@ def put_run(store: Store, report: RunReport) -> None:
 def test_the_running_stage_is_shown_and_the_next_command_has_the_store(tmp_path: Path) -> None:
     store = tmp_path / "a store"
     log = RunRecorder(Store(store), "model", dict(COMMAND))
-    log.note_running(["baseline: coherence", "baseline: evaluate mmlu", "fp8: quantize"])
+    log.note_running(["baseline: screen", "baseline: evaluate mmlu", "fp8: quantize"])
     lines = words("runs", "show", "--store", str(store))
-    assert any(line.startswith("running: baseline: coherence; fp8: quantize") for line in lines)
+    assert any(line.startswith("running: baseline: screen; fp8: quantize") for line in lines)
     assert any(
         line.endswith(f"Next: prepare runs attach {log.run_id} --store '{store}'") for line in lines
     )

@@ -16,7 +16,7 @@ import pytest
 from pipeline.core.bounded_http import send_request
 from pipeline.core.errors import ServingError
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
-from pipeline.stages.coherence import run as coherence
+from pipeline.stages.screen import run as screen
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 Answering = Callable[[socket.socket], None]
@@ -121,8 +121,8 @@ def test_a_limit_that_cannot_be_is_not_taken(length: bytes) -> None:
 @pytest.mark.parametrize("body", [*ODD, b'{"choices": []}', b'{"choices": [{"text": null}]}'])
 def test_a_server_that_answers_oddly_is_a_serving_error_or_silent(body: bytes) -> None:
     with server(with_body(body)) as url:
-        asking = coherence.CoherenceProbe(url, "m")
+        asking = screen.ScreenProbe(url, "m")
         with suppress(ServingError):
-            asking.passage_perplexity()
+            asking.tokens("France")
         with suppress(ServingError):
-            asking.complete()
+            asking.write("France")

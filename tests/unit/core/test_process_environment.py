@@ -176,7 +176,7 @@ def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> 
     assert site.items() <= forwarded_environment(shell, "serving_task").items()
     variables = stage_environment(shell, "serving_task")
     assert site.items() <= variables.items()
-    for stage in ("coherence", "evaluate", "speed"):  # that it starts
+    for stage in ("screen", "evaluate", "speed"):  # that it starts
         assert not site.keys() & stage_environment(variables, stage).keys()
     assert not site.keys() & server_environment(variables, {}, needs=[NetworkAccess.HUB]).keys()
 

@@ -13,8 +13,9 @@ import pytest
 from word_tokenizer import WordTokenizer
 
 from eval_gates import ask
-from eval_gates.ask import Client, Tokenizer
+from eval_gates.ask import Client
 from eval_gates.chat_form import ChatForm
+from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.replies import find_choice
 from eval_gates.rows import Question, Reply, describe
 from pipeline.core.errors import StageError

@@ -45,8 +45,35 @@ def test_what_the_weights_lost_is_told_from_what_the_cache_lost() -> None:
     assert found.kv_cache.difference == 0
     assert found.kv_cache.lower < 0 < found.kv_cache.upper
     assert found.interaction.difference == 0
-    assert "the weights alone costs 20.0 points" in found.words
-    assert "the KV cache alone (fp8 for auto) 0.0 points, not told from none" in found.words
+    assert found.weights.error == pytest.approx(0.4 / 20, rel=0.01)
+    assert "weights alone -20.0 +- 2.0 points" in found.words
+    assert "KV cache alone (fp8 for auto) 0.0 +- 0.0 points" in found.words
+
+
+def test_nats_are_told_with_their_errors() -> None:
+    cells = [[{**row, "nats": n} for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.3, 0.4)]
+    found = attribute(
+        "quiz",
+        **dict(zip(("baseline", "weights", "kv_cache", "both"), cells, strict=True)),
+        alpha=0.05,
+        kv_dtypes=("auto", "fp8"),
+    )
+    assert found.weights.nats == pytest.approx(0.1)
+    assert found.both.nats == pytest.approx(0.3)
+    assert found.interaction.nats == pytest.approx(0.0)
+    assert found.is_cache_read
+
+
+def test_a_cache_that_prefill_does_not_read_is_not_measured() -> None:
+    cells = [[{**row, "nats": n} for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.1, 0.2)]
+    found = attribute(
+        "quiz",
+        **dict(zip(("baseline", "weights", "kv_cache", "both"), cells, strict=True)),
+        alpha=0.05,
+        kv_dtypes=("auto", "fp8"),
+    )
+    assert not found.is_cache_read
+    assert "(fp8 for auto) not measured" in found.words
 
 
 def test_two_changes_that_are_harmless_alone_interact() -> None:

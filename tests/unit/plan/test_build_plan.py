@@ -23,9 +23,9 @@ class TestPlan:
         sources = find_data(choices, settings, listener)
         plan = make_plan(choices, checkpoint, settings, sources)
         assert [variant.recipe.name for variant in plan.variants] == ["fp8-dynamic"]
-        checked = plan.baseline.stages["coherence"].parameters["checkpoint"]
+        checked = plan.baseline.stages["screen"].parameters["checkpoint"]
         assert checked == checkpoint.digest
-        parameters = plan.baseline.stages["coherence"].parameters
+        parameters = plan.baseline.stages["screen"].parameters
         assert parameters["hardware"]["accelerator"] == "cpu"
         assert parameters["hardware"]["cores"] >= 1
         assert listener.notes == []
@@ -39,5 +39,5 @@ class TestPlan:
         choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
         sources = find_data(choices, settings, Listener())
         plan = make_plan(choices, checkpoints.located(choices), settings, sources)
-        hardware = plan.variants[0].stages["coherence"].parameters["hardware"]
+        hardware = plan.variants[0].stages["screen"].parameters["hardware"]
         assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}

@@ -30,7 +30,7 @@ from recipes.schema import Recipe, ServingProfile
 
 BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
 SUITES = ("mmlu", "humaneval", "rouge")
-SERVED = ("coherence", *SUITES)
+SERVED = ("screen", *SUITES)
 SPEED = "speed.ratio.short"
 OF_VARIANT = (*SERVED, SPEED)
 AGAIN = repeat_role("mmlu")
@@ -328,7 +328,7 @@ class TestMachine:
         assert changed(wanted, other) == of((FP8, AWQ), (*OF_VARIANT, "judge"))
 
     def test_kv_dtype_of_the_baseline(self, wanted: Wanted) -> None:
-        """Coherence of a variant is relative to the baseline's, so all that is served follows."""
+        """The screen of a variant is relative to the baseline's, so all that is served follows."""
         other = with_profile(wanted, baseline_kv_cache_dtype="fp8")
         assert changed(wanted, other) == ALL_SERVED | JUDGES
 

@@ -215,8 +215,8 @@ def test_two_servers_that_stay_up_must_fit_on_a_gpu() -> None:
 
 
 def side(tmp_path: Path, name: str) -> SpeedSide:
-    coherence = stage_spec("coherence", name, {"of": name}, {}, {}, tmp_path)
-    return SpeedSide(name, ServedModel(checkpoint=name), coherence)
+    screen = stage_spec("screen", name, {"of": name}, {}, {}, tmp_path)
+    return SpeedSide(name, ServedModel(checkpoint=name), screen)
 
 
 def stages(

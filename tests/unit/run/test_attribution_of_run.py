@@ -16,9 +16,17 @@ from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_outcome import attribution_lines
 from artifacts.run_record import RunReport
 from eval_gates.attribution import AttributionReport
+from recipes.policy import Policy
 
 QUESTIONS = 96
 WEIGHTS, CACHE = f"{RECIPE}.kv-auto", "baseline.kv-fp8"
+TRAFFIC = Policy.model_validate(
+    {
+        "name": "p",
+        "summary": "s",
+        "suites": {"traffic": {"kind": "fidelity", "margins": {"fp8": 0.1}}},
+    }
+)
 OTHER_CACHES = {**SERVING, "baseline_kv_cache_dtype": "auto"}
 
 
@@ -30,7 +38,7 @@ def losing(*losers: str, every: int = 3) -> Callable[[str, str, int], float]:
 def attributed(root: Path, *losers: str, every: int = 3, **more: object) -> FakeRun:
     models = PretendModels(losing(*losers, every=every), questions=QUESTIONS)
     options = {"serving": OTHER_CACHES, "ablate": True, **more}
-    made = FakeRun(root / "store", models, policy(), (RECIPE,), **options)  # type: ignore[arg-type]
+    made = FakeRun(root / "store", models, TRAFFIC, (RECIPE,), **options)  # type: ignore[arg-type]
     made.run()
     return made
 
@@ -50,13 +58,13 @@ def test_a_loss_by_the_weights(by_weights: FakeRun) -> None:
     (variant,) = by_weights.report.variants
     found = only(by_weights)
     assert variant.verdict == "fail"
-    assert (found.suite, found.baseline_kv, found.variant_kv) == ("code", "auto", "fp8")
+    assert (found.suite, found.baseline_kv, found.variant_kv) == ("traffic", "auto", "fp8")
     assert found.n == variant.gates[0].n < QUESTIONS  # no more than the verdict took
     assert found.weights == found.both
     assert found.weights.upper < 0 == found.kv_cache.difference == found.interaction.difference
     assert found.note == "queries are quantized, too"
     (line,) = attribution_lines(by_weights.report)
-    assert line.startswith(f"{RECIPE}, code, ")
+    assert line.startswith(f"{RECIPE}, traffic, ")
     assert line.endswith("queries are quantized, too")
 
 
@@ -91,16 +99,17 @@ def test_run_again_nothing_is_asked_twice(by_weights: FakeRun) -> None:
     assert only(by_weights) == before
 
 
-def test_what_passed_with_room_is_not_asked_again(
+def test_without_a_suite_of_kind_fidelity_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And that is said: who asked for it would else see nothing."""
     said: list[str] = []
     monkeypatch.setattr(Listener, "note", lambda _, text: said.append(text))
-    run = attributed(tmp_path)
-    assert [each for each in said if each.startswith(f"{RECIPE}: nothing to attribute")]
-    assert run.report.variants[0].verdict == "pass"
-    assert run.report.variants[0].ablation == []
+    models = PretendModels(losing(RECIPE), questions=QUESTIONS)
+    run = FakeRun(
+        tmp_path / "store", models, policy(), (RECIPE,), serving=OTHER_CACHES, ablate=True
+    )
+    run.run()
+    assert [each for each in said if "no suite of kind fidelity" in each]
     assert {who for who, _, _ in run.models.asked} == {"baseline", RECIPE}
 
 
@@ -129,7 +138,7 @@ def test_a_server_that_fails_leaves_the_verdict_alone(tmp_path: Path) -> None:
     run = FakeRun(
         tmp_path / "store",
         models,
-        policy(),
+        TRAFFIC,
         (RECIPE,),
         serving=OTHER_CACHES,
         ablate=True,

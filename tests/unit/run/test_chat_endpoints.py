@@ -20,8 +20,9 @@ from finished_stage import stage_record
 from sample_stages import PARAMETERS
 from word_tokenizer import WordTokenizer
 
-from eval_gates.ask import Client, Tokenizer
+from eval_gates.ask import Client
 from eval_gates.chat_form import ChatForm
+from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Question
 from pipeline.core.errors import PrepareError
 from pipeline.core.stage_record import StageRecord

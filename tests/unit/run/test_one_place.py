@@ -15,10 +15,10 @@ from artifacts.deployable import Deployable
 from artifacts.evidence.verify import check_run
 from eval_gates.speed.rules import RatioRule
 from pipeline.checkpoint.weights_folder_files import CARD
-from pipeline.stages.coherence import COHERENCE
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evaluate.run import round_of
 from pipeline.stages.judge import JUDGE
+from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
 from pipeline.stages.speed.run import course_of
 from recipes.speed import SpeedPolicy
@@ -92,8 +92,8 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     assert variant.arguments is not None
     assert variant.arguments.engine_arguments == arguments
     # worker
-    coherence = COHERENCE.parameters_of(variant.stages["coherence"])
-    assert coherence.serving == variant.arguments
+    screen = SCREEN.parameters_of(variant.stages["screen"])
+    assert screen.serving == variant.arguments
     # card, tags and recheck
     folder = made.bundle(ONE)
     assert f"--max-model-len {length}" in (folder / CARD).read_text()
@@ -103,7 +103,7 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     assert past.deployable.serving == variant.arguments
     # verify
     assert check_bundle(folder).is_sound
-    (asked,) = opened(folder).glob(f"coherence/{variant.stages['coherence'].key}/stage.json")
+    (asked,) = opened(folder).glob(f"screen/{variant.stages['screen'].key}/stage.json")
 
     def lengthen(record: dict[str, Any]) -> None:
         record["parameters"]["serving"]["engine_arguments"]["max-model-len"] = 2 * length

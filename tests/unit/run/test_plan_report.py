@@ -28,7 +28,7 @@ from recipes import catalog
 
 RECIPE = "fp8-dynamic"
 SUITES = ("quiz", "humaneval", "rouge")
-SERVED = ("coherence", *(f"evaluate {suite}" for suite in SUITES))
+SERVED = ("screen", *(f"evaluate {suite}" for suite in SUITES))
 OF_BASELINE = (*SERVED, "evaluate quiz again")
 QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)
 SPEED = "speed ratio.short"
@@ -90,7 +90,7 @@ class Planning:
         more: bool = False,
         **result: Any,
     ) -> None:
-        found = {"coherence": SERVER_FACTS, "evaluate": {}}.get(stage, result)
+        found = {"screen": SERVER_FACTS, "evaluate": {}}.get(stage, result)
         record = stage_record(
             stage=stage,
             key=key,
@@ -177,7 +177,7 @@ class TestServers:
         for variant in ("baseline", RECIPE):
             names = [stage.name for stage in stages if stage.variant == variant]
             assert names.count("serve") == 1
-            assert names.index("serve") + 1 == names.index("coherence")
+            assert names.index("serve") + 1 == names.index("screen")
 
     def test_none_where_all_that_it_answers_is_cached(self, planning: Planning) -> None:
         for spec in planning.specs():
@@ -188,11 +188,11 @@ class TestServers:
 
     def test_one_missing_answer_needs_the_server(self, planning: Planning) -> None:
         for spec in planning.specs():
-            if not (spec.stage == "coherence" and spec.variant == "baseline"):
+            if not (spec.stage == "screen" and spec.variant == "baseline"):
                 planning.finish(spec)
         found = planning.forecast()
         to_run = [(stage.name, stage.variant) for stage in found.stages if not stage.cached]
-        assert to_run == [("serve", "baseline"), ("coherence", "baseline")]
+        assert to_run == [("serve", "baseline"), ("screen", "baseline")]
 
 
 class TestCached:
@@ -243,12 +243,12 @@ class TestTimes:
         planning.remember("quantize", "awq", awq, 1000.0)
         asked = {**of_variant["evaluate"], "suite": {"kind": "rouge"}}
         planning.remember("evaluate", "old", asked, 33.0)
-        planning.remember("coherence", "old", of_variant["coherence"], 2.0)
+        planning.remember("screen", "old", of_variant["screen"], 2.0)
         for variant, served in ((RECIPE, SERVED), ("baseline", OF_BASELINE)):
             of = rows(planning.forecast(), variant)
             assert of["evaluate rouge"] == ["to run", "33 s"]
             assert of["evaluate quiz"] == ["to run", "not measured here"]
-            assert of["coherence"] == ["to run", "2 s"]
+            assert of["screen"] == ["to run", "2 s"]
             assert of["serve"] == ["to run", "50 s"]
             assert of.keys() >= {"serve", *served}
         assert rows(planning.forecast())["quantize"] == ["to run", "20 s"]
@@ -268,13 +268,13 @@ class TestTimes:
         facts = {"weights_bytes": int(size.weights_bytes * ratio / 2), "size_ratio": 0.5}
         planning.remember("check_weights", "c", of_variant["check_weights"] | other, 4.0, **facts)
         planning.remember("quantize", "q", of_variant["quantize"] | other, 20.0)
-        served = of_variant["coherence"] | other
+        served = of_variant["screen"] | other
         if gpu is not None:
             served |= {"hardware": {"accelerator": "cuda", "gpu": gpu}}
-        planning.remember("coherence", "s", served, 2.0)
+        planning.remember("screen", "s", served, 2.0)
         expected = "20 s" if counts else "not measured here"
         assert rows(planning.forecast(), RECIPE)["quantize"] == ["to run", expected]
-        assert rows(planning.forecast(), RECIPE)["coherence"][1] == (
+        assert rows(planning.forecast(), RECIPE)["screen"][1] == (
             "2 s" if counts else "not measured here"
         )
 
@@ -294,7 +294,7 @@ class TestTimes:
 
     def test_a_damaged_record_is_no_reason_not_to_plan(self, planning: Planning) -> None:
         for spec in planning.specs():
-            if spec.stage in ("check_weights", "coherence"):
+            if spec.stage in ("check_weights", "screen"):
                 planning.remember(spec.stage, f"old {spec.key}", spec.parameters, 4.0)
         planning.remember("check_weights", "damaged", {}, 400.0)
         (planning.store.stage_folder("check_weights", "damaged") / "stage.json").write_text("{")

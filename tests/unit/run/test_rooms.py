@@ -23,7 +23,7 @@ MODELS: dict[str, Score] = {
     "hardly worse": lost(8),
     "different": flipping(4),
     "broken": equal,
-    "incoherent": equal,
+    "babbling": equal,
 }
 
 
@@ -53,7 +53,7 @@ class Asked:
             score,
             QUESTIONS,
             broken=self.of_kind("broken"),
-            incoherent=self.of_kind("incoherent"),
+            babbling=self.of_kind("babbling"),
         )
         judged = policy(noise_floor_questions=self.repeat)
         if self.has_two_suites:

@@ -72,11 +72,11 @@ def test_every_step_is_on_disk_once_it_is_told(log: RunRecorder) -> None:
 
 def test_running_stages_are_on_disk(log: RunRecorder) -> None:
     quantize = stage_report(name="quantize")
-    log.note_running([f"{quantize.variant}: quantize", "baseline: coherence"])
+    log.note_running([f"{quantize.variant}: quantize", "baseline: screen"])
     log.stage(quantize)
-    assert on_disk(log)["running"] == ["baseline: coherence"]
+    assert on_disk(log)["running"] == ["baseline: screen"]
     log.note_running(["baseline: evaluate mmlu"])
-    log.note_running(["baseline: coherence"], over=True)
+    log.note_running(["baseline: screen"], over=True)
     assert on_disk(log)["running"] == ["baseline: evaluate mmlu"]
     log.finish("finished", 0)
     assert on_disk(log)["running"] == []

@@ -445,7 +445,7 @@ class TestSeveralVariants:
         assert verdicts == {ONE: "error", TWO: "pass"}
 
     def test_one_that_does_not_speak_fails(self, bench: FakeRun) -> None:
-        bench.models.incoherent = {ONE}
+        bench.models.babbling = {ONE}
         verdict = bench.verdict()
         assert (verdict.verdict, verdict.reason) == ("fail", "it babbles")
         assert ONE not in {who for who, _, _ in bench.models.asked}
@@ -463,7 +463,7 @@ class TestSeveralVariants:
             bench.run()
 
     def test_a_baseline_that_does_not_speak_ends_the_run(self, bench: FakeRun) -> None:
-        bench.models.incoherent = {"baseline"}
+        bench.models.babbling = {"baseline"}
         with pytest.raises(PrepareError, match="it babbles"):
             bench.run()
 

@@ -321,9 +321,9 @@ def test_a_serving_task_that_leaves_its_first_stage_undone_is_an_error(
     submit, submitted = PretendExecutor.submit, []
 
     def discard() -> None:
-        for record in list(made.store.records("coherence")):
+        for record in list(made.store.records("screen")):
             if record.variant == ONE:
-                made.store.discard("coherence", record.key)
+                made.store.discard("screen", record.key)
 
     def submit_and_discard(executor: PretendExecutor, task: Path, log: Path) -> PretendJob:
         submitted.append(task.name)

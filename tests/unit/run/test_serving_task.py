@@ -18,7 +18,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.speed_plan import Sides, SpeedSide, find_claims, speed_stages
 from pipeline.run.serving_task import ServingTask
 from pipeline.run.serving_task_runner import check_engines, check_hardware, run_serving_task
-from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.screen import SCREEN
 from recipes.catalog import load_policy, load_profile
 
 
@@ -89,8 +89,8 @@ def test_speed_is_measured_on_what_it_will_be_kept_for(
     run = FakeRun(tmp_path / "store", hardware=hardware("cpu").model_dump())
     plan = run.plan()
     assert plan.trial is not None
-    coherence = plan.baseline.stages["coherence"]
-    side = SpeedSide("baseline", COHERENCE.parameters_of(coherence), coherence)
+    screen = plan.baseline.stages["screen"]
+    side = SpeedSide("baseline", SCREEN.parameters_of(screen), screen)
     stages = speed_stages(
         Sides(side, side, tokenizer=tmp_path, environment="e", machine=machine),
         plan.trial,

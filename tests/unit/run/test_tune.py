@@ -218,7 +218,7 @@ def test_a_loser_is_stopped_early(tmp_path: Path) -> None:
     assert (made.screened("equal").outcome, made.screened("equal").repetitions) == ("measured", 3)
 
 
-@pytest.mark.parametrize("fault", ["broken", "incoherent"])
+@pytest.mark.parametrize("fault", ["broken", "babbling"])
 def test_a_failed_start_is_a_fact_and_ends_nothing(tmp_path: Path, fault: str) -> None:
     made = tried(tmp_path, {"fast": 0.7}, bad=OTHER, fast=FASTER)
     setattr(made.models, fault, {"bad"})

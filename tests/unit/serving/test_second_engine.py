@@ -75,7 +75,7 @@ def test_it_serves_and_answers_as_the_profile_says(server: Server) -> None:
     assert answer["choices"][0]["text"] == " is Paris"
 
 
-def test_the_coherence_stage_asks_it_in_its_dialect(server: Server, tmp_path: Path) -> None:
+def test_the_screen_asks_it_in_its_dialect(server: Server, tmp_path: Path) -> None:
     arguments = ServingArguments.of(load_profile(str(tmp_path / "second.yaml")), is_baseline=True)
     runtime: dict[str, Any] = {
         "url": server.url,
@@ -84,11 +84,11 @@ def test_the_coherence_stage_asks_it_in_its_dialect(server: Server, tmp_path: Pa
         "server": server.facts(),
     }
     store, parameters = Store(tmp_path / "store"), {"serving": arguments.to_dict()}
-    spec = stage_spec("coherence", "baseline", parameters, {}, runtime, store.root)
+    spec = stage_spec("screen", "baseline", parameters, {}, runtime, store.root)
     result = execute(spec, Listener()).result
-    assert result["sample"].startswith(" Paris")
-    assert result["perplexity"] is None
-    assert result["incoherent"] == ""
+    assert result["texts"][0]["text"].startswith(" Paris")
+    assert result["nats"] is None
+    assert result["broken"] == ""
 
 
 def test_its_failures_have_its_hints(tmp_path: Path) -> None:

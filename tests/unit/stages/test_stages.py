@@ -33,10 +33,10 @@ def test_nothing_else_is_a_stage(name: str) -> None:
 
 
 def test_records_of_other_versions_are_left_out() -> None:
-    coherence: dict[str, Any] = {"stage": "coherence", "parameters": {}}
+    screen: dict[str, Any] = {"stage": "screen", "parameters": {}}
     records = [
-        stage_record(**coherence, key="good", result={"perplexity": 1.5}),
-        stage_record(**coherence, key="of another shape", result={"loudness": 1.5}),
+        stage_record(**screen, key="good", result={"nats": 1.5}),
+        stage_record(**screen, key="of another shape", result={"loudness": 1.5}),
         stage_record(stage="verify", key="of another name"),
     ]
     assert [kept.record.key for kept in known_of(records)] == ["good"]
@@ -55,8 +55,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("evaluate", "result", "n"),
         ("evaluate", "parameters", "rule"),
         ("questions", "result", "guessing"),
-        ("coherence", "result", "perplexity"),
-        ("coherence", "parameters", "serving"),
+        ("screen", "result", "nats"),
+        ("screen", "parameters", "serving"),
         ("quantize", "result", "weights_digest"),
         ("check_weights", "result", "weights_digest"),
     ],

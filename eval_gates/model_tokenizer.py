@@ -1,0 +1,77 @@
+"""A checkpoint's tokenizer and chat template, as lm-eval's client of completions uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.errors import StageError
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A checkpoint's tokenizer, as lm-eval's client of completions uses it."""
+
+    tokenizer: Any  # of transformers
+    template_arguments: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, folder: str, template_arguments: Mapping[str, Any], *, trust: bool) -> Tokenizer:
+        """Read the tokenizer of a checkpoint's folder.
+
+        Args:
+            trust: whether the checkpoint's own code may be run.
+        """
+        from transformers import AutoTokenizer
+
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        return cls(found, template_arguments)
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's token ids, without special tokens that are not in it."""
+        ids: list[int] = self.tokenizer(
+            text, add_special_tokens=False, return_attention_mask=False
+        ).input_ids
+        return ids
+
+    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the token ids of a context and of what follows it.
+
+        Spaces at the context's end belong to what follows, and tokens are those of the whole text.
+        """
+        if not context:
+            ids = self.encode(continuation)
+            start = self.tokenizer.bos_token_id
+            start = self.tokenizer.eos_token_id if start is None else start
+            return ([start], ids) if start != ids[0] else (ids[:1], ids[1:])
+        kept = context.rstrip()
+        whole, first = self.encode(context + continuation), self.encode(kept)
+        return first, whole[len(first) :]
+
+    def render(self, messages: Sequence[Any], **settings: Any) -> str:
+        """Return the prompt of the messages; StageError if the chat template refuses them."""
+        from jinja2 import TemplateError
+
+        try:
+            prompt: str = self.tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                **{"add_generation_prompt": True, **settings, **self.template_arguments},
+            )
+        except TemplateError as error:
+            roles = ", ".join(dict.fromkeys(str(message.get("role")) for message in messages))
+            raise StageError(
+                f"the chat template refuses messages of {roles}: {error}"[:300],
+                hint="take 'prompt_format: completion' for this suite, or another template",
+            ) from error
+        return prompt
+
+    def special_texts(self) -> list[str]:
+        """Return the texts of the tokens that a server leaves out of its answers.
+
+        `all_special_tokens` lacks those without a role, such as gpt-oss's `<|channel|>`.
+        """
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        texts = [*self.tokenizer.all_special_tokens, *(str(t) for t in added if t.special)]
+        return list(dict.fromkeys(filter(None, texts)))

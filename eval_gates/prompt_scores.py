@@ -1,0 +1,127 @@
+"""Log-probabilities that a server gives a prompt's own tokens (vLLM: `prompt_logprobs`).
+
+A baseline answers greedily. Every arm then reads prompt and answer, and gives each answer token's
+log-probability next to those of the first choices. The method is that of llama.cpp's
+`--kl-divergence`, on answers of the baseline instead of a text's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class BrokenNumbersError(ValueError):
+    """A log-probability is none: the served model is broken."""
+
+
+CHOICES = 2  # first and second, whose distance is the margin of a flip
+_MAX_LOGPROB = 0.01  # above 0, by rounding
+
+
+class ScoredToken(NamedTuple):
+    """One token of an answer, as an arm sees it."""
+
+    logprob: float  # nats
+    is_kept: bool  # it is the arm's first choice
+    margin: float  # nats between the arm's first and second choice
+
+
+class Generated(NamedTuple):
+    """A greedy answer."""
+
+    tokens: list[int]
+    text: str
+
+
+def generate_body(model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+    """Return the request of a greedy answer with at most that many tokens."""
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+
+
+def score_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
+    """Return the request of the log-probabilities of a prompt's tokens."""
+    return {
+        "model": model,
+        "prompt": list(tokens),
+        "max_tokens": 1,
+        "temperature": 0,
+        "prompt_logprobs": CHOICES,
+    }
+
+
+def read_tokens(body: Any) -> list[int]:
+    """Return the tokens of `/tokenize`'s answer; ValueError if it has none."""
+    return _ids(body.get("tokens") if isinstance(body, dict) else None, "its answer has no tokens")
+
+
+def read_generated(body: Any) -> Generated:
+    """Return an answer's tokens; ValueError if the server does not give them."""
+    choice = _choice(body)
+    lacking = "its answer has no token ids (return_token_ids)"
+    return Generated(_ids(choice.get("token_ids"), lacking), str(choice.get("text", "")))
+
+
+def read_scores(body: Any, tokens: Sequence[int]) -> list[ScoredToken]:
+    """Return the scores of the last tokens of a prompt.
+
+    Raises:
+        BrokenNumbersError: a value is no log-probability.
+        ValueError: the server gives none.
+    """
+    listed = _choice(body).get("prompt_logprobs")
+    if not isinstance(listed, list) or len(listed) < len(tokens):
+        raise ValueError("its answer has no log-probabilities of the prompt (prompt_logprobs)")
+    places = listed[len(listed) - len(tokens) :]
+    return [_scored(place, token) for place, token in zip(places, tokens, strict=True)]
+
+
+def share_kept(scored: Sequence[ScoredToken]) -> float:
+    """Return the share of tokens that are the arm's first choice; ValueError without tokens."""
+    if not scored:
+        raise ValueError("an answer without tokens shows nothing")
+    return sum(each.is_kept for each in scored) / len(scored)
+
+
+def nats(scored: Sequence[ScoredToken]) -> float:
+    """Return the mean negative log-probability, in nats a token."""
+    return -sum(each.logprob for each in scored) / len(scored)
+
+
+def digest_of_tokens(tokens: Sequence[int]) -> str:
+    """Return the SHA-256 of token ids, in hex."""
+    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()
+
+
+def _scored(place: Any, token: int) -> ScoredToken:
+    try:
+        found = {int(key): float(value["logprob"]) for key, value in place.items()}
+        own = found[token]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"its log-probabilities lack the token {token}") from error
+    if any(math.isnan(value) or value > _MAX_LOGPROB for value in found.values()):
+        raise BrokenNumbersError("its log-probabilities are not numbers: the model is broken")
+    best, second, *_ = [*sorted(found.values(), reverse=True), -math.inf]
+    return ScoredToken(own, own >= best, best - second)
+
+
+def _choice(body: Any) -> dict[str, Any]:
+    choices = body.get("choices") if isinstance(body, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise ValueError("its answer has no choice")
+    return choices[0]
+
+
+def _ids(value: Any, lacking: str) -> list[int]:
+    if not isinstance(value, list) or any(type(each) is not int for each in value):
+        raise ValueError(lacking)
+    return list(value)

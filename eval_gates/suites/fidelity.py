@@ -1,0 +1,290 @@
+"""Conversations without right answers: which of the baseline's tokens an arm would write, too.
+
+The baseline answers each conversation greedily. Every arm, the baseline included, then reads
+conversation and answer, and a row's score is the share of answer tokens that are its first choice
+(eval_gates/prompt_scores.py). The baseline's own share is the noise floor of decoding against
+prefill. Texts and token ids stay in the store: rows have numbers and digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from eval_gates.ask import Client, Request
+from eval_gates.prompt_scores import (
+    Generated,
+    ScoredToken,
+    digest_of_tokens,
+    generate_body,
+    nats,
+    read_generated,
+    read_scores,
+    read_tokens,
+    score_body,
+    share_kept,
+)
+from eval_gates.rows import Answer, Question, Reply
+from eval_gates.suites.json_lines import find_files, read_rows, write_rows
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import (
+    QuestionOrder,
+    Read,
+    Render,
+    SourceLookup,
+    SuiteKind,
+    SuiteSource,
+)
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvaluationDataError, StageError, UsageError
+from pipeline.core.user_path import user_path
+from recipes.generation import Form, TemplateArgument
+from recipes.policy import EvalTask, Source, Suite
+
+STEM = "conversations"
+CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
+TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
+TOLD = "Summarize the following text in one paragraph.\n\n"
+NEAR_TIE = 0.05  # nats: below, two starts of the baseline differ, too
+_HINT = "each line needs messages (as of OpenAI's chat API; tools, too) or prompt (a text)"
+
+
+class FidelityTask(EvalTask):
+    """Conversations, and how much of them is compared."""
+
+    kind: Literal["fidelity"] = "fidelity"
+    prompt_format: Form = "auto"
+    max_tokens: int = Field(96, ge=1, le=4_096, description="tokens of the baseline's answer")
+    scored_tokens: int = Field(
+        2_048,
+        ge=64,
+        le=131_072,
+        description="tokens of conversation and answer, whose logits a server computes together "
+        "(6 bytes a token and vocabulary entry); of a longer conversation the last part is read",
+    )
+    chat_template_kwargs: dict[str, TemplateArgument] = Field({}, max_length=50)
+
+
+class FidelitySuite(FidelityTask, Suite):
+    """Conversations of your own, without right answers."""
+
+    data: str | None = Field(
+        None, description="JSON Lines of conversations; else the sources are used"
+    )
+    sources: list[Source] = Field(default=["eval-data", "builtin"])
+
+
+class Fidelity(SuiteKind[FidelityTask]):
+    """The suite `fidelity`."""
+
+    task, policy = FidelityTask, FidelitySuite
+    folder_stem, carried = STEM, CARRIED_FILE
+    assumed_baseline = 0.99
+    reads_baseline = True
+    private_keys = ("text", "prompt_ids", "answer_ids")
+
+    def __init__(self) -> None:
+        self._chats: dict[str, dict[str, Any]] = {}
+
+    def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
+        data = getattr(suite, "data", None)
+        if data is None:
+            return super().find_source(name, suite, lookup)
+        place = f"policy key suites.{name}.data"
+        file = user_path(data, place)
+        if not file.is_file():
+            raise UsageError(
+                "the file of conversations does not exist", where=f"{file} ({place})", hint=_HINT
+            )
+        digest = digest_json([[file.name, lookup.digest_of(file)]])
+        identity = QuestionSource(kind="folder", digest=digest)
+        clusters = self.count_clusters(suite, identity, file) if suite.cluster_by else None
+        return SuiteSource(identity, file, self.count(suite, identity, file), clusters)
+
+    def folder_files(self, folder: Path) -> list[Path]:
+        return [folder] if folder.is_file() else find_files(folder, STEM)
+
+    def questions(self, task: FidelityTask, order: QuestionOrder) -> Read:
+        files = self.folder_files(order.folder) if order.folder else [CARRIED_FILE]
+        rows = [each for file in files for each in read_rows(file)]
+        chats = [read_chat_row(row, place) for place, row in rows]
+        ids = [str(row.get("id", f"conversation/{number}")) for number, (_, row) in enumerate(rows)]
+        kept = [{"id": id_, **chat} for id_, chat in zip(ids, chats, strict=True)]
+        write_rows(order.output / TEXTS, kept)
+        # The prompt of a row is its digest: rows go into bundles.
+        return [Question(id_, _digest(chat)) for id_, chat in zip(ids, chats, strict=True)], {}
+
+    def open(self, task: FidelityTask, questions: Sequence[Question], folder: Path) -> None:
+        found = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
+        if any(_digest(found.get(each.id, {})) != each.prompt for each in questions):
+            raise EvaluationDataError(
+                "the conversations are not those that were laid out",
+                where=str(folder / TEXTS),
+                hint="run the same command with --retry, or delete the folder",
+            )
+        self._chats = found
+
+    def render(self, task: FidelityTask, question: Question, template: Render | None) -> Question:
+        # To be shown only: each arm's server renders.
+        chat = self._chats[question.id]
+        tools = {"tools": chat["tools"]} if "tools" in chat else {}
+        return replace(
+            question,
+            prompt=chat.get("prompt", ""),
+            messages=tuple(chat.get("messages", ())),
+            server=tools,
+        )
+
+    def ask(
+        self,
+        task: FidelityTask,
+        client: Client,
+        batch: Sequence[Question],
+        baseline: Mapping[str, Answer] | None,
+    ) -> list[list[Reply]]:
+        """Return one reply a conversation, whose `own` has the scored tokens.
+
+        Args:
+            baseline: its rows with token ids, by id; None for the baseline itself.
+
+        Raises:
+            StageError: the arm renders a conversation otherwise, or the server gives no
+                log-probabilities of a prompt.
+        """
+        chats = [self._chats[each.id] for each in batch]
+        rendered = client.send(
+            [
+                Request("/tokenize", _tokenized(client.model, task, chat), read_tokens)
+                for chat in chats
+            ]
+        )
+        room = min(task.scored_tokens, client.max_length) - task.max_tokens - 1
+        prompts = [ids[-max(1, room) :] for ids in rendered]
+        if baseline is None:
+            answers = client.send(
+                [
+                    Request(
+                        "completions",
+                        generate_body(client.model, prompt, task.max_tokens),
+                        read_generated,
+                    )
+                    for prompt in prompts
+                ]
+            )
+        else:
+            answers = []
+            for question, prompt in zip(batch, prompts, strict=True):
+                row = baseline[question.id]
+                if prompt != row["prompt_ids"]:
+                    raise _other_rendering(question.id, prompt, row["prompt_ids"])
+                answers.append(Generated(row["answer_ids"], row["text"]))
+        scored = client.send(
+            [
+                Request(
+                    "completions",
+                    score_body(client.model, [*prompt, *answer.tokens]),
+                    partial(read_scores, tokens=answer.tokens),
+                )
+                for prompt, answer in zip(prompts, answers, strict=True)
+            ],
+            in_flight=1,  # logits of complete prompts are outside the engine's memory profile
+        )
+        client.answered(len(batch))
+        return [
+            [
+                Reply(
+                    digest_of_tokens(answer.tokens),
+                    len(answer.tokens),
+                    own={
+                        "text": answer.text,
+                        "prompt_ids": prompt,
+                        "answer_ids": answer.tokens,
+                        "prompt_sha256": digest_of_tokens(prompt),
+                        "is_cut": len(ids) > len(prompt),
+                        "scored": found,
+                    },
+                )
+            ]
+            for ids, prompt, answer, found in zip(rendered, prompts, answers, scored, strict=True)
+        ]
+
+    def score(self, task: FidelityTask, question: Question, replies: Sequence[Reply]) -> Answer:
+        """Return the share kept, nats a token, and where and how the first token differs."""
+        (reply,) = replies
+        own = dict(reply.own)
+        scored: list[ScoredToken] = own.pop("scored")
+        if not scored:
+            raise EvaluationDataError(
+                "the baseline ends its answer before the first token",
+                where=f"conversation {question.id}",
+                hint="remove the conversation",
+            )
+        flips = [place for place, each in enumerate(scored) if not each.is_kept]
+        row: Answer = {"score": share_kept(scored), "nats": nats(scored), **own}
+        if flips:
+            row["first_flip"] = flips[0]
+            row["margin"] = scored[flips[0]].margin
+            row["near_ties"] = sum(scored[place].margin < NEAR_TIE for place in flips)
+        return row
+
+    def metric(self, task: FidelityTask, laid_out: str | None) -> str:
+        return "kept_share"
+
+    def output_type(self, task: FidelityTask) -> str | None:
+        return "loglikelihood_rolling"
+
+    def typical_change(self, task: FidelityTask) -> float:
+        return 0.1
+
+
+def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return a line's `messages` and `tools`, or its `prompt`; EvaluationDataError for others.
+
+    A line with `document` is a text to summarize.
+    """
+    messages, prompt = row.get("messages"), row.get("prompt")
+    if isinstance(row.get("document"), str):
+        messages = [{"role": "user", "content": TOLD + row["document"]}]
+    if isinstance(messages, list) and messages:
+        if any(not isinstance(each, dict) or "role" not in each for each in messages):
+            raise EvaluationDataError("a message has no role", where=place, hint=_HINT)
+        # What the model wrote last is what is asked for.
+        asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+        if asked:
+            tools = row.get("tools")
+            return {"messages": asked, **({"tools": tools} if tools else {})}
+    if isinstance(prompt, str) and prompt:
+        return {"prompt": prompt}
+    raise EvaluationDataError("the line has no conversation", where=place, hint=_HINT)
+
+
+def _tokenized(model: str, task: FidelityTask, chat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request of `/tokenize`, by which the server renders, of any length."""
+    if "messages" not in chat:
+        return {"model": model, **chat}
+    if task.prompt_format != "chat":
+        lines = [f"{each['role']}: {each.get('content') or ''}" for each in chat["messages"]]
+        return {"model": model, "prompt": "\n\n".join([*lines, "assistant:"])}
+    return {"model": model, **chat, "chat_template_kwargs": task.chat_template_kwargs}
+
+
+def _digest(chat: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(chat, sort_keys=True).encode()).hexdigest()
+
+
+def _other_rendering(name: str, here: Sequence[int], there: Sequence[int]) -> StageError:
+    pairs = zip(here, there, strict=False)
+    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(here), len(there)))
+    return StageError(
+        f"the arm renders the conversation '{name}' otherwise than the baseline: {len(here)} and "
+        f"{len(there)} tokens, the first that differs is number {at}",
+        where="tokenizer and chat template of the served model",
+        hint="the variant must have the tokenizer and the chat template of its baseline",
+    )

@@ -1,0 +1,98 @@
+"""Lays out a suite's questions and renders the first one, for `prepare show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from eval_gates.suites.suite_kind import for_worker
+from pipeline.core.errors import UsageError
+from pipeline.core.events import Progress
+from pipeline.core.file_digests import FileDigests
+from pipeline.core.process_environment import NetworkAccess
+from pipeline.core.store import Store
+from pipeline.environments.definition import Accelerator
+from pipeline.environments.environment import ensure, identity
+from pipeline.environments.settings import load_settings
+from pipeline.inspection.chat_template import folder_generation
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.evaluation_plan import QUESTION_SEED
+from pipeline.plan.generation_settings import generation_faults, resolve_generation
+from pipeline.stages.context import StageContext
+from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
+from recipes.policy import Policy
+
+EVALUATE = "evaluate"
+
+
+def first_prompt(
+    policy: Policy, name: str, checkpoint: Path, eval_data: Path | None, progress: Progress
+) -> dict[str, Any]:
+    """Return the first question in the order of asking, as the worker `first_prompt` has it.
+
+    Args:
+        name: of a suite of the policy.
+        checkpoint: a folder with a tokenizer.
+
+    Raises:
+        UsageError: the policy has no such suite, or the checkpoint is no folder.
+        PrepareError: the model cannot be asked it, or no source has questions.
+    """
+    if name not in policy.suites:
+        raise UsageError(
+            f"the policy '{policy.name}' has no suite '{name}'",
+            hint=f"its suites are: {', '.join(policy.suites)}",
+        )
+    if not checkpoint.is_dir():
+        raise UsageError(
+            "the checkpoint is not a folder",
+            where=f"--checkpoint {checkpoint}",
+            hint="give a folder with its tokenizer",
+        )
+    model = folder_generation(checkpoint)
+    asked = policy.model_copy(update={"suites": {name: policy.suites[name]}})
+    for fault in generation_faults(asked, model):
+        raise fault
+    suite = resolve_generation(asked, model).suites[name]
+    settings, machine = load_settings(), Accelerator.CPU
+    digests = FileDigests(settings.home / "digests.json")
+    resolver = SourceResolver(eval_data, identity(EVALUATE, machine, settings), digests, progress)
+    source = resolver.suite(name, suite)
+    folder = str(source.folder) if source.folder else None
+    spec = QUESTIONS.spec(
+        name,
+        QuestionsParameters(suite=suite, source=source.identity, seed=QUESTION_SEED),
+        {},
+        QuestionsRuntime(
+            folder=folder,
+            environment=EVALUATE,
+            suite=name,
+            python=str(ensure(EVALUATE, machine, settings, progress).python),
+        ),
+        settings.store,
+    )
+    with TemporaryDirectory() as made:
+        context: StageContext[QuestionsParameters, QuestionsRuntime] = StageContext(
+            spec, Path(made), Store(settings.store), progress
+        )
+        parameters = QUESTIONS.parameters_of(spec)
+        online = source.identity.kind == "hub" or source.identity.dataset
+        return context.run_worker(
+            "pipeline.workers.first_prompt",
+            {
+                "suite": parameters.suite.model_dump(),
+                "source": source.identity.model_dump(),
+                "seed": QUESTION_SEED,
+                "folder": folder,
+                "url": "",
+                "model": "",
+                "tokenizer": str(checkpoint),
+                "trust_remote_code": False,
+                "concurrency": 1,
+                "max_length": 0,
+                "asks_once": False,
+            },
+            plugins=[for_worker(parameters.suite)],
+            needs=[NetworkAccess.HUB] if online else [],
+        )

@@ -1,0 +1,38 @@
+"""The stage that screens a served model before any long evaluation."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
+from pipeline.serving.served_model import ServedModel, ServerInfo, ServerRuntime
+
+
+class ScreenedText(Record):
+    """A prompt, and what was written after it."""
+
+    prompt: str
+    text: str = Field(description="32 greedy tokens of this arm")
+    prompt_ids: list[int] = Field([])
+    answer_ids: list[int] = Field([], description="the tokens of the text")
+    nats: float | None = Field(
+        None, description="mean negative log-probability of the baseline's tokens, a token"
+    )
+
+
+class ScreenResult(Record):
+    """How much of the baseline's text the model would write, too."""
+
+    texts: list[ScreenedText] = Field([])
+    nats: float | None = Field(None, description="a token; None where the endpoint gives none")
+    nats_lost: float | None = Field(None, description="a token, to the baseline")
+    kept: float | None = Field(
+        None, description="share of the arm's own tokens that are its first choice when it reads"
+    )
+    broken: str = Field("", description="why it must be held to be broken; '' when it is not")
+    server: ServerInfo = ServerInfo()
+    engine_version: str = Field("", description="as it reports it; '' of a user's endpoint")
+
+
+SCREEN = Stage("screen", 1, ServedModel, ServerRuntime, ScreenResult)

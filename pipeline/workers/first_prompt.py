@@ -1,0 +1,42 @@
+"""Worker: renders a suite's first question as a checkpoint is asked it. Nothing is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from eval_gates.answer_log import QUESTIONS
+from pipeline.core.events import Progress
+from pipeline.workers import questions
+from pipeline.workers.evaluate import OpenSuite, open_client
+
+
+def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Return the prompt, the choices if there are any, and the tools.
+
+    Args:
+        spec: as of the workers `questions` and `evaluate`.
+
+    Raises:
+        EvaluationDataError: the source has no such questions.
+        StageError: the chat template refuses the messages.
+    """
+    questions.run(spec, progress, output)
+    suite = OpenSuite(spec["suite"], output / QUESTIONS)
+    client = open_client(spec, suite, lambda _: None, progress)
+
+    def template(messages: Any, add_generation_prompt: bool = True) -> str:
+        return client.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+
+    (question,) = suite.render(range(1), template)
+    return {
+        "id": question.id,
+        "prompt": client.shown(question),
+        "choices": list(question.continuations),
+        "contexts": list(question.contexts),
+        "settings": {**suite.settings, **question.generate},
+    }

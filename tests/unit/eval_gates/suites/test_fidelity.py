@@ -1,0 +1,151 @@
+"""The suite `fidelity`: conversations as they are laid out, asked of two arms, and scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from reading_stand_in import SURE, UNSURE, ReadingStandIn
+
+from eval_gates.answer_validity import check_answers
+from eval_gates.ask import Client
+from eval_gates.rows import Answer, Asked, Question, describe
+from eval_gates.suites.fidelity import Fidelity, FidelityTask, read_chat_row
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import QuestionOrder
+from pipeline.core.errors import EvaluationDataError, StageError
+
+SECRET = "my password is hunter2"
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+LOG: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": SECRET}], "user": "a"},
+    {"messages": [{"role": "user", "content": "h\u00e9 \U0001f600"}], "tools": [TOOL], "user": "b"},
+    {"prompt": "Once upon a time", "user": "a"},
+    {
+        "messages": [
+            {"role": "user", "content": ""},
+            {"role": "assistant", "content": "Yes?"},
+            {"role": "user", "content": "long " * 400},
+            {"role": "assistant", "content": "this is not asked"},
+        ],
+        "user": "c",
+    },
+]
+TASK = FidelityTask(prompt_format="chat", max_tokens=16, scored_tokens=256)
+
+
+def laid_out(folder: Path) -> tuple[Fidelity, list[Question]]:
+    file = folder / "logs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in LOG))
+    kind = Fidelity()
+    order = QuestionOrder(QuestionSource(kind="folder"), file, folder, Listener())
+    questions, _ = kind.questions(TASK, order)
+    kind.open(TASK, questions, folder)
+    return kind, questions
+
+
+def rows_of(
+    kind: Fidelity, questions: list[Question], url: str, baseline: list[Answer] | None = None
+) -> list[Answer]:
+    client = Client(
+        url,
+        "m",
+        {},
+        concurrency=4,
+        max_length=4096,
+        tokenizer=None,
+        answered=lambda number: None,
+        note=lambda text: None,
+    )
+    before = {row["id"]: row for row in baseline} if baseline is not None else None
+    replies = kind.ask(TASK, client, questions, before)
+    asked = [Asked(q, r, q) for q, r in zip(questions, replies, strict=True)]
+    scored = kind.score_batch(TASK, asked, Listener())
+    return [
+        {**describe(each.question, each.replies, thinks=False), **own}
+        for each, own in zip(asked, scored, strict=True)
+    ]
+
+
+def test_the_baseline_keeps_its_own_tokens(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    with ReadingStandIn() as server:
+        rows = rows_of(kind, questions, server.url)
+    assert [row["score"] for row in rows] == [1.0] * len(LOG)
+    assert [row["nats"] for row in rows] == pytest.approx([-SURE] * len(LOG))
+    assert [row["is_cut"] for row in rows] == [False, False, False, True]
+    assert all(len(row["prompt_ids"]) + 16 < TASK.scored_tokens for row in rows)
+    check_answers("logs", rows, max_tokens=TASK.max_tokens, is_complete=True)
+
+
+def test_a_variant_reads_the_baselines_tokens(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    with ReadingStandIn() as server:
+        before = rows_of(kind, questions, server.url)
+    with ReadingStandIn(forgets=2) as server:
+        rows = rows_of(kind, questions, server.url, before)
+    assert [row["prompt_sha256"] for row in rows] == [row["prompt_sha256"] for row in before]
+    for row, first in zip(rows, before, strict=True):
+        assert row["answer_ids"] == first["answer_ids"]
+        flips = [place for place, token in enumerate(row["answer_ids"]) if (token - 1) % 2 == 0]
+        assert row["score"] == pytest.approx(1 - len(flips) / 16)
+        assert row["first_flip"] == flips[0]
+        assert row["margin"] == pytest.approx(SURE - UNSURE)
+        assert row["near_ties"] == 0
+
+
+def test_another_template_ends_the_arm_before_a_score(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    with ReadingStandIn() as server:
+        before = rows_of(kind, questions, server.url)
+    with ReadingStandIn(template="<s>") as server:
+        with pytest.raises(StageError, match="otherwise than the baseline"):
+            rows_of(kind, questions, server.url, before)
+        assert not [body for _, body in server.requests if "prompt_logprobs" in body]
+
+
+@pytest.mark.parametrize("given", [{"can_read": False}, {"value": float("nan")}])
+def test_an_endpoint_that_cannot_read_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    kind, questions = laid_out(tmp_path)
+    with ReadingStandIn(**given) as server, pytest.raises(StageError, match="cannot be asked"):
+        rows_of(kind, questions, server.url)
+
+
+def test_what_is_bundled_has_no_text(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    with ReadingStandIn() as server:
+        rows = rows_of(kind, questions, server.url)
+    public = [{key: row[key] for key in row if key not in kind.private_keys} for row in rows]
+    told = json.dumps([public, [each.to_row() for each in questions]])
+    assert "hunter2" not in told
+    assert not any(str(row["prompt_ids"]) in told for row in rows)
+    assert SECRET in (tmp_path / "conversations.jsonl").read_text()
+
+
+def test_a_changed_file_is_found(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    texts = tmp_path / "conversations.jsonl"
+    texts.write_text(texts.read_text().replace("hunter2", "hunter3"))
+    with pytest.raises(EvaluationDataError, match="not those"):
+        kind.open(TASK, questions, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"messages": []},
+        {"messages": "hello"},
+        {"messages": ["hello"]},
+        {"messages": [{"content": "no role"}]},
+        {"messages": [{"role": "assistant", "content": "first"}]},
+        {"prompt": ""},
+    ],
+)
+def test_lines_that_are_no_conversations(row: dict[str, Any]) -> None:
+    with pytest.raises(EvaluationDataError) as caught:
+        read_chat_row(row, "logs.jsonl, line 1")
+    assert caught.value.where == "logs.jsonl, line 1"

@@ -1,0 +1,168 @@
+"""The screen of a served model, against a server that reads and writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_stand_ins import OPENAI, TRTLLM, ChatStandIn, Schema
+from finished_stage import put_record
+from free_port import free_port
+from listener import Listener
+from loose_stage import stage_spec
+from reading_stand_in import SURE, ReadingStandIn
+
+from eval_gates.chat_form import ChatForm
+from pipeline.core.errors import ServingError
+from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.store import Store
+from pipeline.serving.serving_names import SERVED_NAME
+from pipeline.stages.context import execute
+from pipeline.stages.screen.run import MAX_NATS_LOST, PROMPTS, TOKENS, find_fault
+
+FORM = ChatForm(length_key="max_tokens", extended=False)
+ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "deployment_id": "s", "tokenizer": "t"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def baseline(store: Store) -> Iterator[StageRecord]:
+    with ReadingStandIn() as server:
+        yield run(store, server.url)
+
+
+def run(
+    store: Store, url: str, baseline: StageRecord | None = None, **parameters: Any
+) -> StageRecord:
+    """The stage of a variant, or of the baseline itself where no baseline is given."""
+    inputs = {}
+    if baseline is not None:
+        put_record(store, baseline)
+        inputs["baseline"] = StageReference(stage="screen", key=baseline.key)
+    runtime: dict[str, Any] = {"url": url, "model": SERVED_NAME, "server": {"ready_seconds": 5.0}}
+    parameters = {"serving": {"engine_arguments": {}, "environment": {}}, **parameters}
+    name = "fp8" if baseline else "baseline"
+    return execute(stage_spec("screen", name, parameters, inputs, runtime, store.root), Listener())
+
+
+def test_a_baseline_writes_and_reads_its_own_text(baseline: StageRecord) -> None:
+    result = baseline.result
+    assert (result["broken"], result["nats_lost"], result["kept"]) == ("", None, 1.0)
+    assert result["nats"] == pytest.approx(-SURE)
+    assert [len(each["answer_ids"]) for each in result["texts"]] == [TOKENS] * len(PROMPTS)
+    assert result["server"] == {"ready_seconds": 5.0}
+
+
+@pytest.mark.parametrize(("lost", "is_broken"), [(0.0, False), (0.9, False), (1.1, True)])
+def test_a_variant_by_the_nats_that_it_loses(
+    store: Store, baseline: StageRecord, lost: float, is_broken: bool
+) -> None:
+    with ReadingStandIn(lost=lost) as server:
+        result = run(store, server.url, baseline).result
+    assert result["nats_lost"] == pytest.approx(lost)
+    assert bool(result["broken"]) is is_broken
+
+
+def test_a_variant_reads_the_baselines_tokens_not_its_own(
+    store: Store, baseline: StageRecord
+) -> None:
+    with ReadingStandIn(forgets=2) as server:
+        result = run(store, server.url, baseline).result
+        read = [b["prompt"] for _, b in server.requests if "prompt_logprobs" in b]
+    assert result["nats_lost"] > 0.5
+    assert result["kept"] == 1.0
+    for text in baseline.result["texts"]:
+        assert text["prompt_ids"] + text["answer_ids"] in read
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"value": math.nan}, "not numbers"),
+        ({"value": math.inf}, "not numbers"),
+        ({"value": -9999.0}, "nats a token"),  # vLLM's placeholder for minus infinity
+        ({"text": " \n"}, "answers with nothing"),
+        ({"mutters": True}, "chooses 0 %"),
+    ],
+)
+def test_broken_models(
+    store: Store, baseline: StageRecord, given: dict[str, Any], words: str
+) -> None:
+    with ReadingStandIn(**given) as server:
+        assert words in run(store, server.url, baseline).result["broken"]
+
+
+def test_another_tokenizer_is_told_by_name(store: Store, baseline: StageRecord) -> None:
+    texts = [{**each, "prompt_ids": [1, 2]} for each in baseline.result["texts"]]
+    other = baseline.model_copy(update={"result": {**baseline.result, "texts": texts}})
+    with ReadingStandIn() as server:
+        assert "another tokenizer" in run(store, server.url, other).result["broken"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "kept", "is_broken"),
+    [
+        (MAX_NATS_LOST, 0.9, False),
+        (MAX_NATS_LOST + 0.01, 0.9, True),
+        (math.nan, 0.9, True),
+        (None, 0.4, True),
+    ],
+)
+def test_where_the_line_is(lost: float | None, kept: float, is_broken: bool) -> None:
+    assert bool(find_fault(lost, kept)) is is_broken
+
+
+def test_a_proxy_for_other_hosts_is_left_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    with ReadingStandIn() as server:
+        assert run(store, server.url).result["broken"] == ""
+
+
+@pytest.mark.parametrize(("text", "is_broken"), [("Paris", False), ("  ", True)])
+def test_an_endpoint_that_does_not_read_must_write(
+    store: Store, baseline: StageRecord, text: str, is_broken: bool
+) -> None:
+    with ReadingStandIn(can_read=False, text=text) as server:
+        record = run(store, server.url, baseline, endpoint=ELSEWHERE)
+    assert record.result["nats"] is None
+    assert bool(record.result["broken"]) is is_broken
+    assert "gives no log-probabilities" in record.notes[0]
+
+
+@pytest.mark.parametrize(("schema", "form"), [(OPENAI, FORM), (TRTLLM, FORM), (TRTLLM, None)])
+def test_nor_does_one_of_the_chat_api(store: Store, schema: Schema, form: ChatForm | None) -> None:
+    with ChatStandIn(schema) as other:
+        endpoint = {**ELSEWHERE, "chat": form.model_dump() if form else None}
+        record = run(store, other.url, endpoint=endpoint)
+    assert (record.result["nats"], record.result["broken"]) == (None, "")
+
+
+def test_our_own_server_must_read(store: Store) -> None:
+    with ReadingStandIn(can_read=False) as server, pytest.raises(ServingError, match=" 404"):
+        run(store, server.url)
+
+
+def test_the_key_of_the_environment_is_sent(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    with ReadingStandIn() as server:
+        run(store, server.url, endpoint=ELSEWHERE)
+        assert {sent["Authorization"] for sent in server.headers} == {"Bearer a key"}
+
+
+def test_a_server_that_does_not_answer(store: Store) -> None:
+    with ReadingStandIn(status=500) as server, pytest.raises(ServingError, match=" 500") as caught:
+        run(store, server.url)
+    assert caught.value.where == server.url
+    with pytest.raises(ServingError):
+        run(store, f"http://127.0.0.1:{free_port()}")
+    assert not list((store.root / "stages" / "screen").glob("*/stage.json"))
