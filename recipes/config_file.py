@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from pipeline.core.errors import UsageError, raise_as
-from pipeline.core.untrusted import read_yaml_file
+from pipeline.core.untrusted_yaml import read_yaml_file
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

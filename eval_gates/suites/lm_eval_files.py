@@ -120,7 +120,7 @@ def _flatten(files: Any) -> list[str]:
 
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
-    from pipeline.core.untrusted import MAX_YAML_BYTES, parse_yaml
+    from pipeline.core.untrusted_yaml import MAX_YAML_BYTES, parse_yaml
 
     modules: list[Path] = []
 

@@ -101,7 +101,7 @@ def front_matter(card: Path) -> dict[str, Any]:
 
     The card is untrusted, and an unreadable card does not stop a promotion.
     """
-    from pipeline.core.untrusted import parse_yaml
+    from pipeline.core.untrusted_yaml import parse_yaml
 
     try:
         found = _FRONT.match(read_regular(card, MAX_CARD_BYTES))

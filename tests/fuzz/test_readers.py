@@ -39,12 +39,11 @@ from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted import (
     UntrustedJsonError,
     UntrustedLinesError,
-    UntrustedYamlError,
     parse_json,
     parse_record,
-    parse_yaml,
     read_flat_rows,
 )
+from pipeline.core.untrusted_yaml import UntrustedYamlError, parse_yaml
 from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder

@@ -28,15 +28,12 @@ from pipeline.core.record import Record
 from pipeline.core.untrusted import (
     MAX_DEPTH,
     MAX_VALUES,
-    MAX_YAML_VALUES,
     UntrustedFileError,
     UntrustedJsonError,
     UntrustedLinesError,
-    UntrustedYamlError,
     open_regular,
     parse_json,
     parse_record,
-    parse_yaml,
     read_flat_rows,
     read_json_file,
     read_json_items,
@@ -44,6 +41,7 @@ from pipeline.core.untrusted import (
     read_record,
     read_regular,
 )
+from pipeline.core.untrusted_yaml import MAX_YAML_VALUES, UntrustedYamlError, parse_yaml
 
 SOON = 2.0  # seconds, where an ordinary reader would wait forever, or take minutes
 
