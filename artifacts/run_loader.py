@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,10 +47,9 @@ def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
         )
     if name == "latest" and judged:
         for folder in reversed(folders):
-            with suppress(StoreError):  # a damaged record is told when it is named
-                found = read_run(folder)
-                if any(variant.gates for variant in found.variants) or found.tuning:
-                    return found
+            found = read_run(folder)  # one that cannot be read may be the last that was judged
+            if any(variant.gates for variant in found.variants) or found.tuning:
+                return found
     matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
     if len(matching) != 1:
         known = ", ".join(folder.name for folder in folders[-5:])
