@@ -2,10 +2,11 @@
 
     python scripts/kills.py [KILLS] [KILLS_WITHOUT_LOCKS] [SEED]
 
-Three copies do the same stand-in stages over the product's store: weights of several files, loads
-that a next try continues, an answer log, a verdict. SIGKILL hits one after another at random
-moments. After each kill every finished folder is compared with the digests in its record. With
-locks switched off, as on a file system that lies, work may be repeated; results are still whole.
+Three copies, in the product's loop, do the same stand-in stages over its store: weights of several
+files, loads that a next try continues, an answer log, a verdict. SIGKILL hits one after another at
+random moments. After each kill every finished folder is compared with the digests in its record.
+With locks switched off, as on a file system that lies, work may be repeated; results are still
+whole.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ from pathlib import Path
 
 from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import StoreError
+from pipeline.core.events import NullProgress
+from pipeline.core.lots import Needs, Node
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.run.work import Copy, Failures, Piece, forget_tries
 from pipeline.stages.evaluate.answer_logs import book_file, open_book
 
 COPIES, VARIANTS, QUESTIONS, LOADS, FILES = 3, 3, 40, 12, 6
@@ -38,24 +43,40 @@ CHECKED = ("quantize", "speed", "evaluate")
 
 
 def copy(root: Path, *, locks: bool) -> None:
-    """Do all pieces, in an order of this process's own."""
+    """Be one copy of the run: the product's own loop over stand-in stages."""
     if not locks:
         fcntl.flock = lambda *_: None
-    store, order = Store(root), random.Random(os.getpid())  # noqa: S311  # of work, no secret
-    pieces = order.sample(PIECES, len(PIECES))
-    while pieces:
-        stage, name = pieces.pop(0)
-        if stage == "judge" and not all(is_done(store, each, name) for each in CHECKED):
-            pieces.append((stage, name))
-            time.sleep(0.005)
-            continue
-        try:
-            do(store, stage, name)
-        except StoreError as error:
-            if "took over" not in error.message:  # without locks
-                raise
-            pieces.append((stage, name))
-            time.sleep(order.uniform(0, 0.1))  # else three copies can stop each other forever
+    store = Store(root)
+    folder = RunFolders(store).make("kills", is_new=False)
+    forget_tries(folder)  # it was killed from outside
+    one = Copy(store, folder, Node(root), NullProgress())
+
+    def find(failures: Failures) -> list[Piece]:
+        if failures:
+            raise SystemExit(str(failures))
+        return [piece_of(store, *each) for each in PIECES if is_ready(store, *each)]
+
+    one.work(find)
+
+
+def piece_of(store: Store, stage: str, name: str) -> Piece:
+    """Return the piece that does this stand-in stage."""
+    title = f"{stage} {name}"
+    needs = Needs(cores=stage == "quantize")
+    return Piece(
+        f"{stage}.{name}",
+        title,
+        lambda lot: do(store, stage, name),
+        lambda: is_done(store, stage, name),
+        needs,
+    )
+
+
+def is_ready(store: Store, stage: str, name: str) -> bool:
+    """Return whether the piece can be done now."""
+    if is_done(store, stage, name):
+        return False
+    return stage != "judge" or all(is_done(store, each, name) for each in CHECKED)
 
 
 def do(store: Store, stage: str, name: str) -> None:
@@ -150,7 +171,7 @@ def check_alone(store: Store) -> None:
                 raise SystemExit(f"two writers of {piece}")
 
 
-class Copy:
+class CopyProcess:
     """A forked process that does all pieces."""
 
     def __init__(self, root: Path, *, locks: bool) -> None:
@@ -182,7 +203,7 @@ def trial(kills: int, chance: random.Random, *, locks: bool) -> dict[str, int]:
     counted = {"kills": 0, "runs": 0, "collections": 0, "refused_collections": 0}
     while counted["kills"] < kills:
         root = Path(tempfile.mkdtemp(prefix="kills."))
-        store, copies = Store(root), [Copy(root, locks=locks) for _ in range(COPIES)]
+        store, copies = Store(root), [CopyProcess(root, locks=locks) for _ in range(COPIES)]
         counted["runs"] += 1
         deadline = time.monotonic() + 300
         while any(each.poll() != 0 for each in copies):
@@ -196,7 +217,7 @@ def trial(kills: int, chance: random.Random, *, locks: bool) -> dict[str, int]:
                 if each.poll() not in (None, 0, -signal.SIGKILL):
                     raise SystemExit(f"a copy failed with {each.code}: {root}")
                 if each.poll() == -signal.SIGKILL:
-                    copies[place] = Copy(root, locks=locks)
+                    copies[place] = CopyProcess(root, locks=locks)
             check(store)
             if locks:
                 collect(store, counted)

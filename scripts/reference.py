@@ -24,7 +24,6 @@ from pipeline.core.stage_record import StageRecord
 from pipeline.environments.settings import SettingsFile
 from pipeline.inspection.kv_cache import ELEMENT_BYTES, kv_cache
 from pipeline.inspection.model_shape import model_shape
-from pipeline.run.executors import KINDS, options_of
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 from recipes.tuning_candidates import CandidateFile
@@ -40,7 +39,6 @@ CONFIGURATION: Mapping[str, Any] = {
     "Workload": NamedWorkload,
     "Tuning candidates": CandidateFile,
     "Settings": SettingsFile,
-    **{f"Settings of the executor {name}": options_of(name) for name in KINDS},
 }
 RECORDS: Mapping[str, Any] = {
     "run.json": RunReport,

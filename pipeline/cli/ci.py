@@ -76,14 +76,13 @@ class CiReporting:
         work: Work,
         command: dict[str, Any],
         store: Path | None,
-        executor: str | None = None,
     ) -> NoReturn:
         """Do the work, report its outcome to CI and on standard output, and exit with its code."""
         with (
             errors_as_json(self.as_json),
             open_display(as_json=self.as_json, plain=self.ci) as progress,
         ):
-            report = self.report(work, command, store, progress, executor)
+            report = self.report(work, command, store, progress)
         if self.as_json:
             print(report.model_dump_json(indent=1))
         elif report.error is None:
@@ -98,7 +97,6 @@ class CiReporting:
         command: dict[str, Any],
         store: Path | None,
         progress: Progress,
-        executor: str | None = None,
     ) -> RunReport:
         """Return the report of `work`, after reporting it to CI; errors are reported and raised.
 
@@ -107,7 +105,7 @@ class CiReporting:
         from pipeline.environments.settings import load_settings
 
         try:
-            settings = load_settings(store, executor)
+            settings = load_settings(store)
             report = work(settings, progress)
         except BaseException as error:
             self._publish(report_of(error, self.kind, command), self.junit, progress)

@@ -29,7 +29,6 @@ from pipeline.cli import (
     runs,
     serve,
     show,
-    task,
     tune,
     verify,
 )
@@ -75,7 +74,6 @@ app.command("show")(show.show)
 app.command("doctor")(doctor.doctor)
 app.add_typer(runs.app, name="runs")
 app.add_typer(registry.app, name="registry")
-app.add_typer(task.app, name="task", hidden=True)
 
 
 def show_version(wanted: bool) -> None:
@@ -103,7 +101,7 @@ def root(
     """Define the options of the whole command."""
     if settings is not None:
         context.with_resource(use_settings(settings))
-    elif context.invoked_subcommand != "task" and (unread := unread_settings_file()):
+    elif unread := unread_settings_file():
         words = f"prepare --settings {unread} {context.invoked_subcommand}"
         print(f"note: ./{unread} is not read; with it: {words} ...", file=sys.stderr)
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import (
     AblateOption,
-    CheckpointArgument,
+    CopiesOption,
     EvalDataOption,
-    ExecutorOption,
     GpusACopyOption,
     JsonOption,
     NameOption,
+    OnOption,
+    OptionalCheckpointArgument,
     PolicyOption,
     ProfileOption,
     PromoteOption,
     RecipeOption,
     RegistryOption,
     RemeasureOption,
+    RetryOption,
+    RunOption,
     ServedVariantOption,
     SignOption,
     StoreOption,
@@ -24,9 +29,14 @@ from pipeline.cli.options import (
     VariantOption,
 )
 
+if TYPE_CHECKING:
+    from artifacts.run_record import RunReport
+    from pipeline.core.events import Progress
+    from pipeline.environments.settings import Settings
+
 
 def model(
-    checkpoint: CheckpointArgument,
+    checkpoint: OptionalCheckpointArgument = None,
     recipe: RecipeOption = None,
     variant: VariantOption = None,
     served_variant: ServedVariantOption = None,
@@ -36,7 +46,6 @@ def model(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
-    executor: ExecutorOption = None,
     gpus_a_copy: GpusACopyOption = None,
     as_json: JsonOption = False,
     trust_remote_code: TrustOption = False,
@@ -44,6 +53,10 @@ def model(
     sign: SignOption = False,
     ablate: AblateOption = False,
     remeasure: RemeasureOption = None,
+    run: RunOption = None,
+    retry: RetryOption = False,
+    on: OnOption = None,
+    copies: CopiesOption = None,
     ci: CiOption = None,
     junit: JunitOption = None,
     outputs: OutputsOption = None,
@@ -61,10 +74,15 @@ def model(
 
       prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
 
+      prepare model org/name --on slurm --store /shared/store
+
       prepare model org/name --variant vendor/name-FP8 --variant ./name-AWQ
 
     --variant judges weights that others quantized against the checkpoint,
     and --served-variant the checkpoint's own weights with further engine arguments.
+
+    Several processes can work on one run: on one machine one is started for each
+    GPU, and with --on a cluster's engine starts them. With --run, any process joins.
 
     With --no-promote nothing is registered; `prepare promote RUN` does it later.
     --ablate shows how much weights and KV cache contribute to the loss of a variant
@@ -74,13 +92,15 @@ def model(
     outcome.
 
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
-    4 a gate failed, 5 undecided, 6 a promotion that was recorded and not
-    completed, 130 interrupted.
+    4 a gate failed, 5 undecided, 130 interrupted. A joined process: 0 done.
     """
+    from pipeline.core.errors import UsageError
     from pipeline.plan.resolved_options import ModelRequest
-    from pipeline.run.model import run_model
 
-    request = ModelRequest(
+    if (retry or (checkpoint is None and not run)) and run is None:
+        missing = "--run ID" if retry else "CHECKPOINT"
+        raise UsageError(f"{missing} is missing", where="prepare model", hint="see --help")
+    request = checkpoint and ModelRequest(
         checkpoint=checkpoint,
         recipes=tuple(recipe or ()),
         variants=tuple(variant or ()),
@@ -97,10 +117,15 @@ def model(
         sign=sign,
         gpus_a_copy=gpus_a_copy,
     )
+
+    def work(settings: Settings, progress: Progress) -> RunReport:
+        if on is not None:
+            from pipeline.run.launchers import launch
+
+            return launch(request or None, on, copies, run, settings, progress, retry=retry)
+        from pipeline.run.model import run_model
+
+        return run_model(request or None, settings, progress, run, retry=retry)
+
     reporting = CiReporting("model", is_in_ci(ci), junit, outputs, as_json)
-    reporting.carry_out(
-        lambda settings, progress: run_model(request, settings, progress),
-        {"checkpoint": checkpoint},
-        store,
-        executor,
-    )
+    reporting.carry_out(work, {"checkpoint": checkpoint}, store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,14 @@ def argument(help: str, **more: Any) -> Any:
     return typer.Argument(help=help, show_default=False, **more)
 
 
+OptionalCheckpointArgument = Annotated[
+    str | None,
+    argument(
+        "A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
+        metavar="CHECKPOINT",
+        parser=strip_credentials,
+    ),
+]
 CheckpointArgument = Annotated[
     str,
     argument(
@@ -129,13 +138,38 @@ StoreOption = Annotated[
         **PATH,
     ),
 ]
-ExecutorOption = Annotated[
-    str | None,
+
+
+class Engine(StrEnum):
+    """Starts the copies of a run."""
+
+    SLURM = "slurm"
+    RAY = "ray"
+
+
+OnOption = Annotated[
+    Engine | None,
     setting(
-        "--executor",
-        "Where stages run: local, ray or slurm. Default: as the settings file has it, else local.",
-        metavar="KIND",
+        "--on",
+        "Have slurm or ray start the copies of the run, on nodes that share the store.",
+        show_default=False,
     ),
+]
+CopiesOption = Annotated[
+    int | None,
+    option("--copies", "With --on: how many. Default: one for each model that is served.", min=1),
+]
+RunOption = Annotated[
+    str | None,
+    option(
+        "--run",
+        "Id of the run. A second process with the id works on the same run; without a "
+        "checkpoint it takes the options from the first.",
+        metavar="ID",
+    ),
+]
+RetryOption = Annotated[
+    bool, option("--retry", "With --run: try again what failed, of a run that ended.")
 ]
 WeightsOption = Annotated[
     Path | None,

@@ -11,7 +11,6 @@ from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     ContextOption,
     EvalDataOption,
-    ExecutorOption,
     GpuOption,
     GpusACopyOption,
     GpusOption,
@@ -50,7 +49,6 @@ def plan(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
-    executor: ExecutorOption = None,
     gpus_a_copy: GpusACopyOption = None,
     gpu: GpuOption = None,
     gpus: GpusOption = 1,
@@ -131,7 +129,7 @@ def plan(
             print_capacity(capacity)
         return
     with open_display(as_json=as_json) as progress:
-        found = forecast(request, load_settings(store, executor), progress)
+        found = forecast(request, load_settings(store), progress)
     if as_json:
         print_json(found.to_dict())
         raise typer.Exit(found.exit_code)

@@ -11,7 +11,6 @@ from pipeline.cli.display import open_display
 from pipeline.cli.follow_up import repeat_options
 from pipeline.cli.options import (
     EvalDataOption,
-    ExecutorOption,
     JsonOption,
     PublicKeyOption,
     ReferenceArgument,
@@ -60,7 +59,6 @@ def recheck(
     public_key: PublicKeyOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
-    executor: ExecutorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check whether a version's verdict still holds; measure again if anything changed.
@@ -98,7 +96,7 @@ def recheck(
         trust_remote_code=trust_remote_code,
     )
     with open_display(as_json=as_json) as progress:
-        outcome = run_recheck(request, load_settings(store, executor, public_key), progress)
+        outcome = run_recheck(request, load_settings(store, public_key), progress)
     if as_json:
         print_json(outcome.to_dict())
     else:

@@ -11,7 +11,6 @@ import typer
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     PATH,
-    ExecutorOption,
     GpusACopyOption,
     JsonOption,
     PolicyOption,
@@ -63,7 +62,6 @@ def tune(
     output: OutputOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
-    executor: ExecutorOption = None,
     gpus_a_copy: GpusACopyOption = None,
     as_json: JsonOption = False,
     trust_remote_code: TrustOption = False,
@@ -103,7 +101,7 @@ def tune(
             output=output.expanduser().absolute() if output else None,
         )
         with open_display(as_json=as_json) as progress:
-            report = run_tune(request, load_settings(store, executor), progress)
+            report = run_tune(request, load_settings(store), progress)
         if as_json:
             print(report.model_dump_json(indent=1))
         else:

@@ -17,6 +17,7 @@ The tree::
     +-- RegistryError             1   the model registry rejected a request or is unreachable
     +-- EvidenceError             1   an invalid evidence bundle or signature
     +-- StoreError                1   the store is not writable, full or damaged
+        +-- StageLostError        1   another process took over a stage
 
 Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted. Exit code
 3 is an unexpected error; its traceback is in a log file.
@@ -145,6 +146,10 @@ class EvidenceError(PrepareError):
 
 class StoreError(PrepareError):
     """The store is not writable, full or damaged."""
+
+
+class StageLostError(StoreError):
+    """Another process took over a stage that this one was writing."""
 
 
 @contextmanager

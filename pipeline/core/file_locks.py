@@ -13,21 +13,25 @@ import errno
 import fcntl
 import os
 import platform
+import pwd
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.core.errors import StoreError
 from pipeline.core.private_files import is_shared, make_folder
 
 PRIVATE, SHARED = 0o600, 0o660
-_HOLDER_BYTES = 200
+_HOLDER_BYTES = 300
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 LOCAL_ONLY = ("localflock", "nolock", "local_lock=all", "local_lock=flock")
 
 _held: set[int] = set()
 _guard = threading.Lock()
+_work: list[tuple[str, str]] = []
+"""What this process does, and since when, as others are told that wait for it."""
 Waits = Callable[[str], None]
 
 
@@ -35,6 +39,47 @@ def held_descriptors() -> list[int]:
     """Return the locks that this process holds, for the children that work under them."""
     with _guard:
         return sorted(_held)
+
+
+@contextmanager
+def hold_for_children(descriptor: int) -> Iterator[None]:
+    """Have the children that are started meanwhile hold a lock as well."""
+    with _guard:
+        _held.add(descriptor)
+    try:
+        yield
+    finally:
+        with _guard:
+            _held.discard(descriptor)
+
+
+@contextmanager
+def doing(what: str) -> Iterator[str]:
+    """Tell others that wait for a lock of this process what it does; yield their words."""
+    _work.append((what, datetime.now(UTC).strftime("%H:%M UTC")))
+    try:
+        yield this_process()
+    finally:
+        _work.pop()
+
+
+def this_process() -> str:
+    """Return what others are told of this process: its work, user, id and machine."""
+    outer_and_inner = [*_work[:1], *_work[1:][-1:]]
+    words = [what for what, _ in outer_and_inner]
+    since = [f"since {when}" for _, when in outer_and_inner[-1:]]
+    return ", ".join([*words, *since, f"process {os.getpid()} of {_user()} on {platform.node()}"])
+
+
+def holder_of(path: Path) -> str:
+    """Return who holds the lock, as its file tells."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return _read_holder(descriptor)
+        finally:
+            os.close(descriptor)
+    return "another process"
 
 
 @contextmanager
@@ -53,13 +98,8 @@ def locked(
         if not is_held:
             yield False
             return
-        with _guard:
-            _held.add(descriptor)
-        try:
+        with hold_for_children(descriptor):
             yield True
-        finally:
-            with _guard:
-                _held.discard(descriptor)
     finally:
         os.close(descriptor)
 
@@ -152,8 +192,7 @@ def _lock(descriptor: int, path: Path, on_wait: Waits, *, shared: bool, wait: bo
         except BlockingIOError:
             if not wait:
                 return False
-            told = os.pread(descriptor, _HOLDER_BYTES, 0).decode(errors="replace")
-            on_wait(f"waiting for {told if told.isprintable() and told else 'another process'}")
+            on_wait(f"waiting for {_read_holder(descriptor)}")
             fcntl.flock(descriptor, how)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -167,5 +206,17 @@ def _lock(descriptor: int, path: Path, on_wait: Waits, *, shared: bool, wait: bo
     if not shared:
         with contextlib.suppress(OSError):  # a full disk; the name is for messages alone
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+            os.pwrite(descriptor, this_process().encode()[:_HOLDER_BYTES], 0)
     return True
+
+
+def _read_holder(descriptor: int) -> str:
+    told = os.pread(descriptor, _HOLDER_BYTES, 0).decode(errors="replace")
+    return told if told.isprintable() and told else "another process"
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container
+        return f"user {os.getuid()}"

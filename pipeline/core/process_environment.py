@@ -19,9 +19,7 @@ class NetworkAccess(StrEnum):
     """Service that a process accesses with a credential or through a proxy."""
 
     HUB = "hub"
-    REGISTRY = "registry"
     ENDPOINT = "endpoint"
-    PACKAGES = "packages"
 
 
 # A trailing '*' matches any suffix.
@@ -50,36 +48,14 @@ ENDPOINT_KEY = "OPENAI_API_KEY"
 _BY_NETWORK_ACCESS: dict[NetworkAccess, tuple[str, ...]] = {
     NetworkAccess.HUB: _HUB,
     # MLflow's own variables, and those of managed servers and databases.
-    NetworkAccess.REGISTRY: (
-        *(ADDRESSES_VARIABLE, "MLFLOW_*", "DATABRICKS_*", "PGPASSWORD", "PGPASSFILE", "PGSSL*"),
-        *("AWS_*", "GOOGLE_*", "AZURE_*"),
-        *_HUB,
-        *("GITHUB_ACTOR", "GITLAB_USER_LOGIN"),
-    ),
     NetworkAccess.ENDPOINT: (ENDPOINT_KEY, ADDRESSES_VARIABLE),
-    # uv also reads pip's index settings; an index may require a password.
-    NetworkAccess.PACKAGES: ("UV_*", "PIP_*", "NETRC"),
 }
 _LOADS_CODE = ("OMP_TOOL",)  # libraries that a process would load
-# A stage runs in prepare's interpreter and needs prepare's variables, except credentials.
-_STAGE_VARIABLES = ("PREPARE_*", "PYTHON*", "CI", "COLUMNS")
-_NEVER_FOR_STAGES = (
-    *("PREPARE_KEY_PASSWORD", "PREPARE_REGISTRY", "PREPARE_BASELINE", "PREPARE_CANDIDATE"),
-    ADDRESSES_VARIABLE,
+# For the registry alone: the main copy of a run promotes, and no other needs them.
+_REGISTRY_ALONE = (
+    *("MLFLOW_", "DATABRICKS_", "PGPASSWORD", "PGPASSFILE", "PGSSL"),
+    *("PREPARE_REGISTRY", "PREPARE_PRIVATE_KEY", "PREPARE_KEY_PASSWORD"),
 )
-_MACHINE_VARIABLES = (
-    *("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS"),
-    *("UV_CACHE_DIR", "UV_CONFIG_FILE", "PIP_CACHE_DIR", "PIP_CONFIG_FILE", "NETRC"),
-)
-# Network access of stage processes; workers get less, see `run_worker`.
-_STAGE_ACCESS: dict[str, tuple[NetworkAccess, ...]] = {
-    "demo_checkpoint": (NetworkAccess.PACKAGES,),
-    "questions": (NetworkAccess.HUB,),
-    "quantize": (NetworkAccess.HUB,),
-    "promote": (NetworkAccess.REGISTRY,),
-    # It builds missing environments of its stages on any node.
-    "serving_task": (NetworkAccess.PACKAGES,),
-}
 # Never import from the working directory: it may be a pulled model with Python code next to the
 # weights. Python 3.10 and older ignores this variable.
 SAFE_PATH_VARIABLES = {"PYTHONSAFEPATH": "1"}
@@ -119,44 +95,14 @@ def server_environment(
     return {**given, **SAFE_PATH_VARIABLES, **own}
 
 
-def stage_environment(
-    base: Mapping[str, str], stage: str, needs: Collection[NetworkAccess] = ()
-) -> dict[str, str]:
-    """Return variables of a stage's process, in which no untrusted code runs.
-
-    Args:
-        needs: in addition to the stage's own network access.
-    """
-    asked = [*_STAGE_ACCESS.get(stage, ()), *needs]
-    return dict(_select_listed(base, asked, (*_ALWAYS_PASSED, *_STAGE_VARIABLES)))
+def without_registry(base: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a copy of a run that promotes nothing."""
+    return {name: value for name, value in base.items() if not name.startswith(_REGISTRY_ALONE)}
 
 
-def forwarded_environment(
-    base: Mapping[str, str], stage: str, needs: Collection[NetworkAccess] = ()
-) -> dict[str, str]:
-    """Return variables that a stage takes to another node, where they replace the node's own.
-
-    They are the credentials that the stage needs, package sources for building an environment, and
-    prepare's settings that do not describe one machine.
-
-    Args:
-        needs: in addition to the stage's own network access.
-    """
-    needs = {*_STAGE_ACCESS.get(stage, ()), *needs, NetworkAccess.PACKAGES}
-    names = [name for need in needs for name in _BY_NETWORK_ACCESS[need]]
-    found = _select_listed(base, (), ("PREPARE_*", *names))
-    return {name: value for name, value in found if name not in _MACHINE_VARIABLES}
-
-
-def merge_node_environment(node: Mapping[str, str], forwarded: Mapping[str, str]) -> dict[str, str]:
-    """Merge the node's environment with forwarded variables, which take precedence.
-
-    Exception: if the node configures any package source, its own sources are used.
-    """
-    if any(_select_listed(node, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES])):
-        sources = dict(_select_listed(forwarded, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES]))
-        forwarded = {name: value for name, value in forwarded.items() if name not in sources}
-    return {**node, **forwarded}
+def registry_variables(base: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that such a copy does not get."""
+    return sorted(name for name in base if name.startswith(_REGISTRY_ALONE))
 
 
 def _select_listed(
@@ -169,5 +115,5 @@ def _select_listed(
     for name, value in base.items():
         if name.startswith(_LOADS_CODE):
             continue
-        if name in exact or (name.startswith(beginnings) and name not in _NEVER_FOR_STAGES):
+        if name in exact or name.startswith(beginnings):
             yield name, value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pipeline.core.file_locks import is_locked, locked
@@ -22,12 +22,17 @@ class RunFolders:
         self._store = store
         self._folder = store.root / "runs"
 
-    def make(self, run_id: str) -> Path:
-        """Create and return a run's folder; raise StoreError if that fails."""
+    def make(self, run_id: str, *, is_new: bool = True) -> Path:
+        """Create and return a run's folder; raise StoreError if that fails.
+
+        Args:
+            run_id: its name.
+            is_new: else the folder may exist: another copy of the run made it.
+        """
         folder, store = self._folder / run_id, self._store
         store.make_root()
         with store.explain_errors(), private_umask(store.root):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=not is_new)
         return folder
 
     def all(self) -> list[Path]:
@@ -36,10 +41,12 @@ class RunFolders:
         return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
     @contextmanager
-    def hold_alive(self, folder: Path) -> Iterator[None]:
-        """Show that the run's main process lives."""
-        with self._store.explain_errors(), locked(folder / ALIVE):
-            yield
+    def hold_alive(self, folder: Path) -> Iterator[bool]:
+        """Show that the run's main process lives; yield whether that is this one."""
+        with ExitStack() as held:
+            with self._store.explain_errors():
+                is_main = held.enter_context(locked(folder / ALIVE, wait=False))
+            yield is_main
 
 
 def is_alive(folder: Path) -> bool:

@@ -32,8 +32,7 @@ class WorkerRuntime(Record):
     accelerator: str = Field("", description="accelerator of the environment")
     python: str = Field(
         "",
-        description="its interpreter when the stage is submitted; a node that lacks it finds or "
-        "builds its own",
+        description="its interpreter",
     )
 
 

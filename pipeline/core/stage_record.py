@@ -16,18 +16,8 @@ class StageReference(Record):
     key: str = Field(description="its key in the store")
 
 
-class WorkItem(Record):
-    """A unit of work that any node can run."""
-
-    prepare: str = Field(
-        "",
-        description="version of prepare that submits it, with a digest of its code if it runs on "
-        "another machine",
-    )
-
-
-class StageSpec(WorkItem):
-    """Input of `prepare task run`: what to do (part of the key) and where (not part)."""
+class StageSpec(Record):
+    """What to do (part of the key) and where (not part)."""
 
     schema_version: Literal[1] = Field(1, description="of this record")
     stage: str = Field(description="name of the stage, a module of pipeline.stages")

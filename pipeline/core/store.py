@@ -33,7 +33,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import StoreError
+from pipeline.core.errors import StageLostError, StoreError
 from pipeline.core.file_locks import is_locked, locked
 from pipeline.core.fsync import flush_folder
 from pipeline.core.private_files import is_shared, make_private, private_umask, share_with_group
@@ -203,7 +203,7 @@ class Store:
         flush_folder(final.parent)
 
     def _lost(self, partial: Path) -> StoreError:
-        return StoreError(
+        return StageLostError(
             "another process took over a stage that this one was writing",
             where=str(partial),
             hint="this process was cut off from the store for a while; run the same command again",

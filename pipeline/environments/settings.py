@@ -6,7 +6,7 @@ The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the defau
     home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME takes precedence
     store: /shared/prepare-store      # $PREPARE_STORE takes precedence
     store_locks: trusted              # also where the file system may keep no locks
-    executor: local                   # where stages run; or {kind: ray, address: ...}
+    slurm: {flags: [--gres=gpu:h100:1]}   # for --on slurm; and ray: {address: ..., gpus: 1}
     environments:
       serve: {python: /opt/vllm/bin/python}
     signing:
@@ -16,10 +16,12 @@ The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the defau
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.file_locks import refuse_local_locks
@@ -50,12 +52,36 @@ class SigningKeys(Record):
     )
 
 
-def _as_mapping(executor: Any) -> Any:
-    return {"kind": executor} if isinstance(executor, str) else executor
+class SlurmSettings(Record):
+    """How `--on slurm` submits copies of a run."""
+
+    flags: list[str] = Field(
+        [],
+        description="of sbatch for each copy, such as --partition=gpu, --gres=gpu:h100:1, "
+        "--cpus-per-task=12, --time=4:00:00",
+    )
+    python: str = Field(
+        default_factory=lambda: sys.executable,
+        description="interpreter with this prepare on the nodes; default: the one that submits",
+    )
+
+    @field_validator("flags")
+    @classmethod
+    def _are_flags(cls, flags: list[str]) -> list[str]:
+        for flag in flags:
+            if not re.match(r"--[a-z]", flag):
+                raise ValueError(f"{flag!r} does not begin with '--'")
+        return flags
 
 
-# The executor validates its own keys, see pipeline/run/executors/__init__.py.
-ExecutorChoice = Annotated[dict[str, Any], BeforeValidator(_as_mapping)]
+class RaySettings(Record):
+    """How `--on ray` starts copies of a run."""
+
+    address: str = Field("auto", description="of the cluster's head; 'auto': of this machine")
+    gpus: float = Field(1, ge=0, description="GPUs of each copy")
+    cpus: float = Field(1, ge=0, description="cores of each copy")
+
+
 StoreLocks = Literal["checked", "trusted"]
 
 
@@ -67,9 +93,8 @@ class Settings(Record):
     store_locks: StoreLocks = Field(
         default="checked", description="trusted: use a file system that may keep no locks"
     )
-    executor: ExecutorChoice = Field(
-        default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
-    )
+    slurm: SlurmSettings = Field(default=SlurmSettings(), description="for `--on slurm`")
+    ray: RaySettings = Field(default=RaySettings(), description="for `--on ray`")
     environments: dict[str, EnvironmentOverride] = Field(
         default_factory=dict, description="the site's interpreters, by environment name"
     )
@@ -101,22 +126,19 @@ class SettingsFile(Record):
         description="trusted: use a file system that may keep no locks, such as FUSE or Lustre "
         "mounted with localflock",
     )
-    executor: ExecutorChoice = Field(
-        default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
-    )
+    slurm: SlurmSettings = Field(default=SlurmSettings(), description="for `--on slurm`")
+    ray: RaySettings = Field(default=RaySettings(), description="for `--on ray`")
     environments: dict[EnvironmentName, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
     signing: SigningKeys = Field(default=SigningKeys(), description="keys of registered versions")
 
 
-def load_settings(
-    store: Path | None = None, executor: str | None = None, public_key: Path | None = None
-) -> Settings:
+def load_settings(store: Path | None = None, public_key: Path | None = None) -> Settings:
     """Return the settings in force: arguments, then variables, then the settings file.
 
     Args:
-        executor: its kind; the file's keys for that kind still apply.
+        store: given with --store.
         public_key: registered versions must be signed with it.
     """
     file = find_settings_file()
@@ -133,14 +155,12 @@ def load_settings(
     for name, override in configured.environments.items():
         python = absolute_from(folder, override.python, f"{file}, key environments.{name}.python")
         overrides[str(name)] = EnvironmentOverride(python=python)
-    chosen = configured.executor
-    if executor is not None and executor != chosen.get("kind"):
-        chosen = {"kind": executor}
     return Settings(
         home=home,
         store=store,
         store_locks=configured.store_locks,
-        executor=chosen,
+        slurm=configured.slurm,
+        ray=configured.ray,
         environments=overrides,
         signing=_find_keys(configured.signing, folder, file, public_key),
     )

@@ -17,9 +17,9 @@ from eval_gates.attribution import AttributionReport, attribute
 from pipeline.core.errors import EvaluationDataError, PrepareError
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.plan.plan import Plan, VariantPlan
-from pipeline.run.run_recorder import RunRecorder
-from pipeline.run.serving_planner import ServingPlanner
-from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.run.recorder import RunRecorder
+from pipeline.run.serving import Serving
+from pipeline.run.stage_run import StageRunner
 from pipeline.stages.evaluate import EVALUATE
 from recipes.engines.engine import KV_DTYPE
 from recipes.policy import Policy
@@ -31,13 +31,18 @@ class AblationRun:
     """Measures what is missing, and adds the result to the run's record."""
 
     def __init__(
-        self, plan: Plan, stages: SubmittedStageRunner, log: RunRecorder, note: str = ""
+        self,
+        plan: Plan,
+        stages: StageRunner,
+        serving: Serving,
+        log: RunRecorder,
+        note: str = "",
     ) -> None:
         self._plan = plan
         self._stages = stages
         self._log = log
         self._note = note
-        self._asking = ServingPlanner(plan, stages)
+        self._asking = serving
 
     def run(self) -> None:
         """Attribute the loss of every variant that needs it.

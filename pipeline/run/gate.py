@@ -21,7 +21,7 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, PrepareError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.hardware import NodeInfo
+from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -49,8 +49,6 @@ from pipeline.plan.speed_plan import (
 from pipeline.plan.tool_calls import chat_faults
 from pipeline.preflight.preflight import refuse
 from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
-from pipeline.run.runner import LITTLE, Runner
-from pipeline.run.serving_node import ask_node
 from pipeline.run.session import RunSession
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel, ServerRuntime
@@ -176,11 +174,10 @@ def judge_endpoints(
     """Ask, judge, and return the exit code."""
     settings, progress = session.settings, session.progress
     # Whose load generator loads them.
-    node = ask_node(session.stages.executor, [LITTLE], settings.store, progress)
-
+    node = this_node()
     plan = plan_of(request, policy, settings, session.log.run_id, progress, node)
     check = partial(refuse_laid_out, probed, policy)
-    Runner(plan, session.stages, session.log, check_laid_out=check).run()
+    session.carry_out(plan, check)
     (report,) = session.log.variants()
     return exit_code_of([report.verdict])
 

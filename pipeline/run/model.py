@@ -1,7 +1,8 @@
-"""One `prepare model` from request to report; run.json records every outcome."""
+"""One `prepare model` from request to report, or one copy of it; run.json has every outcome."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from artifacts.evidence.signing import Signer, find_signer
@@ -11,6 +12,9 @@ from pipeline.capacity.gpu_request import spread_over_gpus
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
+from pipeline.core.hardware import this_node
+from pipeline.core.lots import Needs
+from pipeline.core.process_environment import registry_variables
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
@@ -26,17 +30,27 @@ from pipeline.preflight.run_preflight import (
     registry_faults,
 )
 from pipeline.run.ablation import AblationRun
-from pipeline.run.executors import executor_of
+from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.promotion import promote_passed
-from pipeline.run.runner import Runner
-from pipeline.run.serving_node import find_node
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.screen import SCREEN
 
 
-def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> RunReport:
-    """Run the request to its end.
+def run_model(
+    request: ModelRequest | None,
+    settings: Settings,
+    progress: Progress,
+    run_id: str | None = None,
+    *,
+    retry: bool = False,
+) -> RunReport:
+    """Run the request to its end, or work on a run that others work on as well.
+
+    Args:
+        request: None to take that of the run.
+        run_id: of the run, where it is named.
+        retry: try failed pieces of that run again.
 
     Returns:
         the report with `exit_code` and `error`; also stored as run.json.
@@ -45,23 +59,35 @@ def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> 
         PrepareError: the request is invalid, so there is no run.
         KeyboardInterrupt: raised again once servers are stopped and run.json is closed.
     """
-    executor = executor_of(settings)
-    node = find_node(executor, request.profile, settings.store, progress)
-    choices = spread_over_gpus(choose(request, settings, node), settings)
+    joined = join_run(request, run_id, settings.open_store(), retry=retry)
+    if joined.ended is not None:
+        return joined.ended
+    if joined.index:  # it promotes nothing
+        for variable in registry_variables(os.environ):
+            del os.environ[variable]
+    node = this_node()
+    if joined.nodes:
+        node = node.model_copy(update={"machine": ""})
+    choices = spread_over_gpus(choose(joined.request, settings, node), settings)
     accelerator = Accelerator(choices.profile.accelerator)
-    signer = find_signer(settings, sign=request.sign) if request.promote else None
-    session = RunSession("model", choices.to_dict(), accelerator, settings, progress, executor)
+    promotes = joined.request.promote and not joined.index
+    signer = find_signer(settings, sign=joined.request.sign) if promotes else None
+    session = RunSession("model", choices.to_dict(), accelerator, settings, progress, joined)
+    if run_id is None:
+        write_request(session.log.folder, joined.request)
     return session.run(lambda: run_choices(choices, session, signer))
 
 
 def run_choices(
     choices: ResolvedOptions, session: RunSession, signer: Signer | None = None
 ) -> ExitCode:
-    """Find the checkpoint, make the plan, run it."""
+    """Find the checkpoint, make the plan, work on it."""
     settings, stages, progress = session.settings, session.stages, session.progress
+    is_main = session.log.is_main
     sources = find_data(choices, settings, progress)
     preflight = preflight_of(choices, settings)
-    check_early(preflight, choices, progress, registry_faults(choices, settings))
+    others = registry_faults(choices, settings) if is_main else ()
+    check_early(preflight, choices, progress, others)
     checkpoint = locate(choices, settings, stages.output_of, progress)
     session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
     adopted = locate_variants(choices, checkpoint, settings, progress)
@@ -75,6 +101,7 @@ def run_choices(
 
     run_id = session.log.run_id
     plan = make_plan(choices, checkpoint, settings, sources, run_id, draft, adopted)
+    check_plan(session.log.folder, plan, choices.node.kind(choices.profile.accelerator))
     known = preflight or preflight_of(choices, settings)
     if known is not None:
         if preflight is None:
@@ -82,9 +109,14 @@ def run_choices(
         refuse(late_faults(known, plan, stages.find_reusable))
     check_serving(plan, session)
     memory = known.memory_to_make() if known is not None else {}
-    Runner(plan, stages, session.log, memory).run()
+    copies = count_copies(plan, choices, session, max(memory.values(), default=0))
+    session.carry_out(plan, further_copies=copies - 1)
+    if not is_main:
+        return ExitCode.SUCCESS  # the main copy tells what came of it
     if choices.ablate:
-        AblationRun(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
+        serving = session.serving(plan)
+        note = choices.profile.kv_cache_note or ""
+        AblationRun(plan, stages, serving, session.log, note).run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
     return promote_passed(
@@ -98,6 +130,23 @@ def run_choices(
     )
 
 
+def count_copies(plan: Plan, choices: ResolvedOptions, session: RunSession, memory: int) -> int:
+    """Return how many copies this machine's GPUs can have; one on cores or under a launcher.
+
+    Args:
+        plan: of the run; more copies than models are of no use.
+        choices: the options, with the profile.
+        session: of this process.
+        memory: bytes that making a variant takes.
+    """
+    if not session.log.is_main or choices.profile.accelerator != "cuda" or not choices.node.machine:
+        return 1
+    gpus = choices.profile.gpus_a_copy or 1
+    lots = session.node.count_lots(Needs(gpus=gpus))
+    by_memory = choices.node.memory_bytes // memory if memory else lots
+    return max(1, min(lots, by_memory, 1 + len(plan.variants)))
+
+
 def check_serving(plan: Plan, session: RunSession) -> None:
     """Let the engine's parser read the arguments of what is to be served here.
 
@@ -106,7 +155,7 @@ def check_serving(plan: Plan, session: RunSession) -> None:
     """
     stages = session.stages
     planned = plan.stages(stages.find_reusable)
-    if not stages.has_environments or all(map(stages.find_reusable, planned)):
+    if all(map(stages.find_reusable, planned)):
         return
     served = [SCREEN.parameters_of(s) for s in planned if s.stage == SCREEN.name]
     check_engine_arguments(

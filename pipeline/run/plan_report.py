@@ -17,7 +17,7 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
-from pipeline.core.hardware import Hardware
+from pipeline.core.hardware import Hardware, this_node
 from pipeline.core.record import Record
 from pipeline.core.stage import TypedStageRecord
 from pipeline.core.stage_record import StageRecord, StageSpec
@@ -39,8 +39,6 @@ from pipeline.preflight.run_preflight import (
     preflight_of,
     registry_faults,
 )
-from pipeline.run.executors import executor_of
-from pipeline.run.serving_node import find_node
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
@@ -193,8 +191,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     Raises:
         PrepareError: as `prepare model` would, for bad options or a bad checkpoint.
     """
-    executor = executor_of(settings)
-    node = find_node(executor, request.profile, settings.store, progress)
+    node = this_node()
     choices = spread_over_gpus(choose(request, settings, node), settings)
     store = settings.open_store()
     accelerator = Accelerator(choices.profile.accelerator)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from artifacts.evidence.signing import Signer
 from artifacts.multiple_testing import NOT_PREFERRED, exit_code_of
 from artifacts.release import PromotionRequest, promote
-from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode
 from pipeline.core.events import Progress
 from pipeline.core.store import Store
 from pipeline.plan.plan import Plan
-from pipeline.run.run_recorder import RunRecorder
+from pipeline.run.recorder import RunRecorder
 
 
 def promote_passed(
@@ -36,7 +35,9 @@ def promote_passed(
     if not passed:
         return exit_code_of([report.verdict for report in run.variants])
     # A champion that was set during the measurement may not be meant to be replaced.
-    request = PromotionRequest(registry, name=name, since=start_of(run), signer=signer)
+    request = PromotionRequest(
+        registry, name=name, since=datetime.fromisoformat(run.started), signer=signer
+    )
     promoted = promote(run, passed, store, request, progress)
     for report in passed:
         is_champion = report.recipe == promoted.champion
@@ -51,8 +52,3 @@ def promote_passed(
         }
         log.note_variant(report.model_copy(update=changes))
     return ExitCode.SUCCESS
-
-
-def start_of(run: RunReport) -> datetime:
-    """Return the run's start from its id, to the microsecond."""
-    return datetime.strptime(run.run, "%Y%m%d-%H%M%S-%f").replace(tzinfo=UTC)

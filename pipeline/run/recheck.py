@@ -25,7 +25,7 @@ from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
-from pipeline.core.hardware import NodeInfo
+from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
@@ -34,9 +34,7 @@ from pipeline.plan.checkpoint_resolver import locate_draft
 from pipeline.plan.resolved_options import find_gates, registry_uri
 from pipeline.plan.serving_profile import choose_profile, refuse_unfit
 from pipeline.plan.suitability import check_processor
-from pipeline.run.executors import executor_of
 from pipeline.run.remeasurement import Remeasurement, cut_short
-from pipeline.run.serving_node import ask_node, find_node, needs_of
 from pipeline.run.session import RunSession
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.serving_arguments import ServingArguments
@@ -141,15 +139,13 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     past = read_past(version, folder)
     if not request.trust_remote_code:
         refuse_code(version, past)
-    executor = executor_of(settings)
+    node = this_node()
     if request.profile:
-        node = find_node(executor, request.profile, settings.store, progress)
         profile = choose_profile(request.profile, node)
         if profile.accelerator == "cuda" and profile.gpus_a_copy is None:
             profile = profile.spread_as(past.profile)
     else:
         profile = past.profile
-        node = ask_node(executor, [needs_of(profile)], settings.store, progress)
     profile = served_profile(profile, past.recipe)
     refuse_without_gpu(profile, node, request)
     if profile.accelerator == "cpu":
@@ -194,7 +190,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     command["remeasured"] = list(request.remeasured)
     command["requested"] = request.as_options()
     accelerator = Accelerator(profile.accelerator)
-    session = RunSession("recheck", command, accelerator, settings, progress, executor)
+    session = RunSession("recheck", command, accelerator, settings, progress)
 
     differing = [*changed]
 

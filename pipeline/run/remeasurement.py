@@ -30,7 +30,6 @@ from pipeline.plan.resolved_options import RequestedOptions, ResolvedOptions
 from pipeline.plan.speed_plan import find_claims
 from pipeline.preflight.run_preflight import preflight_of
 from pipeline.run.model import check_early
-from pipeline.run.runner import Runner
 from pipeline.run.session import RunSession
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from pipeline.stages.attempts import Remeasured
@@ -105,7 +104,7 @@ class Remeasurement:
         plan = self._plan(choices, checkpoint, settings, sources, session.log.run_id)
         self._tell_of_questions(plan, progress)
         discard_if_gone(plan, stages.store, settings.digests)
-        Runner(plan, stages, session.log).run()
+        session.carry_out(plan)
 
     def _source(self, choices: ResolvedOptions, session: RunSession) -> Checkpoint:
         settings, stages, progress = session.settings, session.stages, session.progress

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from artifacts.recorded_command import RunKind
@@ -12,11 +13,17 @@ from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.events import Progress
 from pipeline.core.interruption import hold_interruptions, is_interruption
-from pipeline.environments.environment import Accelerator, interpreters
+from pipeline.core.lots import Node
+from pipeline.environments.compile_caches import open_caches
+from pipeline.environments.environment import Accelerator, identity, interpreters
 from pipeline.environments.settings import Settings
-from pipeline.run.executors import Executor, executor_of
-from pipeline.run.run_recorder import RecordingProgress, RunRecorder
-from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.plan.plan import Plan
+from pipeline.run.copies import JoinedRun, LocalCopies, OtherCopies
+from pipeline.run.pieces import LaidOut, Pieces
+from pipeline.run.recorder import RecordingProgress, RunRecorder
+from pipeline.run.serving import LocalServers, Serving
+from pipeline.run.stage_run import StageRunner
+from pipeline.run.work import Copy, forget_tries
 
 
 class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
@@ -28,10 +35,10 @@ class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
 
 
 class RunSession:
-    """One run: its settings, its record, and its stage runner.
+    """One run, or one copy of it: its settings, its record, and its stage runner.
 
     Raises:
-        UsageError: the settings name an unknown executor.
+        UsageError: the folder of the node's locks cannot be used.
         StoreError: the store cannot be written, or its file system keeps no locks.
     """
 
@@ -42,17 +49,52 @@ class RunSession:
         accelerator: Accelerator,
         settings: Settings,
         progress: Progress,
-        executor: Executor | None = None,
+        joined: JoinedRun | None = None,
     ) -> None:
-        store, executor = settings.open_store(), executor or executor_of(settings)
+        store = settings.open_store()
+        run_id, index = (joined.run_id, joined.index) if joined else (None, 0)
         self.settings = settings
-        self.log = RunRecorder(store, kind, command, progress.note)
+        self.node = Node()
+        self.log = RunRecorder(store, kind, command, progress.note, run_id=run_id, index=index)
         self._shown = progress
         self.progress = RecordingProgress(progress, self.log)
         python_of = interpreters(accelerator, settings, self.progress)
-        self.stages = SubmittedStageRunner(
-            store, executor, python_of, self.log, self.progress, accelerator
-        )
+        self.stages = StageRunner(store, python_of, self.log, self.progress, accelerator)
+
+    def serving(self, plan: Plan) -> Serving:
+        """Return what serves the plan's models, on this machine."""
+
+        def caches_of(name: str) -> Mapping[str, str]:
+            found = identity(name, self.stages.accelerator, self.settings)
+            return open_caches(self.settings.home, found, self.progress)
+
+        return Serving(plan, self.stages, LocalServers(self.stages, caches_of), self.node)
+
+    def carry_out(
+        self,
+        plan: Plan,
+        check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None,
+        further_copies: int = 0,
+    ) -> None:
+        """Work on the plan up to its verdicts, which the log has then.
+
+        Args:
+            check_laid_out: as for Pieces.
+            further_copies: to start on this machine.
+
+        Raises:
+            PrepareError: the baseline or something that all variants share failed.
+        """
+        pieces = Pieces(plan, self.stages, self.serving(plan), self.log, check_laid_out)
+        copy = Copy(self.stages.store, self.log.folder, self.node, self.progress)
+        with ExitStack() as held:
+            if self.log.is_main:
+                forget_tries(self.log.folder)
+                held.enter_context(OtherCopies(self.log, self.progress).heard())
+                others = LocalCopies(self.log, self.stages.store)
+                held.callback(others.stop)
+                others.start(further_copies)
+            pieces.do(copy)
 
     def run(self, work: Callable[[], ExitCode]) -> RunReport:
         """Do the work and close the run's record.
@@ -65,10 +107,7 @@ class RunSession:
             Exception: any other error, raised again once the record is closed.
         """
         try:
-            try:
-                code = work()
-            finally:
-                self.stages.cancel()
+            code = work()
         except BaseException as error:
             is_stopped = is_interruption(error)
             expected = error if isinstance(error, PrepareError) and not is_stopped else None

@@ -33,6 +33,7 @@ from pipeline.core.errors import (
     raise_as,
 )
 from pipeline.core.events import Progress
+from pipeline.core.hardware import this_node
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import write_atomically
 from pipeline.environments.environment import Accelerator
@@ -58,12 +59,10 @@ from pipeline.plan.tuning_plan import (
 from pipeline.preflight.checks import find_driver_fault, find_missing_gpus
 from pipeline.preflight.preflight import refuse
 from pipeline.preflight.tuning_fit import misfit, skip_reason
-from pipeline.run.executors import executor_of
-from pipeline.run.run_recorder import RunRecorder
-from pipeline.run.serving_node import find_node
-from pipeline.run.serving_planner import ServingPlanner
+from pipeline.run.recorder import RunRecorder
+from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession
-from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.run.stage_run import StageRunner
 from pipeline.stages.speed import SPEED
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import (
@@ -109,8 +108,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     if request.output is not None:
         check_place(request.output)
     candidates = load_candidates(request.candidates)
-    executor = executor_of(settings)
-    node = find_node(executor, request.profile, settings.store, progress)
+    node = this_node()
     choices = choose(
         ModelRequest(
             checkpoint=request.checkpoint,
@@ -150,7 +148,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
         **{"workload": workload, "candidates": request.candidates, "version": request.version},
     }
     accelerator = Accelerator(profile.accelerator)
-    session = RunSession("tune", command, accelerator, settings, progress, executor)
+    session = RunSession("tune", command, accelerator, settings, progress)
 
     def work() -> ExitCode:
         checkpoint = locate(
@@ -168,7 +166,8 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             trust_remote_code=choices.trust_remote_code,
         )
         found = _inspection(checkpoint)
-        tuning = TuningRun(planner, session.stages, session.log, profile, machine, found)
+        serving = session.serving(planner.plan())
+        tuning = TuningRun(planner, session.stages, serving, session.log, profile, machine, found)
         return tuning.run(request.output)
 
     return session.run(work)
@@ -200,7 +199,8 @@ class TuningRun:
     def __init__(
         self,
         planner: TuningPlanner,
-        stages: SubmittedStageRunner,
+        stages: StageRunner,
+        serving: Serving,
         log: RunRecorder,
         profile: ServingProfile,
         machine: Machine,
@@ -213,7 +213,7 @@ class TuningRun:
         self._machine = machine
         self._inspection = inspection
         self._plan = planner.plan()
-        self._asking = ServingPlanner(self._plan, stages)
+        self._asking = serving
         claim = planner.claim(planner.policy.alpha)
         claimed = planner.claimed()
         self._report = TuningReport(

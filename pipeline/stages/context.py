@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from pipeline.core import errors
+from pipeline.core.credentials import credential_variables
 from pipeline.core.digest import digest_json
 from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
 from pipeline.core.file_locks import held_descriptors
@@ -118,7 +119,7 @@ class StageContext(Generic[Parameters, Runtime]):
         events_read, events_write = os.pipe()
         forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
         variables = server_environment(
-            os.environ,
+            {**os.environ, **credential_variables()},
             {**WORKER_VARIABLES, **(environment or {}), EVENTS_FD_VARIABLE: str(events_write)},
             python=Path(python),
             needs=needs,

@@ -34,7 +34,6 @@ from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.checkpoint.source_info import license_in
 from pipeline.checkpoint.weight_files import read_index
 from pipeline.core.errors import PrepareError
-from pipeline.core.hardware import this_node
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted import (
     UntrustedJsonError,
@@ -48,7 +47,6 @@ from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
-from pipeline.run.executors.node_probe import parse_description
 from pipeline.stages.screen import SCREEN
 from pipeline.verification.adopted import adopted_formats, read_quantization
 from recipes.catalog import RECIPES, load_gpu, load_policy, load_profile, load_recipe
@@ -314,11 +312,6 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "kept rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), kept_rows_of),
     "record": ("a.json", STAGE, one_error(parse_stage, UntrustedJsonError)),
     "run": ("run.json", RUN, lambda p: read_run(p.parent)),
-    "node": (
-        "a.json",
-        this_node(with_gpus=False).model_dump_json().encode(),
-        lambda p: parse_description(p.read_bytes(), "here"),
-    ),
     "load": ("a.jsonl", LOAD, one_error(parse_load, ValueError)),
     "stage": ("a.json", SCREENED, shape_of),
     "answer": (

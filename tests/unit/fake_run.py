@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from listener import Listener
-from pretend_stages import PretendExecutor, PretendModels, Score
+from pretend_stages import PretendModels, PretendStages, Score
 from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
@@ -41,15 +42,18 @@ from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_info import CheckpointReport, find_source
 from pipeline.core.file_digests import FileDigests
+from pipeline.core.lots import Node
 from pipeline.core.run_folders import RUN_RECORD
 from pipeline.core.store import Store, write_atomically
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.run.ablation import AblationRun
-from pipeline.run.run_recorder import RecordingProgress, RunRecorder
-from pipeline.run.runner import LaidOut, Runner
-from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.run.copies import OtherCopies
+from pipeline.run.pieces import LaidOut, Pieces
+from pipeline.run.recorder import RunRecorder
+from pipeline.run.serving import Serving
+from pipeline.run.work import Copy
 from pipeline.stages.attempts import NOTHING, Remeasured
 from pipeline.stages.judge import policy_digest
 from recipes.policy import Policy
@@ -176,8 +180,8 @@ class FakeRun:
         trust_remote_code: serve with code of the checkpoint's own.
         uri: of the registry that the run names; a file in the store if not given.
         ablate: measure the loss by weights and by KV cache.
-        rooms: pieces of work that can be done side by side.
         adopted: variants that are not quantized here.
+        run_id: of a run that other processes work on as well.
         check_laid_out: sees what was laid out, before the first question.
     """
 
@@ -191,10 +195,10 @@ class FakeRun:
     trust_remote_code: bool = False
     uri: str = ""
     ablate: bool = False
-    rooms: int = 1
     starts: str | None = None  # of servers whose speed is compared; None: the accelerator's
     adopted: tuple[AdoptedVariant, ...] = ()
     check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
+    run_id: str | None = None
     report: RunReport = field(init=False)
 
     def __post_init__(self) -> None:
@@ -204,6 +208,13 @@ class FakeRun:
     def store(self) -> Store:
         """Where everything lies."""
         return Store(self.root)
+
+    @property
+    def node(self) -> Node:
+        """Its locks; no other test's."""
+        folder = self.root.parent / "node-locks"
+        folder.mkdir(exist_ok=True)
+        return Node(folder)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -269,23 +280,22 @@ class FakeRun:
             "name": NAME,
             "registry": self.uri,
         }
-        log = RunRecorder(store, "model", command)
+        log = RunRecorder(store, "model", command, run_id=self.run_id)
         source = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
         log.note_checkpoint(
             CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source), NAME
         )
-        stages = SubmittedStageRunner(
-            store,
-            PretendExecutor(store, self.models, self.rooms),
-            lambda _: Path("python"),
-            log,
-            RecordingProgress(Listener(), log),
-        )
+        stages = PretendStages(store, self.models, log)
+        node = self.node
         again = Remeasured(remeasured, frozenset({log.run_id}))
         plan = self.plan(log.run_id, again)
-        Runner(plan, stages, log, check_laid_out=self.check_laid_out).run()
+        serving = Serving(plan, stages, self.models, node)
+        copy = Copy(store, log.folder, node, stages.progress)
+        others = OtherCopies(log, stages.progress).heard() if log.is_main else nullcontext()
+        with others:
+            Pieces(plan, stages, serving, log, self.check_laid_out).do(copy)
         if self.ablate:
-            AblationRun(plan, stages, log, "queries are quantized, too").run()
+            AblationRun(plan, stages, serving, log, "queries are quantized, too").run()
         for served in ("baseline", *command["recipes"]):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
         log.finish("finished", 0)

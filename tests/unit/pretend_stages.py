@@ -1,4 +1,4 @@
-"""An executor that runs stages in this process, with models whose every answer a test decides.
+"""Stages in this process, with models whose every answer a test decides.
 
 What is pretended is what needs other environments: quantizing, serving, asking. Evaluating (the
 answer log, when to stop), judging and everything between stages are the real code.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,18 @@ from typing import Any
 from listener import Listener
 from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
-from some_node import NODE
 
-from artifacts.run_record import StageReport
 from eval_gates.answer_log import AnswerLog, Rows
 from eval_gates.speed.load_log import LoadLog
 from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
 from pipeline.core.digest import digest_bytes, digest_json
-from pipeline.core.errors import PrepareError, ServingError, StageError
-from pipeline.core.hardware import NodeInfo
-from pipeline.core.resource_request import ResourceRequest
+from pipeline.core.errors import ServingError, StageError
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.run.executors.stage_process import stage_in
-from pipeline.run.serving_task import ServingTask
-from pipeline.run.serving_task_runner import ServingTaskRunner
-from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.run.recorder import RecordingProgress
+from pipeline.run.stage_run import StageRunner
 from pipeline.serving.serving_spec import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS
@@ -128,86 +122,17 @@ class PretendModels:
         self.open_now.clear()
 
 
-@dataclass
-class PretendExecutor:
-    """Does a piece of work while it is being submitted."""
+class PretendStages(StageRunner):
+    """Runs stages with the pretended models, in this process."""
 
-    has_our_environments = True
-    store: Store
-    models: PretendModels
-    rooms: int = 1
-    taken: int = 0
+    def __init__(self, store: Store, models: PretendModels, log: Any) -> None:
+        progress = RecordingProgress(Listener(), log)
+        super().__init__(store, lambda _: Path("python"), log, progress)
+        self.models = models
 
-    def find_room(self, needs: ResourceRequest) -> PretendExecutor | None:
-        """Capacity for this number of concurrent tasks."""
-        if self.taken == self.rooms:
-            return None
-        self.taken += 1
-        return self
-
-    def obstacle(self) -> str:
-        """Other work."""
-        return "other work"
-
-    def count_room(self, needs: ResourceRequest) -> int:
-        """How many there are."""
-        return self.rooms
-
-    def describe_node(
-        self, asked: Sequence[ResourceRequest], store: Path, listener: Any
-    ) -> NodeInfo:
-        """One whose CPU can do everything."""
-        return NODE
-
-    def release(self) -> None:
-        """There is room for another."""
-        self.taken -= 1
-
-    def submit(self, task: Path, log: Path) -> PretendJob:
-        """Do it; what goes wrong is told by the job."""
-        job = PretendJob(log.parents[1])
-        try:
-            if stage_in(task) == "serving_task":
-                stages = SubmittedStageRunner(
-                    self.store,
-                    PretendExecutor(self.store, self.models),
-                    lambda _: Path("python"),
-                    job,
-                    Listener(),
-                )
-                task_read = ServingTask.model_validate_json(task.read_text())
-                ServingTaskRunner(stages, self.models).run(task_read)
-            else:
-                run_stage(StageSpec.model_validate_json(task.read_text()), self.store, self.models)
-        except PrepareError as error:
-            job.failure = error
-        return job
-
-
-@dataclass
-class PretendJob:
-    """Work that is done, and the outcome of a serving task's stages."""
-
-    folder: Path
-    failure: PrepareError | None = None
-    ended: list[StageReport] = field(default_factory=list)
-
-    def stage(self, stage: StageReport) -> None:
-        """One has ended."""
-        self.ended.append(stage)
-
-    def note_running(self, stages: Sequence[str], *, over: bool = False) -> None:
-        """Nothing to keep."""
-
-    def wait(self, listener: Any) -> None:
-        """Tell it; there is nothing to wait for."""
-        for stage in self.ended:
-            listener.stage_ended(stage)
-        if self.failure is not None:
-            raise self.failure
-
-    def cancel(self) -> None:
-        """Nothing to end."""
+    def do(self, spec: StageSpec) -> None:
+        """Pretend what needs an environment; all else is the stage's own code."""
+        run_stage(spec, self.store, self.models)
 
 
 class PretendContext(StageContext[Any, Any]):

@@ -12,13 +12,11 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from store_processes import parent_of
-from tiny_stages import wait_until
-
-from pipeline.run.executors.slurm import SlurmJob, ask
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 NODES = ("n1", "n2")
@@ -169,11 +167,12 @@ class SlurmNodes:
             process.wait()
 
 
-def node_of(job: SlurmJob) -> str:
-    """On which the job runs; "" while it runs on none."""
-    found = ask("squeue", f"--jobs={job.number}", "--states=all", "--noheader", "--format=%T %N")
-    state, _, node = found.strip().partition(" ")
-    return node if state in ("RUNNING", "COMPLETING") else ""
+def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:
+    """Come back as soon as it holds; raises AssertionError where it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def free_ports(count: int) -> list[int]:

@@ -464,7 +464,7 @@ class TestCollection:
             self.paths(good)
 
     def test_while_a_run_is_going_on(self, good: FakeRun) -> None:
-        from pipeline.run.run_recorder import RunRecorder
+        from pipeline.run.recorder import RunRecorder
 
         log = RunRecorder(good.store, "model", {"checkpoint": "c"})
         with pytest.raises(StoreError, match=f"run {log.run_id}"):

@@ -56,7 +56,7 @@ def outputs(job: Path, name: str = "outputs") -> dict[str, str]:
 
 def finished(monkeypatch: pytest.MonkeyPatch, report: RunReport) -> None:
     """Stand in for a run of hours: what follows begins with its report."""
-    monkeypatch.setattr(whole_run, "run_model", lambda *_: report)
+    monkeypatch.setattr(whole_run, "run_model", lambda *_, **__: report)
     monkeypatch.setattr(endpoint_gate, "run_gate", lambda *_: report)
 
 

@@ -17,12 +17,10 @@ from typing import Any
 
 import pytest
 import typer
-from loose_stage import stage_spec
 from sample_reports import run_report
 from typer.testing import CliRunner
 
 from pipeline import __version__
-from pipeline.cli import task
 from pipeline.cli.main import app, main, report_error
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.interruption import INTERRUPTIONS
@@ -93,7 +91,7 @@ def test_every_group_explains_itself() -> None:
     result = CliRunner().invoke(app, ["--help"])
     listed = result.output.partition("Commands:")[2].partition("Start with")[0]
     shown = set(re.findall(r"^  (\w+) ", listed, re.MULTILINE))
-    assert shown == {words.split()[0] for words in TREE} - {"task"}  # executors call it
+    assert shown == {words.split()[0] for words in TREE}
     assert "Start with: prepare model demo:smollm2-135m" in result.output
 
 
@@ -107,6 +105,10 @@ def test_plan_takes_the_very_same_options_and_gpus() -> None:
         ["--ci"],
         ["--junit"],
         ["--outputs"],
+        ["--run"],
+        ["--retry"],
+        ["--on"],
+        ["--copies"],
     ]
     options = [param.opts for param in TREE["plan"].params]
     assert [each for each in options if each not in gpus] == [
@@ -119,8 +121,7 @@ def test_the_exit_codes_are_in_the_help() -> None:
     text = " ".join(CliRunner().invoke(app, ["model", "--help"]).output.split())
     assert (
         "Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error, "
-        "4 a gate failed, 5 undecided, 6 a promotion that was recorded and not completed, "
-        "130 interrupted."
+        "4 a gate failed, 5 undecided, 130 interrupted."
     ) in text
 
 
@@ -228,27 +229,6 @@ def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path)
     assert "KeyError: 'checkpoint'" in log.read_text()
 
 
-def test_a_stage_whose_spec_is_a_pipe_waits_for_nobody(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "spec.json")
-    done = prepare(tmp_path, "task", "run", str(tmp_path / "spec.json"))
-    assert done.returncode == 2
-    assert "named pipe" in done.stdout
-
-
-@pytest.mark.parametrize("content", [None, "{}", "\udcff"])
-def test_a_stage_with_a_bad_spec_is_2_and_an_event(tmp_path: Path, content: str | None) -> None:
-    spec = tmp_path / "spec.json"
-    if content is not None:
-        spec.write_text(content, encoding="utf-8", errors="surrogateescape")
-    done = prepare(tmp_path, "task", "run", str(spec))
-    assert done.returncode == 2
-    [event] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert event["event"] == "error"
-    assert event["kind"] == "UsageError"
-    assert event["where"] == str(spec)
-    assert "Traceback" not in done.stderr
-
-
 def catches(pid: int, number: signal.Signals) -> bool:
     """Whether the process has a separate handler for the signal."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -256,23 +236,31 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
+WAITS = """
+import sys
+from pathlib import Path
+from pipeline.cli.main import main
+from pipeline.core.store import Store
+
+def command(standalone_mode):
+    with Store(Path(sys.argv[1])).hold("key", lambda text: print(text, flush=True)):
+        pass
+
+main(command)
+"""
+
+
 @contextmanager
 def waiting_stage(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A command whose stage another has claimed, and which says so and waits for that other."""
     store = folder / "store"
-    spec = stage_spec("judge", "fp8-dynamic", {}, {}, {}, store)
-    (folder / "spec.json").write_text(spec.model_dump_json())
-    with Store(store).hold(spec.key):
+    with Store(store).hold("key"):
         child = subprocess.Popen(
-            [*PREPARE, "task", "run", str(folder / "spec.json")],
-            stdout=subprocess.PIPE,
-            text=True,
-            **options,
+            [sys.executable, "-c", WAITS, str(store)], stdout=subprocess.PIPE, text=True, **options
         )
         try:
             assert child.stdout is not None
-            note = json.loads(child.stdout.readline())
-            assert f"process {os.getpid()} on " in note["text"]  # whom it waits for
+            assert f"process {os.getpid()} of " in child.stdout.readline()  # whom it waits for
             yield child
         finally:
             child.kill()
@@ -343,18 +331,6 @@ def test_one_that_comes_while_a_module_is_imported_is_130(
     assert capsys.readouterr().err.startswith("interrupted")
 
 
-def test_a_stage_that_is_interrupted_tells_of_no_defect(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> None:
-        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
-
-    monkeypatch.setattr("pipeline.cli.task.run_stage", interrupted)
-    with pytest.raises(RuntimeError):  # which the command makes 130 of
-        task.run(tmp_path / "spec.json")
-    assert "event" not in capfd.readouterr().out
-
-
 def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
     runner = CliRunner()
     listed = json.loads(runner.invoke(app, ["show", "--json"]).stdout)["recipes"]
@@ -380,7 +356,6 @@ GATE = ("gate", "--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0
         ("pull", "a@1"),
         ("serve", "a@1", "--weights"),
         ("report", "--output"),
-        ("task", "run"),
         (*GATE, "--tokenizer"),
         (*GATE, "--tokenizer", ".", "--junit"),
     ],

@@ -20,7 +20,7 @@ from pipeline.core import file_locks
 from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
-from pipeline.run.run_recorder import RunRecorder
+from pipeline.run.recorder import RunRecorder
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 

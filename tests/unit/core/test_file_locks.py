@@ -55,7 +55,7 @@ def test_a_waiting_process_is_told_who_holds_it(tmp_path: Path) -> None:
             [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
         )
         assert other.stdout is not None
-        assert f"process {os.getpid()} on " in other.stdout.readline()
+        assert f"process {os.getpid()} of " in other.stdout.readline()
     assert other.communicate(timeout=60)[0] == "held\n"
 
 

@@ -26,7 +26,7 @@ from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.private_files import private_umask
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.run.run_recorder import RunRecorder
+from pipeline.run.recorder import RunRecorder
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate.answer_logs import book_file, open_book
 

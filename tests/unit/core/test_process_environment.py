@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import (
     NetworkAccess,
-    forwarded_environment,
-    merge_node_environment,
+    registry_variables,
     server_environment,
-    stage_environment,
+    without_registry,
 )
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
@@ -90,44 +89,20 @@ def test_who_must_show_a_credential_gets_that_one(need: NetworkAccess, secrets: 
     assert ("HF_HUB_OFFLINE" in environment) == (need != NetworkAccess.HUB)
 
 
-def test_only_the_stage_that_promotes_gets_the_registrys_credentials() -> None:
-    for stage in (
-        "quantize",
-        "check_weights",
-        "questions",
-        "evaluate",
-        "judge",
-        "speed",
-        "evidence",
-    ):
-        environment = stage_environment(SHELL, stage)
-        assert not secrets_in(environment) & {
-            *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY"),
-            *("PREPARE_KEY_PASSWORD", "GITHUB_TOKEN", "ORAS_PASS"),
-        }, stage
-        assert "LD_PRELOAD" not in environment
-        assert environment["PREPARE_STORE"] == "/store"
-    assert "MLFLOW_TRACKING_PASSWORD" in stage_environment(SHELL, "promote")
-    assert "PREPARE_KEY_PASSWORD" not in stage_environment(SHELL, "promote")
-    assert not secrets_in(stage_environment(SHELL, "judge"))
-
-
-def test_the_demo_model_is_installed_as_the_environments_are() -> None:
-    """Behind a site's mirror, whose certificate the system does not know."""
-    site = {
-        "SSL_CERT_FILE": "/ca.pem",
-        "PIP_FIND_LINKS": "/wheels",
-        "UV_DEFAULT_INDEX": "https://m",
+def test_a_copy_that_promotes_nothing_has_no_credential_of_the_registry() -> None:
+    environment = without_registry(SHELL)
+    assert not secrets_in(environment) & {
+        *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PREPARE_KEY_PASSWORD")
     }
-    assert stage_environment(site, "demo_checkpoint") == site
-    assert stage_environment(site, "judge") == {}
+    assert environment["PREPARE_STORE"] == "/store"
+    assert environment["HF_TOKEN"] == SHELL["HF_TOKEN"]
+    assert SHELL.keys() - environment.keys() == {*registry_variables(SHELL)}
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text(), max_size=20))
 def test_what_nobody_listed_is_not_inherited(shell: dict[str, str]) -> None:
     strays = {f"STRAY_{name}": value for name, value in shell.items()}
     assert server_environment(strays, {}) == server_environment({}, {})
-    assert stage_environment(strays, "promote") == {}
 
 
 def test_a_workers_process_has_no_credentials(
@@ -157,41 +132,3 @@ def test_a_workers_process_has_no_credentials(
     assert "PATH" in names
     assert not names & SECRETS.keys()
     assert os.environ.keys() >= SECRETS.keys()
-
-
-def test_to_another_node_goes_only_what_that_cannot_know() -> None:
-    here = {**SHELL, "PREPARE_HOME": "/home", "PREPARE_CPU_FEATURES": "avx2"}
-    assert forwarded_environment(here, "judge") == {"PREPARE_CPU_FEATURES": "avx2"}
-    assert forwarded_environment(here, "questions") == {
-        "PREPARE_CPU_FEATURES": "avx2",
-        **{name: SECRETS[name] for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")},
-    }
-
-
-def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> None:
-    site = {"UV_INDEX": "http://me:word@index", "PIP_FIND_LINKS": "/wheels"}
-    shell = {**SHELL, **site, "UV_CACHE_DIR": "/of/this/machine", "NETRC": "/netrc"}
-    assert not {"UV_CACHE_DIR", "NETRC"} & forwarded_environment(shell, "serving_task").keys()
-    assert site.items() <= forwarded_environment(shell, "quantize").items()
-    assert site.items() <= forwarded_environment(shell, "serving_task").items()
-    variables = stage_environment(shell, "serving_task")
-    assert site.items() <= variables.items()
-    for stage in ("screen", "evaluate", "speed"):  # that it starts
-        assert not site.keys() & stage_environment(variables, stage).keys()
-    assert not site.keys() & server_environment(variables, {}, needs=[NetworkAccess.HUB]).keys()
-
-
-def test_a_node_that_has_an_index_of_its_own_keeps_it() -> None:
-    came = {"UV_INDEX": "http://ours", "HF_TOKEN": "secret"}
-    assert merge_node_environment({"HF_TOKEN": "old"}, came) == came
-    own = {"PIP_FIND_LINKS": "/here"}
-    assert merge_node_environment(own, came) == {**own, "HF_TOKEN": "secret"}
-
-
-def test_a_stage_may_be_given_more_to_reach() -> None:
-    index = {**SHELL, "UV_DEFAULT_INDEX": "http://index"}
-    assert "UV_DEFAULT_INDEX" not in stage_environment(index, "judge")
-    assert (
-        stage_environment(index, "judge", [NetworkAccess.PACKAGES])["UV_DEFAULT_INDEX"]
-        == "http://index"
-    )

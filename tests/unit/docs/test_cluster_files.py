@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import typer
 import yaml
 
 from pipeline.cli.main import app
+from pipeline.run.copies import RUN_ID
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "cluster"
-JOB, SKY, SBATCH = (
-    FOLDER / name for name in ("kubernetes-job.yaml", "skypilot.yaml", "driver.sbatch")
-)
+JOB = FOLDER / "kubernetes-job.yaml"
 COMMANDS: Any = getattr(typer.main.get_command(app), "commands")  # noqa: B009
 
 
@@ -45,22 +43,20 @@ def test_the_job_of_kubernetes() -> None:
     (container,) = pod["containers"]
     check_known(container["args"])
     assert pod["automountServiceAccountToken"] is False
+    # Each pod knows which copy it is, and all work on one run.
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"]) == ("Indexed", spec["parallelism"])
+    assert RUN_ID.fullmatch(container["args"][container["args"].index("--run") + 1])
     assert container["securityContext"]["seccompProfile"]["type"] == "Localhost"
     volumes = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
-@pytest.mark.parametrize("file", [SKY, SBATCH, ROOT / "Containerfile"], ids=lambda file: file.name)
-def test_commands_are_known(file: Path) -> None:
-    text = yaml.safe_load(file.read_text())["run"] if file == SKY else file.read_text()
-    found = commands_in(text)
+def test_commands_are_known() -> None:
+    found = commands_in((ROOT / "Containerfile").read_text())
     assert found
     for words in found:
         check_known(words)
-
-
-def test_the_batch_file_is_bash() -> None:
-    subprocess.run(["bash", "-n", SBATCH], check=True, timeout=20)
 
 
 def test_a_word_that_is_none_is_found() -> None:

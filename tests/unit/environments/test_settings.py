@@ -132,7 +132,7 @@ def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
     error = complaint(tmp_path, "environment: {}\n")
     assert error.where.endswith("key environment")
     assert "did you mean 'environments'?" in error.hint
-    assert "home, store, store_locks, executor, environments" in error.hint
+    assert "home, store, store_locks, slurm, ray, environments" in error.hint
 
 
 def test_unknown_environment(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.environments.settings import Settings
 from pipeline.run import gate as endpoint_gate
 from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
 from pipeline.run.gate import GateRequest
-from pipeline.run.runner import LaidOut
+from pipeline.run.pieces import LaidOut
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.questions import QuestionsResult

@@ -16,8 +16,8 @@ from model_server_stand_in import stand_in_python
 
 from pipeline.core.errors import ServingError
 from pipeline.core.store import Store
-from pipeline.run import endpoints
-from pipeline.run.endpoints import LocalServers
+from pipeline.run import serving as endpoints
+from pipeline.run.serving import LocalServers
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from recipes.catalog import load_profile

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from elsewhere import H100, Elsewhere
 from finished_stage import put_record, stage_record
 from listener import Listener
 from quantized_checkpoint import SIZE, source_files
@@ -16,7 +14,6 @@ from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
@@ -33,7 +30,6 @@ OF_BASELINE = (*SERVED, "evaluate quiz again")
 QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)
 SPEED = "speed ratio.short"
 STAGES = (*QUESTIONS, "quantize", "check_weights", *OF_BASELINE, *SERVED, SPEED, "judge")
-ALONE = ResourceRequest(cpus="all", exclusive=True)
 SERVER_FACTS = {"server": {"ready_seconds": 50.0}}
 
 
@@ -369,16 +365,3 @@ class TestDemo:
         assert "to be made first" in found.headline()
         assert (found.size_rows(), found.to_dict()["checkpoint"]) == ([], None)
         assert not planning.settings.store.exists()
-
-
-def test_a_cluster_s_plan_is_laid_out_for_its_nodes(
-    planning: Planning, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What this machine has, or lacks, says nothing of them."""
-    (gpu,) = H100.gpus
-    node = H100.model_copy(update={"gpus": (replace(gpu, driver="470.1"),)})
-    monkeypatch.setattr("pipeline.run.plan_report.executor_of", lambda _: Elsewhere(node))
-    found = planning.forecast(profile="auto")
-    assert found.choices.profile.name == "h100"
-    told = " ".join(fault.message for fault in found.faults)
-    assert "the NVIDIA driver is 470.1" in told

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_run import IDENTITIES, NAME, FakeRun, judged_run
 from listener import Listener
-from pretend_stages import PretendExecutor, PretendModels, edit
+from pretend_stages import PretendModels, PretendStages, edit
 from published_models import LLAMA_3_8B, dense, source
 from some_node import NODE
 from spoilt_bundle import repack, rewrite_manifest, stage_folder
@@ -50,8 +50,7 @@ from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan import build_plan
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.preflight.preflight import PreflightInput
-from pipeline.run import recheck, remeasurement
-from pipeline.run.executors.local import LocalOptions
+from pipeline.run import recheck, remeasurement, session
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
 
@@ -148,8 +147,11 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
             "identity",
             lambda name, *known: found.serve if name == "serve" else identity(name, *known),
         )
-    pretended = PretendExecutor(found.store, found.models)
-    monkeypatch.setattr(LocalOptions, "open", lambda _: pretended)
+    monkeypatch.setattr(
+        session, "StageRunner", lambda store, _, log, *__: PretendStages(store, found.models, log)
+    )
+    monkeypatch.setattr(session, "LocalServers", lambda *_: found.models)
+    monkeypatch.setattr(recheck, "this_node", lambda: NODE)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
     monkeypatch.setattr(remeasurement, "preflight_of", lambda *_: None)
     monkeypatch.setattr(remeasurement, "find_data", lambda *_: Questions())

@@ -21,7 +21,7 @@ from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.errors import ServingError, StoreError, UsageError
 from pipeline.core.run_folders import ALIVE, RUN_RECORD, RunFolders, is_alive
 from pipeline.core.store import Store, write_atomically
-from pipeline.run.run_recorder import RecordingProgress, RunRecorder
+from pipeline.run.recorder import RecordingProgress, RunRecorder
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_running_stages_are_on_disk(log: RunRecorder) -> None:
     log.stage(quantize)
     assert on_disk(log)["running"] == ["baseline: screen"]
     log.note_running(["baseline: evaluate mmlu"])
-    log.note_running(["baseline: screen"], over=True)
+    log.stage(stage_report(name="screen", variant="baseline"))
     assert on_disk(log)["running"] == ["baseline: evaluate mmlu"]
     log.finish("finished", 0)
     assert on_disk(log)["running"] == []
@@ -120,7 +120,7 @@ def test_runs_that_start_together_have_folders_of_their_own(store: Store) -> Non
 RUN = """
 import os, signal
 from pathlib import Path
-from pipeline.run.run_recorder import RunRecorder
+from pipeline.run.recorder import RunRecorder
 from pipeline.core.store import Store
 import sys
 

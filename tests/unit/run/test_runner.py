@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pretend_stages
 import pytest
 from fake_run import ONE, SERVING, TWO, FakeRun, equal, flipping, lost, policy
-from listener import Listener
 from measured_loads import requests_in_waves
-from pretend_stages import PretendContext, PretendExecutor, PretendModels, edit
+from pretend_stages import PretendContext, PretendModels, edit
 
 from artifacts.evidence.load_log_check import find_draw_mismatches
 from artifacts.evidence.verify import check_run
@@ -21,11 +20,7 @@ from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
-from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.store import Store
-from pipeline.run.run_recorder import RecordingProgress, RunRecorder
-from pipeline.run.runner import Runner
-from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.judge.verdict import rule_of
 from pipeline.stages.speed import SPEED
@@ -36,31 +31,6 @@ from recipes.speed import SpeedPolicy
 @pytest.fixture
 def bench(tmp_path: Path) -> FakeRun:
     return FakeRun(tmp_path / "store", PretendModels(equal), policy())
-
-
-@dataclass
-class Remembers(PretendExecutor):
-    """An executor that keeps what it was asked for."""
-
-    asked: list[ResourceRequest] = field(default_factory=list)
-
-    def find_room(self, needs: ResourceRequest) -> PretendExecutor | None:
-        self.asked.append(needs)
-        return super().find_room(needs)
-
-
-def test_making_asks_for_the_memory_that_it_takes(tmp_path: Path) -> None:
-    bench = FakeRun(tmp_path / "store", PretendModels(equal))
-    executor = Remembers(bench.store, bench.models)
-    log = RunRecorder(bench.store, "model", {"checkpoint": "c"})
-    stages = SubmittedStageRunner(
-        bench.store, executor, lambda _: Path("python"), log, RecordingProgress(Listener(), log)
-    )
-    Runner(bench.plan(), stages, log, {("quantize", ONE): 7, ("check_weights", ONE): 5}).run()
-    assert [each for each in executor.asked if each.memory_bytes] == [
-        ResourceRequest(cpus="all", memory_bytes=7),
-        ResourceRequest(memory_bytes=5),
-    ]
 
 
 class TestRounds:

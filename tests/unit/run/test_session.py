@@ -9,7 +9,7 @@ from listener import Listener
 
 from artifacts.recorded_command import RunKind
 from artifacts.run_loader import find_run
-from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
+from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
@@ -17,10 +17,10 @@ from pipeline.run.session import RunInterrupted, RunSession
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSession:
+def session(tmp_path: Path) -> RunSession:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
     made = RunSession("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
-    monkeypatch.setattr(made.stages, "cancel", lambda: made.progress.note("stage ended"))
+    made.progress.note("begun")
     return made
 
 
@@ -39,7 +39,7 @@ def ending(session: RunSession) -> tuple[str, int | None, list[str]]:
 def test_work_that_ends(session: RunSession) -> None:
     report = session.run(lambda: ExitCode.UNDECIDED)
     assert (report.status, report.exit_code) == ("finished", ExitCode.UNDECIDED)
-    assert ending(session) == ("finished", ExitCode.UNDECIDED, ["stage ended"])
+    assert ending(session) == ("finished", ExitCode.UNDECIDED, ["begun"])
 
 
 def test_an_error_becomes_part_of_the_record(session: RunSession) -> None:
@@ -49,7 +49,7 @@ def test_an_error_becomes_part_of_the_record(session: RunSession) -> None:
     report = session.run(work)
     assert report.error is not None
     assert report.error["message"] == "no room"
-    assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["stage ended"])
+    assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["begun"])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_anything_else_is_passed_on(
     expected = RunInterrupted if status == "interrupted" else type(raised)
     with pytest.raises(expected):
         session.run(work)
-    assert ending(session) == (status, code, ["stage ended"])
+    assert ending(session) == (status, code, ["begun"])
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,3 @@ def test_its_store_is_the_folder_and_not_a_link_to_it(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "link")
     begun = RunSession("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
     assert begun.log.folder.parent == (tmp_path / "real").resolve() / "runs"
-
-
-def test_an_executor_that_there_is_not_begins_no_run(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path / "home", store=tmp_path / "store", executor="moon")
-    with pytest.raises(UsageError):
-        RunSession("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
-    assert not settings.store.exists()

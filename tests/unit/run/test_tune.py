@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from fake_run import IDENTITIES, FakeRun, equal, policy
-from listener import Listener
-from pretend_stages import PretendExecutor, PretendModels
+from pretend_stages import PretendModels, PretendStages
 from some_node import NODE
 
 from artifacts.evidence.verify import Evidence, check_tuning
@@ -20,10 +19,11 @@ from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.capacity.machine import Machine
 from pipeline.core.errors import ExitCode, ServingError, UsageError
+from pipeline.core.lots import Node
 from pipeline.core.store import Store
 from pipeline.plan.tuning_plan import TuningPlanner, find_claim, make_defaults, make_screened
-from pipeline.run.run_recorder import RecordingProgress, RunRecorder
-from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.run.recorder import RunRecorder
+from pipeline.run.serving import Serving
 from pipeline.run.tune import PROFILE, TuningRun
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
@@ -82,14 +82,10 @@ class Tried:
             identities=IDENTITIES,
             store=self.store.root,
         )
-        stages = SubmittedStageRunner(
-            self.store,
-            PretendExecutor(self.store, self.models),
-            lambda _: Path("python"),
-            self.log,
-            RecordingProgress(Listener(), self.log),
-        )
-        return TuningRun(planner, stages, self.log, self.profile, CPU).run(to)
+        stages = PretendStages(self.store, self.models, self.log)
+        node = Node(self.store.root)
+        serving = Serving(planner.plan(), stages, self.models, node)
+        return TuningRun(planner, stages, serving, self.log, self.profile, CPU).run(to)
 
     @property
     def report(self) -> TuningReport:

@@ -44,13 +44,9 @@ def run_to(
 ) -> RunReport:
     """A run whose hours of work are replaced by these verdicts; nothing after them is."""
 
-    class Judged:
-        def __init__(self, plan: Any, stages: Any, *_: Any) -> None:
-            self.log = stages.log
-
-        def run(self) -> None:
-            for report in verdicts:
-                self.log.note_variant(report)
+    def judged(session: Any, *_: Any, **__: Any) -> None:
+        for report in verdicts:
+            session.log.note_variant(report)
 
     checkpoint = Checkpoint.__new__(Checkpoint)
     object.__setattr__(checkpoint, "ref", "c")
@@ -63,7 +59,8 @@ def run_to(
     policy = load_policy("demo")
     planned = Plan(policy=policy, shared={}, baseline=None, variants=())  # type: ignore[arg-type]
     monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
-    monkeypatch.setattr(whole_run, "Runner", Judged)
+    monkeypatch.setattr(whole_run.RunSession, "carry_out", judged)
+    monkeypatch.setattr(whole_run, "check_plan", lambda *_: None)
     monkeypatch.setattr(whole_run, "check_serving", lambda *_: None)
     request = ModelRequest(
         checkpoint="demo:smollm2-135m",

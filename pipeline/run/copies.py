@@ -1,0 +1,298 @@
+"""Copies of a run: the choice that they share, what they tell the main one, and their start.
+
+    runs/<run>/request.json   what was asked for; written by the first copy, or the launcher
+    runs/<run>/plan.json      what the first copy that planned came to
+    runs/<run>/copies/        events of all copies but the main one, and logs of those on its node
+
+A copy that comes later takes the request from the first, and leaves if it would do something else:
+another version of prepare, other hardware, another plan.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from artifacts.run_loader import read_run
+from artifacts.run_record import RunReport, StageReport
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.events import Progress, forward_progress, read_event
+from pipeline.core.exclusive_file import create_exclusively
+from pipeline.core.installation import this_prepare
+from pipeline.core.private_files import make_folder, open_log
+from pipeline.core.process_environment import without_registry
+from pipeline.core.record import Record
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.store import Store
+from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.core.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
+from pipeline.plan.plan import Plan
+from pipeline.plan.resolved_options import ModelRequest
+from pipeline.run.recorder import COPIES, RunRecorder
+from pipeline.run.work import forget_failures
+
+INDEX_VARIABLES = ("PREPARE_COPY", "JOB_COMPLETION_INDEX")
+"""Set by a launcher, and by an Indexed Job of Kubernetes."""
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+REQUEST, PLAN = "request.json", "plan.json"
+READ_S = 0.5
+# -P: a folder called 'pipeline' in the working directory must not shadow ours.
+PREPARE = ("-P", "-m", "pipeline.cli.main")
+
+
+class SharedRequest(Record):
+    """What a run was asked for, for every copy of it."""
+
+    schema_version: int = Field(1, description="of this record")
+    prepare: str = Field(description="version, with a digest of the code")
+    cwd: str = Field(description="folder that relative paths are from")
+    nodes: bool = Field(False, description="whether any node of the kind may do any piece")
+    request: dict[str, Any] = Field(description="options of `prepare model`, as given")
+
+
+class SharedPlan(Record):
+    """What every copy of a run must come to."""
+
+    schema_version: int = Field(1, description="of this record")
+    hardware: str = Field(description="kind of machine")
+    keys: str = Field(description="digest of the keys of all stages that are known at the start")
+
+
+def copy_index(variables: Mapping[str, str] = os.environ) -> int | None:
+    """Return which copy of its run this process is; None if no launcher numbered it.
+
+    Raises:
+        UsageError: the number is none.
+    """
+    for name in INDEX_VARIABLES:
+        if (text := variables.get(name)) is not None:
+            if not text.isdecimal():
+                raise UsageError("this is no number of a copy", where=f"{name}={text}")
+            return int(text)
+    return None
+
+
+@dataclass(frozen=True)
+class JoinedRun:
+    """The run that this process works on.
+
+    Args:
+        request: of all copies.
+        run_id: None for a new run.
+        index: of this copy.
+        nodes: whether copies run on several nodes, each of which may do any piece.
+        ended: the record of a run that has ended, and is not to be tried again.
+    """
+
+    request: ModelRequest
+    run_id: str | None = None
+    index: int = 0
+    nodes: bool = False
+    ended: RunReport | None = None
+
+
+def join_run(
+    request: ModelRequest | None, run_id: str | None, store: Store, *, retry: bool = False
+) -> JoinedRun:
+    """Join a run, or begin it.
+
+    Args:
+        request: options as given; None to take those of the run.
+        run_id: that the user or a launcher named.
+        retry: try failed pieces again, of a run that may have ended.
+
+    Raises:
+        UsageError: the run was asked for something else, or by another version of prepare.
+    """
+    index = copy_index()
+    if run_id is None:
+        if request is None:
+            raise UsageError(
+                "a checkpoint is missing",
+                where="prepare model",
+                hint="name a folder or a Hub id; or a run to join, with --run",
+            )
+        return JoinedRun(request)
+    if not RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            "this is no id of a run",
+            where=f"--run {run_id!r}",
+            hint="up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        )
+    folder = RunFolders(store).make(run_id, is_new=False)
+    if request is not None:
+        write_request(folder, request)
+    shared = _read(folder / REQUEST, SharedRequest, f"there is no run '{run_id}' to join")
+    if shared.prepare != this_prepare():
+        raise UsageError(
+            f"the run was begun by prepare {shared.prepare}, and this is {this_prepare()}",
+            where=str(folder / REQUEST),
+            hint="install the same version, of the same commit, on every node",
+        )
+    found = _request_of(shared, folder)
+    if request is not None and (other := _differences(request, found)):
+        raise UsageError(
+            f"run '{run_id}' was asked for something else: {other}",
+            where=str(folder / REQUEST),
+            hint="take another id, or leave the other options out to join it",
+        )
+    if index is not None and Path(shared.cwd).is_dir():
+        os.chdir(shared.cwd)
+    if retry and not index:
+        forget_failures(folder)
+    ended = None
+    if not retry and not index and (folder / RUN_RECORD).exists():
+        report = read_run(folder)
+        ended = report if report.status in ("finished", "failed") else None
+    return JoinedRun(found, run_id, index or 0, shared.nodes, ended)
+
+
+def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -> None:
+    """Write what a run was asked for, unless that is done."""
+    plain = TypeAdapter(ModelRequest).dump_python(request, mode="json")
+    is_indexed = copy_index() is not None
+    shared = SharedRequest(
+        prepare=this_prepare(), cwd=str(Path.cwd()), nodes=nodes or is_indexed, request=plain
+    )
+    create_exclusively(folder / REQUEST, shared.model_dump_json(indent=1).encode())
+
+
+def check_plan(folder: Path, plan: Plan, hardware: str) -> None:
+    """Check that this copy would do what the first one planned; the first writes it down.
+
+    Raises:
+        UsageError: it would do something else.
+    """
+    sides = (plan.baseline, *plan.variants)
+    specs = [*plan.shared.values(), *(spec for side in sides for spec in side.stages.values())]
+    mine = SharedPlan(hardware=hardware, keys=digest_json(sorted(spec.key for spec in specs)))
+    if create_exclusively(folder / PLAN, mine.model_dump_json(indent=1).encode()):
+        return
+    first = _read(folder / PLAN, SharedPlan, "the run's plan cannot be read")
+    if first == mine:
+        return
+    what = (
+        f"this machine is {hardware}, and the run is planned for {first.hardware}"
+        if first.hardware != hardware
+        else "what it would do differs from what the first copy planned"
+    )
+    raise UsageError(
+        f"this copy cannot join the run: {what}",
+        where=str(folder / PLAN),
+        hint="start copies on nodes of one kind, with the same settings file and the same files",
+    )
+
+
+class OtherCopies:
+    """What the other copies of a run tell, for the main one's record and display."""
+
+    def __init__(self, log: RunRecorder, progress: Progress) -> None:
+        self._folder = log.folder / COPIES
+        self._log, self._progress = log, progress
+        self._offsets: dict[Path, int] = {}
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Pass on what they tell meanwhile."""
+        over = threading.Event()
+
+        def listen() -> None:
+            while not over.wait(READ_S):
+                self.read()
+
+        thread = threading.Thread(target=listen, name="other copies", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.read()
+
+    def read(self) -> None:
+        """Pass on what is new."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                content = file.read(MAX_RECORD_BYTES)
+            whole = content[: content.rfind(b"\n") + 1]
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                self._pass_on(read_event(line))
+
+    def _pass_on(self, event: Mapping[str, Any]) -> None:
+        match event:
+            case {"event": "stage", **told}:
+                try:
+                    self._log.stage(StageReport.model_validate(told))
+                except ValidationError:
+                    return
+            case {"event": "running", "stages": list(stages)}:
+                self._log.note_running([each for each in stages if isinstance(each, str)])
+            case _:
+                forward_progress(event, self._progress)
+
+
+@dataclass
+class LocalCopies:
+    """Further copies on this node, one for each further lot of GPUs; they end with us."""
+
+    log: RunRecorder
+    store: Store
+    _held: ExitStack = field(default_factory=ExitStack)
+
+    def start(self, count: int) -> None:
+        """Start that many."""
+        folder = self.log.folder / COPIES
+        make_folder(folder)
+        for index in range(1, count + 1):
+            command = [*PREPARE, "model", "--run", self.log.run_id, "--store", str(self.store.root)]
+            with open_log(folder / f"{index}.log") as output:
+                process = SupervisedProcess(
+                    [sys.executable, *command],
+                    environment={**without_registry(os.environ), INDEX_VARIABLES[0]: str(index)},
+                    output=output,
+                )
+            self._held.callback(process.stop)
+
+    def stop(self) -> None:
+        """End them."""
+        self._held.close()
+
+
+def _request_of(shared: SharedRequest, folder: Path) -> ModelRequest:
+    try:
+        return TypeAdapter(ModelRequest).validate_python(shared.request)
+    except ValidationError as error:
+        raise StoreError("a run's request is damaged", where=str(folder / REQUEST)) from error
+
+
+def _differences(mine: ModelRequest, first: ModelRequest) -> str:
+    """Return which options differ, in words; '' if none does."""
+    plain = TypeAdapter(ModelRequest)
+    one, other = plain.dump_python(mine, mode="json"), plain.dump_python(first, mode="json")
+    return ", ".join(
+        f"{each.name} is {other[each.name]}, not {one[each.name]}"
+        for each in fields(ModelRequest)
+        if one[each.name] != other[each.name]
+    )
+
+
+def _read(path: Path, shape: type[Any], missing: str) -> Any:
+    try:
+        return parse_record(read_regular(path, MAX_RECORD_BYTES), shape)
+    except FileNotFoundError:
+        hint = "give the options of the run with its id; `prepare runs list` shows the runs"
+        raise UsageError(missing, where=str(path), hint=hint) from None
+    except ValueError as error:
+        raise StoreError(f"a run's file is damaged: {error}", where=str(path)) from error

@@ -1,0 +1,108 @@
+"""Launchers have an engine start the copies of a run, and follow it.
+
+The engine places copies, gives each its resources and starts those again that it lost. A launcher
+that is killed leaves the run going, if the engine does; the same command follows it again.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+from artifacts.run_loader import read_run
+from artifacts.run_record import RunReport
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.environments.settings import Settings
+from pipeline.plan.resolved_options import ModelRequest
+from pipeline.run.copies import join_run, write_request
+from pipeline.run.launchers.ray import RayLauncher
+from pipeline.run.launchers.slurm import SlurmLauncher
+
+POLL_S = 2.0
+GRACE_S = 60.0  # as long as NFS may keep what another node has written from being seen
+
+
+class Launcher(Protocol):
+    """Starts copies by one engine."""
+
+    def start(self, count: int) -> str:
+        """Start them, unless an earlier call's are there; return a note on how to end them.
+
+        Raises:
+            UsageError: the engine refuses.
+        """
+
+    def state(self) -> str:
+        """Return what they are doing, in words; '' once none is left."""
+
+    def close(self) -> None:
+        """Leave them alone."""
+
+
+def launch(
+    request: ModelRequest | None,
+    on: str,
+    copies: int | None,
+    run_id: str | None,
+    settings: Settings,
+    progress: Progress,
+    *,
+    retry: bool = False,
+) -> RunReport:
+    """Start copies of a run and follow it to its end.
+
+    Args:
+        on: slurm or ray.
+        copies: how many; None for one each of the baseline and the variants.
+
+    Raises:
+        UsageError: the engine refuses, or the run was asked for something else.
+        StageError: all copies are gone, and the run has not ended.
+    """
+    store = settings.open_store()
+    name = run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    folder = RunFolders(store).make(name, is_new=run_id is None)
+    if request is not None:
+        write_request(folder, request, nodes=True)
+    joined = join_run(request, name, store, retry=retry)
+    if joined.ended is not None:
+        return joined.ended
+    asked = joined.request
+    models = 1 + len(asked.recipes or ("", "")) + len(asked.variants + asked.served_variants)
+    launcher: Launcher = (
+        SlurmLauncher(settings, folder) if on == "slurm" else RayLauncher(settings, folder)
+    )
+    try:
+        progress.note(f"run {name}: {launcher.start(copies or models)}")
+        progress.note(f"`prepare model --run {name} --on {on}` follows it again")
+        return _follow(launcher, settings, name, progress)
+    finally:
+        launcher.close()
+
+
+def _follow(launcher: Launcher, settings: Settings, name: str, progress: Progress) -> RunReport:
+    folder = settings.store / "runs" / name
+    told, notes, gone = "", 0, 0.0
+    while True:
+        report = read_run(folder) if (folder / RUN_RECORD).exists() else None
+        if report is not None:
+            for text in report.notes[notes:]:
+                progress.note(text)
+            notes = len(report.notes)
+            if report.status in ("finished", "failed"):
+                return report
+        state = launcher.state()
+        if state and state != told:
+            progress.note(state)
+        told = state
+        gone = 0.0 if state else gone or time.monotonic()
+        if gone and time.monotonic() - gone > GRACE_S:
+            raise StageError(
+                "all copies of the run have ended, and the run has not",
+                where=str(folder / "copies"),
+                hint="read their logs there; the same command starts copies that go on from here",
+            )
+        time.sleep(POLL_S)

@@ -1,0 +1,107 @@
+"""Copies of a run as Ray tasks, which Ray starts again where their node is lost.
+
+Ray ends its tasks with the process that started them, so a launcher that is killed ends its copies;
+the same command goes on from what is in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.core.private_files import make_folder, open_log
+from pipeline.core.process_environment import registry_variables, without_registry
+from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.environments.settings import Settings
+
+TRIES = 3
+PASSED = ("PREPARE_", "HF_", "UV_", "PIP_", "MLFLOW_", "DATABRICKS_")
+
+
+class RayLauncher:
+    """The tasks of one run.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        UsageError: the package is missing, or no cluster answers.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UsageError(
+                "`--on ray` needs the package ray",
+                where="--on ray",
+                hint="install it: pip install 'prepare-model[ray]'",
+            ) from None
+        self._ray: Any = ray
+        self._settings, self._folder = settings, folder
+        self._tasks: dict[Any, int] = {}
+        try:
+            ray.init(address=settings.ray.address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"no Ray cluster answers: {error}",
+                where=f"settings key ray.address: {settings.ray.address}",
+                hint="start one (ray start --head), or name its head there",
+            ) from error
+
+    def start(self, count: int) -> str:
+        """Start the tasks; as `Launcher.start`."""
+        make_folder(self._folder / "copies")
+        options = self._settings.ray
+        copy = self._ray.remote(run_copy).options(
+            num_gpus=options.gpus,
+            num_cpus=options.cpus,
+            max_retries=TRIES,
+            scheduling_strategy="SPREAD",
+        )
+        passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
+        for index in range(count):
+            given = passed if index == 0 else without_registry(passed)
+            names = [self._folder.name, str(self._settings.store), str(self._folder / "copies")]
+            self._tasks[copy.remote(index, *names, given)] = index
+        return f"{count} Ray tasks; Ctrl-C ends them"
+
+    def state(self) -> str:
+        """Return how many tasks are left."""
+        over, left = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0.1)
+        for task in over:
+            try:
+                self._ray.get(task)
+            except self._ray.exceptions.RayError:
+                continue  # it was lost TRIES times
+        return f"{len(left)} Ray tasks" if left else ""
+
+    def close(self) -> None:
+        """End the tasks."""
+        for task in self._tasks:
+            self._ray.cancel(task, force=False)
+        self._ray.shutdown()
+
+
+def run_copy(index: int, run: str, store: str, folder: str, variables: dict[str, str]) -> int:
+    """Be one copy, on a node; return its exit code.
+
+    Args:
+        index: of the copy.
+        run: id of the run.
+        store: folder of the store.
+        folder: for its log.
+        variables: of its process, in addition to the node's own.
+    """
+    base = {**os.environ, **variables, "PREPARE_COPY": str(index)}
+    for name in registry_variables(base) if index else ():
+        del base[name]
+    command = [sys.executable, "-P", "-m", "pipeline.cli.main", "model", "--run", run]
+    with open_log(Path(folder) / f"ray.{index}.log") as output:
+        process = SupervisedProcess([*command, "--store", store], environment=base, output=output)
+    with process:
+        return process.wait()

@@ -1,0 +1,265 @@
+"""The pieces of a run, up to its verdicts: what is ready, by the plan and the store.
+
+Questions come first. Then each variant is made and its weights are checked; the baseline answers
+everything from one server start, a variant after it, and loads follow on the same resources. What
+can fail early does not fail after an hour of other work. A variant's failure does not stop the
+others; the baseline's, or that of what all share, ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from artifacts.run_record import report_judged, report_unjudged
+from eval_gates.suites.suite_kind import kind_of
+from pipeline.core.errors import PrepareError
+from pipeline.core.lots import NOTHING, Lot, Needs
+from pipeline.core.stage_record import StageSpec
+from pipeline.environments.definition import Accelerator
+from pipeline.plan.independence import check_laid_out
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.power import check_counted
+from pipeline.run.recorder import RunRecorder
+from pipeline.run.serving import BrokenModelError, Serving
+from pipeline.run.stage_run import StageRunner
+from pipeline.run.work import Copy, Failures, Piece
+from pipeline.stages.judge import JUDGE
+from pipeline.stages.quantize import QUANTIZE
+from pipeline.stages.questions import QUESTIONS, QuestionsResult
+
+LaidOut = Mapping[str, QuestionsResult]
+"""By suite, the result of its stage `questions`."""
+
+
+class Pieces:
+    """The pieces of one plan.
+
+    Args:
+        check_laid_out: receives the questions' results, by suite, before the first question; may
+            raise a PrepareError.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: StageRunner,
+        serving: Serving,
+        log: RunRecorder,
+        check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None,
+    ) -> None:
+        self._plan = plan
+        self._stages = stages
+        self._serving = serving
+        self._log = log
+        self._check_others = check_laid_out
+        self._going = list(plan.variants)
+        self._is_checked = False
+
+    def do(self, copy: Copy) -> None:
+        """Work up to the verdicts.
+
+        Raises:
+            PrepareError: the baseline or something that all variants share failed.
+        """
+        if self._plan.trial is not None:
+            self._log.note_counted(sorted(self._plan.trial.variants))
+        self._check_sandbox()
+        copy.work(self.find)
+
+    def find(self, failures: Failures) -> list[Piece]:
+        """Return what can be done now; as `work.Find`."""
+        if shared := self._find_shared(failures):
+            return shared
+        self._check_laid_out()
+        self._drop_broken()
+        self._drop_failed(failures)
+        return [*self._find_making(), *self._find_verdicts(failures), *self._find_serving()]
+
+    # --- checks -------------------------------------------------------------------------------
+
+    def _check_sandbox(self) -> None:
+        """Refuse model-written code now if it cannot be isolated.
+
+        Raises:
+            SandboxError: no isolation satisfies the policy.
+        """
+        plan = self._plan
+        for name, suite in plan.policy.suites.items():
+            if not all(
+                self._stages.find_reusable(side.stages[name])
+                for side in (plan.baseline, *plan.variants)
+            ):
+                kind_of(suite).check_machine(suite)
+
+    def _check_laid_out(self) -> None:
+        """Refuse questions that show too little or count twice, and what the caller refuses.
+
+        Raises:
+            PrepareError: the questions must not be used.
+        """
+        if self._is_checked:
+            return
+        stages = {
+            name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
+        }
+        found = {name: self._stages.find_reusable(spec) for name, spec in stages.items() if spec}
+        laid_out = {name: QUESTIONS.result_of(record) for name, record in found.items() if record}
+        check_laid_out(self._plan.policy, laid_out, self._stages.progress)
+        recipes = [variant.recipe for variant in self._plan.variants]
+        check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
+        self._check_others(laid_out)
+        self._is_checked = True
+
+    # --- what is to be done -------------------------------------------------------------------
+
+    def _find_shared(self, failures: Failures) -> list[Piece]:
+        found = []
+        for spec in self._plan.shared.values():
+            if self._stages.reuse(spec) is None:
+                piece = self._piece("", [spec], NOTHING)
+                if error := failures.get(piece.name):
+                    raise error
+                found.append(piece)
+        return found
+
+    def _find_making(self) -> Iterator[Piece]:
+        for variant in self._going:
+            if self._undone(made := self._making(variant)):
+                yield self._piece("make", made, self._needs_to_make(made))
+
+    def _find_verdicts(self, failures: Failures) -> Iterator[Piece]:
+        for variant in list(self._going):
+            if self._is_asked(variant):
+                spec = self._judge_stage(variant)
+                if self._stages.reuse(spec) is not None:
+                    self._note_verdict(variant)
+                    continue
+                piece = self._piece("", [spec], NOTHING)
+                if error := failures.get(piece.name):
+                    self._give_up(variant, error)
+                else:
+                    yield piece
+
+    def _find_serving(self) -> Iterator[Piece]:
+        """Yield the baseline's, then the variants'."""
+        baseline = self._plan.baseline
+        if self._serving.undone(self._served(baseline)):
+            if self._going:
+                yield self._serving_piece(baseline)
+            return
+        for variant in self._going:
+            is_made = not self._undone(self._making(variant))
+            if is_made and self._serving.undone(self._served(variant)):
+                yield self._serving_piece(variant)
+
+    def _serving_piece(self, variant: VariantPlan) -> Piece:
+        def do(lot: Lot) -> None:
+            self._serving.run(variant, self._served(variant), lot)
+
+        def is_done() -> bool:
+            return not self._serving.undone(self._served(variant)) or self._is_broken(variant)
+
+        needs = self._serving.needs(variant, self._served(variant))
+        title = f"serves {variant.recipe.name}"
+        return Piece(_name_of_serving(variant), title, do, is_done, needs)
+
+    def _piece(self, kind: str, specs: Sequence[StageSpec], needs: Needs) -> Piece:
+        """Return the piece that runs these stages, named by the last one."""
+        last = specs[-1]
+
+        def do(lot: Lot) -> None:
+            for spec in specs:
+                self._stages.run(spec)
+
+        name = f"{kind or last.stage}.{last.key}"
+        title = f"{kind or last.stage} {last.variant}"
+        return Piece(name, title, do, lambda: not self._undone(specs), needs)
+
+    def _served(self, variant: VariantPlan) -> list[StageSpec]:
+        return self._plan.served_stages(variant, self._stages.find_reusable)
+
+    def _making(self, variant: VariantPlan) -> list[StageSpec]:
+        made = (variant.stages.get(role) for role in ("quantize", "check_weights"))
+        return [spec for spec in made if spec is not None]
+
+    def _undone(self, specs: Sequence[StageSpec]) -> bool:
+        return any(self._stages.reuse(spec) is None for spec in specs)
+
+    def _is_asked(self, variant: VariantPlan) -> bool:
+        return not (
+            self._undone(self._making(variant))
+            or self._serving.undone(self._served(self._plan.baseline))
+            or self._serving.undone(self._served(variant))
+        )
+
+    def _judge_stage(self, variant: VariantPlan) -> StageSpec:
+        return self._plan.judge_stage(variant, self._stages.find_reusable)
+
+    def _needs_to_make(self, made: Sequence[StageSpec]) -> Needs:
+        if not any(spec.stage == QUANTIZE.name and self._undone([spec]) for spec in made):
+            return NOTHING
+        on_gpus = self._stages.accelerator is Accelerator.CUDA
+        return Needs(gpus=1) if on_gpus else Needs(cores=True)
+
+    # --- what came of it ----------------------------------------------------------------------
+
+    def _drop_failed(self, failures: Failures) -> None:
+        """Add failures to their variants' reports, also of what came to an end before it failed.
+
+        Raises:
+            PrepareError: the baseline failed.
+        """
+        if error := failures.get(_name_of_serving(self._plan.baseline)):
+            raise error
+        for variant in list(self._going):
+            names = [f"make.{spec.key}" for spec in self._making(variant)[-1:]]
+            for name in (*names, _name_of_serving(variant)):
+                if error := failures.get(name):
+                    self._give_up(variant, error)
+                    break
+
+    def _drop_broken(self) -> None:
+        """Stop asking a broken variant.
+
+        Raises:
+            BrokenModelError: the baseline is broken.
+        """
+        self._serving.check_screened(self._plan.baseline)
+        for variant in list(self._going):
+            try:
+                self._serving.check_screened(variant)
+            except BrokenModelError as error:
+                self._give_up(variant, error)
+
+    def _is_broken(self, variant: VariantPlan) -> bool:
+        try:
+            self._serving.check_screened(variant)
+        except BrokenModelError:
+            return True
+        return False
+
+    def _give_up(self, variant: VariantPlan, failure: PrepareError) -> None:
+        name = variant.recipe.name
+        is_verdict = isinstance(failure, BrokenModelError)
+        if not is_verdict:
+            self._stages.progress.note(f"{name}: {failure}")
+        self._going.remove(variant)
+        self._log.note_variant(
+            report_unjudged(
+                name, "fail" if is_verdict else "error", str(failure), self._weights(variant)
+            )
+        )
+
+    def _note_verdict(self, variant: VariantPlan) -> None:
+        self._going.remove(variant)
+        found = JUDGE.result_of(self._stages.find_finished(self._judge_stage(variant)))
+        self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
+
+    def _weights(self, variant: VariantPlan) -> int | None:
+        spec = variant.stages.get("quantize")
+        record = self._stages.store.find(spec.stage, spec.key) if spec else None
+        return QUANTIZE.result_of(record).weights_bytes if record else None
+
+
+def _name_of_serving(variant: VariantPlan) -> str:
+    return f"serve.{variant.stages['screen'].key}"

@@ -1,0 +1,182 @@
+"""A run's record on disk, always current: run.json in the run's folder."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from artifacts.recorded_command import RunKind
+from artifacts.run_record import RunReport, StageReport, VariantReport
+from artifacts.tuning_report import TuningReport
+from pipeline.checkpoint.source_info import CheckpointReport
+from pipeline.core.errors import PrepareError
+from pipeline.core.events import EventWriter, Progress
+from pipeline.core.file_locks import doing
+from pipeline.core.private_files import make_folder, private_umask
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.store import Store, write_atomically
+
+COPIES = "copies"
+Ended = Literal["finished", "failed", "interrupted"]
+
+
+class RunRecorder:
+    """The growing RunReport of one run, as one of its copies sees it.
+
+    The main copy writes run.json. Every other copy appends what it does to a separate file, which
+    the main one reads (copies.py).
+
+    Args:
+        run_id: of the run; None for a new one.
+        index: of the copy; the first copy without one, or with 0, is the main one.
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        kind: RunKind,
+        command: dict[str, Any],
+        waits: Callable[[str], None] = lambda text: None,
+        *,
+        run_id: str | None = None,
+        index: int = 0,
+    ) -> None:
+        now = datetime.now(UTC)
+        # Microseconds make ids of runs that start together differ.
+        self.run_id = run_id or now.strftime("%Y%m%d-%H%M%S-%f")
+        self._store = store
+        self._guard = threading.RLock()  # other copies' events come from a thread
+        folders = RunFolders(store)
+        self.folder: Path = folders.make(self.run_id, is_new=run_id is None)
+        self._held = ExitStack()
+        self._held.enter_context(store.in_use(waits))
+        # Held as long as we live, however we end: a run that says 'running' without it was killed.
+        self.is_main = index == 0 and self._held.enter_context(folders.hold_alive(self.folder))
+        self._held.enter_context(doing(f"run {self.run_id}"))
+        self._events: EventWriter | None = None
+        if not self.is_main:
+            self._events = EventWriter(self._held.enter_context(open_events(self.folder, index)))
+        self._started = time.monotonic()
+        self._variants: dict[str, VariantReport] = {}
+        self._report = RunReport(
+            run=self.run_id,
+            kind=kind,
+            status="running",
+            exit_code=None,
+            started=now.isoformat(),
+            seconds=0,
+            command=command,
+            checkpoint=None,
+            variants=[],
+            stages=[],
+            notes=[],
+        )
+        self._save()
+
+    def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
+        self._update(checkpoint=checkpoint, registered_name=registered_name)
+
+    def note_counted(self, tried: Sequence[str]) -> None:
+        self._update(command={**self._report.command, "attempted": list(tried)})
+
+    def note_tuning(self, tuning: TuningReport) -> None:
+        self._update(tuning=tuning)
+
+    def stage(self, stage: StageReport) -> None:
+        ended = f"{stage.variant}: {stage.name}"
+        if self._events is not None:
+            self._events.write({"event": "stage", **stage.model_dump(mode="json")})
+        with self._guard:
+            running = [each for each in self._report.running if each != ended]
+            stages = list(self._report.stages)
+            # What another copy ran and we found finished is listed as "ran".
+            same = [each for each in stages if stage.key and each.key == stage.key]
+            if stage.status == "reused" and any(each.status == "ran" for each in same):
+                return
+            if stage.status == "ran":
+                stages = [each for each in stages if each not in same or each.status != "reused"]
+            self._update(stages=[*stages, stage], running=running)
+
+    def note_running(self, stages: Sequence[str]) -> None:
+        if self._events is not None:
+            self._events.write({"event": "running", "stages": list(stages)})
+        with self._guard:
+            others = [each for each in self._report.running if each not in stages]
+            self._update(running=[*others, *stages])
+
+    def note_variant(self, variant: VariantReport) -> None:
+        self._variants[variant.recipe] = variant
+        self._update(variants=self.variants())
+
+    def variants(self) -> list[VariantReport]:
+        return list(self._variants.values())
+
+    def note(self, text: str) -> None:
+        if self._events is not None:
+            self._events.note(text)
+        with self._guard:
+            self._update(notes=[*self._report.notes, text])
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Tell the main copy how far a task is; nothing is recorded."""
+        if self._events is not None:
+            self._events.advance(task, done, total, unit)
+
+    def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
+        told = error.to_dict() if error else None
+        self._update(status=status, exit_code=exit_code, error=told, running=[])
+        self._held.close()
+
+    def report(self) -> RunReport:
+        return self._report
+
+    def _update(self, **changes: Any) -> None:
+        with self._guard:
+            changes["seconds"] = time.monotonic() - self._started
+            self._report = self._report.model_copy(update=changes)
+            self._save()
+
+    def _save(self) -> None:
+        if self.is_main:
+            with self._store.explain_errors():
+                write_atomically(self.folder / RUN_RECORD, self._report.model_dump_json(indent=1))
+
+
+class RecordingProgress:
+    """Passes progress on and adds notes to the run's record."""
+
+    def __init__(self, progress: Progress, log: RunRecorder) -> None:
+        self._progress = progress
+        self._log = log
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        self._progress.advance(task, done, total, unit)
+        self._log.advance(task, done, total, unit)
+
+    def note(self, text: str) -> None:
+        self._progress.note(text)
+        self._log.note(text)
+
+
+@contextmanager
+def open_events(folder: Path, index: int) -> Iterator[int]:
+    """Open a copy's file of events, to append to it."""
+    make_folder(folder / COPIES)
+    name = f"{index}.{platform.node()}.{os.getpid()}.jsonl"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    with private_umask(folder):
+        descriptor = os.open(folder / COPIES / name, flags, 0o660)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,313 @@
+"""Serving one side of a run: its stages are answered by one server start, on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from artifacts.run_record import StageReport, StageStatus
+from pipeline.core.errors import PrepareError, ServingError
+from pipeline.core.file_locks import doing
+from pipeline.core.interruption import hold_interruptions
+from pipeline.core.lots import NOTHING, Lot, Needs, Node
+from pipeline.core.private_files import private_umask
+from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.store import Store
+from pipeline.environments.definition import Accelerator
+from pipeline.plan.plan import Plan, VariantPlan, has_failed
+from pipeline.run.stage_run import StageRunner
+from pipeline.serving.engine_version import engine_version
+from pipeline.serving.server import Server
+from pipeline.serving.serving_names import SERVED_NAME
+from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.evaluate.run import is_answered
+from pipeline.stages.screen import SCREEN
+from pipeline.stages.speed import SPEED
+from pipeline.stages.speed.run import course_of
+from recipes.engine_arguments import count_gpus
+from recipes.engines import find_engine
+
+
+class BrokenModelError(ServingError):
+    """A broken served model: a verdict for a variant, an error for a baseline."""
+
+
+class Endpoints(Protocol):
+    """Provider of a model's endpoint."""
+
+    def open(self, model: ServingSpec) -> dict[str, Any]:
+        """Return a stage's facts on the model's endpoint; open it if necessary."""
+
+    def check_alive(self) -> None:
+        """Raise ServingError, with a reason, if an open endpoint has ended."""
+
+    def close(self) -> None:
+        """Close the open endpoints, if there are any."""
+
+
+CachesOf = Callable[[str], Mapping[str, str]]
+
+
+def no_caches(environment: str) -> Mapping[str, str]:
+    """Return the engine's own folders."""
+    return {}
+
+
+class LocalServers:
+    """Model servers on this machine, running from the first question until they are closed.
+
+    The caller has the resources; see lots.py. External endpoints are neither started nor stopped.
+    """
+
+    def __init__(self, stages: StageRunner, caches_of: CachesOf = no_caches) -> None:
+        self._stages = stages
+        self._caches_of = caches_of
+        self._servers: dict[str, Server] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._ask_version = cache(engine_version)
+
+    def open(self, model: ServingSpec) -> dict[str, Any]:
+        if model.endpoint is not None:
+            return facts_of(model.endpoint)
+        if model.name not in self._facts:
+            self._facts[model.name] = self._start(model)
+        return self._facts[model.name]
+
+    def check_alive(self) -> None:
+        for name, server in list(self._servers.items()):
+            try:
+                server.check_alive()
+            except ServingError:
+                self._stop(name)
+                raise
+
+    def close(self) -> None:
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(self._stop, list(self._servers)))
+
+    def _stop(self, name: str) -> None:
+        self._facts.pop(name, None)
+        self._servers.pop(name).stop()
+
+    def _start(self, model: ServingSpec) -> dict[str, Any]:
+        if model.arguments is None:
+            raise ValueError(f"{model.name} is not ours to serve")
+        engine = model.arguments.engine
+        environment = find_engine(engine).environment
+        python = self._stages.python_of(environment)
+        log = self._make_log(model.name)
+        server = Server(
+            python,
+            Path(model.folder),
+            model.arguments,
+            log,
+            trust_remote_code=model.trust_remote_code,
+            draft=Path(model.draft) if model.draft else None,
+            caches=self._caches_of(environment),
+        )
+        # Kept before it starts, so that it is always stopped.
+        self._servers[model.name] = server
+        ready = self._await(server, model)
+        facts = {"ready_seconds": ready, "command": server.command[1:]}
+        return {
+            "url": server.url,
+            "socket": str(server.address.socket),
+            "model": SERVED_NAME,
+            "server_python": str(python),
+            "server_log": str(log),
+            "server": {**facts, **server.facts()},
+            "engine_version": self._ask_version(engine, python),
+        }
+
+    def _make_log(self, name: str) -> Path:
+        """Return a new log for a start of a model's server: NAME.log, NAME.2.log and so on.
+
+        Serving tasks on several nodes that share the run's folder may each serve the baseline.
+        """
+        folder, server_run = self._stages.log.folder, 1
+        while True:
+            log = folder / f"server.{name}{f'.{server_run}' * (server_run > 1)}.log"
+            with suppress(FileExistsError), private_umask(folder):
+                log.touch(exist_ok=False)
+                return log
+            server_run += 1
+
+    def _await(self, server: Server, model: ServingSpec) -> float:
+        """Start it; the run's record has a row for it, although a server is no stage."""
+        progress = self._stages.progress
+        started = time.monotonic()
+        status: StageStatus = "failed"
+        try:
+            ready = server.start(model.ready_timeout_seconds, progress)
+            status = "ran"
+        finally:
+            seconds = time.monotonic() - started
+            self._stages.log.stage(
+                StageReport(
+                    name="serve",
+                    stage="serve",
+                    variant=model.name,
+                    status=status,
+                    seconds=seconds,
+                    key=None,
+                )
+            )
+        progress.note(f"{model.name}: server ready ({ready:.1f} s)")
+        return ready
+
+
+def facts_of(endpoint: ExternalEndpoint) -> dict[str, Any]:
+    """Return a stage's facts on an external endpoint."""
+    return {
+        "url": endpoint.url,
+        "model": endpoint.model,
+        "server_log": f"the log of {endpoint.url}",
+        "server": {"url": endpoint.url, "model": endpoint.model, "ready_seconds": 0.0},
+    }
+
+
+class Serving:
+    """Runs the stages of a plan that a served model answers."""
+
+    def __init__(self, plan: Plan, stages: StageRunner, endpoints: Endpoints, node: Node) -> None:
+        self._plan = plan
+        self._stages = stages
+        self._endpoints = endpoints
+        self._node = node
+
+    def undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
+        """Return stages from the first unfinished one on.
+
+        Its result decides whether later ones must run.
+        """
+        for place, spec in enumerate(specs):
+            if self._stages.reuse(spec) is None:
+                return list(specs[place:])
+        return []
+
+    def needs(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> Needs:
+        """Return what the variant's servers take, those of a comparison under load included."""
+        undone = self.undone(specs)
+        asked = [spec for spec in undone if needs_endpoint(spec, self._stages.store)]
+        if not asked or variant.arguments is None:
+            return NOTHING
+        if self._stages.accelerator is not Accelerator.CUDA:
+            return Needs(cores=True)
+        sides = [variant.arguments]
+        if any(spec.stage == SPEED.name for spec in asked) and self._plan.baseline.arguments:
+            sides.append(self._plan.baseline.arguments)
+        return Needs(gpus=max(count_gpus(side.engine_arguments) for side in sides))
+
+    def hold(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> None:
+        """Wait for the resources and run these stages of the variant, as far as unfinished.
+
+        Raises:
+            BrokenModelError: the model is broken.
+            PrepareError: a server did not start or died, or a stage failed.
+        """
+        self.check_screened(variant)
+
+        def tell(who: str) -> None:
+            self._stages.progress.note(f"waiting for {who}")
+
+        with ExitStack() as held:
+            words = held.enter_context(doing(f"serves {variant.recipe.name}"))
+            lot = held.enter_context(self._node.take(self.needs(variant, specs), words, tell))
+            assert lot is not None
+            self.run(variant, specs, lot)
+        self.check_screened(variant)
+
+    def check_screened(self, variant: VariantPlan) -> None:
+        """Raise BrokenModelError if the model was checked and is broken."""
+        spec = variant.stages.get(SCREEN.name)
+        record = self._stages.find_reusable(spec) if spec is not None else None
+        if record is not None and (why := SCREEN.result_of(record).broken):
+            raise BrokenModelError(why)
+
+    def run(self, variant: VariantPlan, specs: Sequence[StageSpec], lot: Lot) -> None:
+        """Run the stages, with servers from the first one that needs them; then stop these.
+
+        It ends early if the model is broken, by the record of that stage.
+
+        Args:
+            lot: that they run on.
+
+        Raises:
+            PrepareError: a server did not start or died, or a stage failed.
+        """
+        try:
+            for spec in self.undone(specs):
+                if self._is_spared(variant, spec):
+                    continue
+                record = self._run(variant, spec, lot)
+                if spec.stage == SCREEN.name and SCREEN.result_of(record).broken:
+                    return
+        finally:
+            # We may be told to end several times, and the servers are to be gone before us.
+            with hold_interruptions():
+                self._endpoints.close()
+
+    def _is_spared(self, variant: VariantPlan, spec: StageSpec) -> bool:
+        """Whether it is a load of a variant that failed a blocking suite."""
+        suites = self._plan.policy.suites.items()
+        blocking = (
+            variant.stages[name]
+            for name, suite in suites
+            if suite.tier != "advisory" and name in variant.stages
+        )
+        return spec.stage == SPEED.name and any(
+            has_failed(self._stages.store.find(each.stage, each.key)) for each in blocking
+        )
+
+    def _run(self, variant: VariantPlan, spec: StageSpec, lot: Lot) -> StageRecord:
+        if not needs_endpoint(spec, self._stages.store):
+            return self._stages.run(spec)
+        on_cores = self._stages.accelerator is not Accelerator.CUDA
+        try:
+            with ExitStack() as held:
+                if spec.stage == SPEED.name and on_cores and variant.arguments is not None:
+                    held.enter_context(lot.quiet(self._tell))
+                record = self._stages.run(spec, lambda: self._open(variant, spec))
+        except PrepareError:
+            self._endpoints.check_alive()  # a dead server is the better explanation
+            raise
+        self._endpoints.check_alive()  # else something else may have answered
+        if is_fresh(spec):
+            self._endpoints.close()
+        return record
+
+    def _tell(self, who: str) -> None:
+        self._stages.progress.note(f"waiting for quiet: {who}")
+
+    def _open(self, variant: VariantPlan, spec: StageSpec) -> dict[str, Any]:
+        """Return the servers that the stage asks; a speed stage may have more than one."""
+        if spec.stage != SPEED.name:
+            return self._endpoints.open(variant.to_serve)
+        sides = {"baseline": self._plan.baseline.to_serve, "candidate": variant.to_serve}
+        wanted: Iterable[str] = SPEED.parameters_of(spec).sides
+        if is_fresh(spec):
+            self._endpoints.check_alive()
+            self._endpoints.close()
+            wanted = course_of(spec, self._stages.store).next_sides()
+        return {"endpoints": {name: self._endpoints.open(sides[name]) for name in wanted}}
+
+
+def is_fresh(spec: StageSpec) -> bool:
+    """Whether each load of the stage has a new server start."""
+    return spec.stage == SPEED.name and SPEED.parameters_of(spec).is_fresh
+
+
+def needs_endpoint(spec: StageSpec, store: Store) -> bool:
+    """Return whether a model must answer: the kept answers may suffice."""
+    if spec.stage != EVALUATE.name:
+        return True
+    before = (spec.inputs[role] for role in ("questions", "baseline") if role in spec.inputs)
+    if any(store.find(each.stage, each.key) is None for each in before):
+        return True
+    return not is_answered(spec, store)

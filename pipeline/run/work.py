@@ -1,0 +1,162 @@
+"""Works on a run until it is done; start as many copies as there are GPUs or nodes.
+
+A copy computes from the plan and the store what is ready, takes the resources and the lock of one
+piece, and does it. A piece that failed is written down in the run's folder, and no copy of this run
+tries it again. One that died without a word is tried again, TRIES times at most.
+
+    runs/<run>/failed/<piece>          the error of a piece
+    runs/<run>/tries/<piece>.<number>  a try that is going on, or died
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.core.errors import PrepareError, StageError, StageLostError, from_dict
+from pipeline.core.events import Progress
+from pipeline.core.exclusive_file import create_exclusively
+from pipeline.core.file_locks import doing, holder_of, is_locked
+from pipeline.core.interruption import is_interruption
+from pipeline.core.lots import NOTHING, Lot, Needs, Node
+from pipeline.core.private_files import make_folder
+from pipeline.core.store import LOCKS, Store, write_atomically
+
+POLL_S = 0.5
+TRIES = 3
+FAILED, TRIED = "failed", "tries"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one process does in one go.
+
+    Args:
+        name: of its lock and files; the same in every run that does it.
+        title: for people.
+        do: carries it out, with what it has alone on the node; may raise a PrepareError.
+        is_done: whether there is nothing left to do, by the store.
+    """
+
+    name: str
+    title: str
+    do: Callable[[Lot], None]
+    is_done: Callable[[], bool]
+    needs: Needs = NOTHING
+
+
+Failures = Mapping[str, PrepareError]
+"""By piece."""
+Find = Callable[[Failures], Sequence[Piece]]
+"""Pieces that are ready and not done, what is more urgent first; none once nothing is left."""
+
+
+@dataclass
+class Copy:
+    """One process that works on a run.
+
+    Args:
+        folder: of the run.
+        node: on which it works.
+    """
+
+    store: Store
+    folder: Path
+    node: Node
+    progress: Progress
+    _told: set[str] = field(default_factory=set)
+
+    def work(self, find: Find) -> None:
+        """Do pieces until none is left; errors of `find` are raised."""
+        while pieces := find(self.failures()):
+            if not any(self._try(piece) for piece in pieces):
+                self._wait(pieces)
+
+    def failures(self) -> dict[str, PrepareError]:
+        """Return the errors of this run's pieces."""
+        folder, found = self.folder / FAILED, {}
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if not path.name.startswith("."):
+                found[path.name] = from_dict(json.loads(path.read_bytes()))
+        return found
+
+    def _try(self, piece: Piece, *, wait: bool = False) -> bool:
+        """Do the piece, or find it done; return whether either is so."""
+        with ExitStack() as held:
+            words = held.enter_context(doing(piece.title))
+            tell = self._tell if wait else lambda text: None
+            # First what the node has, then the piece: no one waits while it holds a piece.
+            lot = held.enter_context(self.node.take(piece.needs, words, tell, wait=wait))
+            if lot is None or not held.enter_context(self.store.hold(piece.name, wait=False)):
+                return False
+            if not piece.is_done():
+                self._do(piece, lot)
+            return True
+
+    def _wait(self, pieces: Sequence[Piece]) -> None:
+        """Wait for a piece that another process does, or for the node's resources."""
+        locks = {piece.name: self.store.root / LOCKS / piece.name for piece in pieces}
+        free = [piece for piece in pieces if not is_locked(locks[piece.name])]
+        if free:
+            self._try(free[0], wait=True)
+            return
+        self._tell(holder_of(locks[pieces[0].name]))
+        time.sleep(POLL_S)
+
+    def _tell(self, who: str) -> None:
+        if who not in self._told:
+            self._told.add(who)
+            self.progress.note(f"waiting for {who}")
+
+    def _do(self, piece: Piece, lot: Lot) -> None:
+        if (attempt := self._begin(piece)) is None:
+            return
+        try:
+            piece.do(lot)
+        except StageLostError as error:
+            self.progress.note(f"{piece.title}: {error}")  # the other process goes on with it
+            time.sleep(random.uniform(0, POLL_S))  # noqa: S311  # else two could stop each other
+        except PrepareError as error:
+            if is_interruption(error):
+                raise
+            self._fail(piece, error)
+        finally:
+            attempt.unlink(missing_ok=True)
+
+    def _begin(self, piece: Piece) -> Path | None:
+        """Return the file of a new try; None, with a failure, if too many died."""
+        folder = self.folder / TRIED
+        make_folder(folder)
+        for number in range(1, TRIES + 1):
+            path = folder / f"{piece.name}.{number}"
+            if create_exclusively(path, b""):
+                return path
+        logs = self.folder
+        died = f"each of {TRIES} processes that did this was killed"
+        hint = "look for the reason in the system's log, often it is too little memory"
+        self._fail(piece, StageError(f"{piece.title}: {died}", where=str(logs), hint=hint))
+        return None
+
+    def _fail(self, piece: Piece, error: PrepareError) -> None:
+        make_folder(self.folder / FAILED)
+        write_atomically(self.folder / FAILED / piece.name, json.dumps(error.to_dict()))
+
+
+def forget_tries(folder: Path) -> None:
+    """Restart the count: the run was started again after it was killed."""
+    _empty(folder / TRIED)
+
+
+def forget_failures(folder: Path) -> None:
+    """Have failed pieces tried again."""
+    _empty(folder / FAILED)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.glob("[!.]*"):  # others are being written
+        path.unlink(missing_ok=True)

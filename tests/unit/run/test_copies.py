@@ -1,0 +1,200 @@
+"""Several processes on one run: who joins, what failed, what died, and what is told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import ONE, TWO, FakeRun, equal, lost
+from listener import Listener
+from pretend_stages import PretendModels
+
+from artifacts.run_record import StageReport
+from pipeline.core.errors import StageError, UsageError
+from pipeline.core.lots import Node
+from pipeline.core.store import Store
+from pipeline.plan.resolved_options import ModelRequest
+from pipeline.run.copies import OtherCopies, check_plan, join_run
+from pipeline.run.recorder import RunRecorder
+from pipeline.run.work import TRIES, Copy, Piece, forget_failures, forget_tries
+
+REQUEST = ModelRequest(
+    checkpoint="./model",
+    recipes=("fp8-dynamic",),
+    profile="cpu",
+    policy=None,
+    name=None,
+    registry=None,
+    eval_data=Path("data"),
+    trust_remote_code=False,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+class TestJoining:
+    def test_without_options_one_takes_those_of_the_first(self, store: Store) -> None:
+        first = join_run(REQUEST, "nightly", store)
+        assert join_run(None, "nightly", store) == first
+        assert first.request == REQUEST
+
+    def test_with_others_one_is_told_what_differs(self, store: Store) -> None:
+        join_run(REQUEST, "nightly", store)
+        other = replace(REQUEST, policy="strict")
+        with pytest.raises(UsageError, match="policy is None, not strict"):
+            join_run(other, "nightly", store)
+
+    @pytest.mark.parametrize("name", ["", "a/b", "../x", ".x", "a" * 65, "a b"])
+    def test_an_id_is_a_plain_name(self, store: Store, name: str) -> None:
+        with pytest.raises(UsageError, match="no id of a run"):
+            join_run(REQUEST, name, store)
+
+    def test_there_must_be_something_to_do(self, store: Store) -> None:
+        with pytest.raises(UsageError, match="checkpoint is missing"):
+            join_run(None, None, store)
+        with pytest.raises(UsageError, match="no run 'nightly'"):
+            join_run(None, "nightly", store)
+
+    def test_another_prepare_is_refused(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        join_run(REQUEST, "nightly", store)
+        monkeypatch.setattr("pipeline.run.copies.this_prepare", lambda: "0.0.0+code.other")
+        with pytest.raises(UsageError, match=r"0\.0\.0\+code\.other"):
+            join_run(None, "nightly", store)
+
+    def test_a_run_that_ended_is_told_and_not_done_again(self, store: Store) -> None:
+        join_run(REQUEST, "nightly", store)
+        log = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="nightly")
+        log.finish("finished", 4)
+        ended = join_run(None, "nightly", store).ended
+        assert ended is not None
+        assert ended.exit_code == 4
+        assert join_run(None, "nightly", store, retry=True).ended is None
+
+    def test_a_copy_of_another_plan_or_machine_leaves(self, tmp_path: Path) -> None:
+        bench = FakeRun(tmp_path / "store")
+        check_plan(tmp_path, bench.plan(), "a CPU")
+        check_plan(tmp_path, bench.plan(), "a CPU")
+        with pytest.raises(UsageError, match="planned for a CPU"):
+            check_plan(tmp_path, bench.plan(), "an H100")
+        bench.recipes = (ONE, TWO)
+        with pytest.raises(UsageError, match="differs from what the first"):
+            check_plan(tmp_path, bench.plan(), "a CPU")
+
+
+class TestPieces:
+    @pytest.fixture
+    def copy(self, store: Store, tmp_path: Path) -> Copy:
+        store.make_root()
+        return Copy(store, tmp_path, Node(tmp_path), Listener())
+
+    def piece(self, done: list[str], error: Exception | None = None) -> Piece:
+        def do(lot: Any) -> None:
+            if error is not None:
+                raise error
+            done.append("x")
+
+        return Piece("a", "makes a", do, lambda: bool(done))
+
+    def test_one_that_failed_is_not_tried_again_by_this_run(self, copy: Copy) -> None:
+        done: list[str] = []
+        failing = self.piece(done, StageError("no", where="there", hint="do"))
+        copy.work(lambda failures: [] if "a" in failures else [failing])
+        assert copy.failures()["a"].message == "no"
+        assert isinstance(copy.failures()["a"], StageError)
+        forget_failures(copy.folder)
+        copy.work(lambda failures: [] if done else [self.piece(done)])
+        assert done == ["x"]
+        assert copy.failures() == {}
+
+    def test_one_whose_process_died_is_tried_three_times(self, copy: Copy) -> None:
+        (copy.folder / "tries").mkdir()
+        for number in range(1, TRIES + 1):
+            (copy.folder / "tries" / f"a.{number}").touch()
+        done: list[str] = []
+        copy.work(lambda failures: [] if "a" in failures else [self.piece(done)])
+        assert "was killed" in copy.failures()["a"].message
+        forget_failures(copy.folder)
+        forget_tries(copy.folder)
+        copy.work(lambda failures: [] if done else [self.piece(done)])
+        assert done == ["x"]
+
+    def test_an_interruption_is_no_failure(self, copy: Copy) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            copy.work(lambda failures: [self.piece([], KeyboardInterrupt())])  # type: ignore[arg-type]
+        assert copy.failures() == {}
+        assert list((copy.folder / "tries").iterdir()) == []
+
+    def test_who_waits_says_for_whom(self, copy: Copy) -> None:
+        done: list[str] = []
+        with copy.store.hold("a"):
+
+            def find(failures: object) -> list[Piece]:
+                return [] if "waiting for " in " ".join(copy.progress.notes) else [self.piece(done)]  # type: ignore[attr-defined]
+
+            copy.work(find)
+        assert done == []
+
+
+def test_the_main_copy_records_what_the_others_tell(store: Store) -> None:
+    main = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
+    other = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
+    assert (main.is_main, other.is_main) == (True, False)
+    told = Listener()
+    with OtherCopies(main, told).heard():
+        other.note("it goes on")
+        other.advance("asks", 1, 2)
+        facts = {"stage": "judge", "name": "judge", "variant": "fp8", "key": "k", "seconds": 1.0}
+        other.stage(StageReport(**facts, status="ran"))
+        with (main.folder / "copies" / "9.x.jsonl").open("w") as file:
+            file.write('{"event": "stage", "stage": 7}\nno json\n{"event": "note", "text": "cut')
+    assert [stage.name for stage in main.report().stages] == ["judge"]
+    assert told.notes == ["it goes on"]
+    other.finish("finished", 0)
+    assert json.loads((main.folder / "run.json").read_text())["status"] == "running"
+
+
+def run_copy(root: Path, run_id: str, gate: Any) -> None:
+    """One copy of the run, in a separate process."""
+    score = lost(2)
+    models = PretendModels(
+        lambda v, suite, n: score("baseline" if v == TWO else v, suite, n), questions=120
+    )
+    gate.wait()
+    FakeRun(root, models, recipes=(ONE, TWO), run_id=run_id).run()
+
+
+def test_three_copies_do_every_piece_once(tmp_path: Path) -> None:
+    """What each stage is, is what one copy alone makes of it."""
+    alone = FakeRun(tmp_path / "alone" / "store", PretendModels(equal, 120), recipes=(ONE, TWO))
+    alone.run()
+    root = tmp_path / "together" / "store"
+    FakeRun(root).checkpoint  # noqa: B018  # made before the processes start
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(3)
+    copies = [context.Process(target=run_copy, args=(root, "r", gate)) for _ in range(3)]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.join(120)
+    assert [copy.exitcode for copy in copies] == [0, 0, 0]
+    store = Store(root)
+    keys = sorted((each.stage, each.key) for each in store.records())
+    assert keys == sorted((each.stage, each.key) for each in alone.store.records())
+    record = json.loads((root / "runs" / "r" / "run.json").read_text())
+    ran = [(each["stage"], each["key"]) for each in record["stages"] if each["status"] == "ran"]
+    assert sorted(ran) == sorted(set(ran))  # none twice
+    assert set(ran) <= set(keys)
+    assert len(ran) >= len(keys) - 3  # one may end before its last word is read
+    assert {each["recipe"]: each["verdict"] for each in record["variants"]} == {
+        ONE: "fail",
+        TWO: "pass",
+    }
