@@ -22,7 +22,7 @@ from eval_gates.speed.load_run import LoadRun
 from pipeline.cli.main import app
 from pipeline.core.stage_record import StageRecord
 from pipeline.environments.settings import SettingsFile
-from pipeline.inspection.kv_cache import ELEMENT_BYTES, kv_cache
+from pipeline.inspection.layers import ELEMENT_BYTES, read_layers, sequence_bytes
 from pipeline.inspection.model_shape import model_shape
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
@@ -83,7 +83,7 @@ def write_kv_caches() -> str:
         "Tokens in 1 TiB on one GPU, at the model's full context. vLLM 0.33 counted its own for",
         "each config.json: for the model's class without weights, over a faked H100, with its",
         "defaults (`make test-cuda-build`). For other patterns of layers, such as DeepSeek-V4, the",
-        "plan says *not known*.",
+        "plan says that the engine tells.",
         "",
         "| model | context | plan, 16 bits | vLLM | difference | plan, FP8 | vLLM | difference |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -91,18 +91,13 @@ def write_kv_caches() -> str:
     for line in (CACHES / "published_configs.jsonl").read_text().splitlines():
         model = json.loads(line)
         config, said = model["config"], engine[model["name"]]
-        spec = kv_cache(config, model_shape(config, "config.json"), "config.json")
+        layers = read_layers(config, model_shape(config, "config.json"), "config.json")
         cells = [model["name"], f"{said['context']:,}"]
         for kind in ("auto", "fp8"):
-            found = spec.capacity(
-                2**40,
-                context=said["context"],
-                block_size=16,
-                element_bytes=ELEMENT_BYTES[kind],
-                in_flight=8192,
-            )
-            difference = 100 * (found.tokens / said[kind] - 1)
-            cells += [f"{found.tokens:,}", f"{said[kind]:,}", f"{difference:+.2f} %"]
+            one = sequence_bytes(layers, said["context"], ELEMENT_BYTES[kind], held=2 * 8192)
+            tokens = int(2**40 / one * said["context"])
+            difference = 100 * (tokens / said[kind] - 1)
+            cells += [f"{tokens:,}", f"{said[kind]:,}", f"{difference:+.2f} %"]
         lines.append(table_row(*cells))
     return "\n".join(lines) + "\n"
 

@@ -240,6 +240,7 @@ IfCurrentOption = Annotated[
 ]
 InsecureOption = Annotated[bool, option("--insecure", "The OCI registry speaks HTTP, not HTTPS.")]
 JsonOption = Annotated[bool, setting("--json", "Print JSON on stdout.")]
+VerboseOption = Annotated[bool, option("--verbose", "Print every stage, size and table.")]
 TrustOption = Annotated[
     bool,
     setting("--trust-remote-code", "Run Python code that comes with the checkpoint."),

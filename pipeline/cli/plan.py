@@ -24,6 +24,7 @@ from pipeline.cli.options import (
     StoreOption,
     TrustOption,
     VariantOption,
+    VerboseOption,
 )
 from pipeline.cli.policy import check_policy, print_claims, print_power
 from pipeline.cli.tables import print_json, print_table
@@ -53,15 +54,16 @@ def plan(
     gpu: GpuOption = None,
     gpus: GpusOption = 1,
     context: ContextOption = None,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Show what `prepare model` with the same options would do; nothing is run.
 
     Expected times are medians of the store's earlier stages, on this hardware and of
-    models of a like size. For each gate the plan shows how many questions a decision
-    takes if nothing is lost, and the smallest drop that the gate detects. If the run
-    would be refused, the plan names the reason and exits with the code of
+    models of a like size. For each gate the plan shows in a line the chance to pass for
+    a variant that loses nothing, and for the policy's usual one. If the run would be
+    refused, the plan names the reason, reads no weights, and exits with the code of
     `prepare model`.
 
     With --gpu it shows instead whether the checkpoint and each variant fit on such
@@ -120,13 +122,13 @@ def plan(
         gpus_a_copy=gpus_a_copy,
     )
     if gpu is not None:
-        from pipeline.capacity.gpu_request import answer
+        from pipeline.plan.gpu_fit import answer
 
         capacity = answer(request, load_settings(store), gpu, gpus, context)
         if as_json:
             print_json(capacity.to_dict())
         else:
-            print_capacity(capacity)
+            print_capacity(capacity, verbose=verbose)
         return
     with open_display(as_json=as_json) as progress:
         found = forecast(request, load_settings(store), progress)
@@ -135,17 +137,21 @@ def plan(
         raise typer.Exit(found.exit_code)
     print(found.headline())
     print(found.options_line())
-    print_table(["stage", "variant", "state", "expected"], found.stage_rows())
-    if rows := found.size_rows():
-        print_table(["variant", "weights, estimated", ""], rows)
-    for line in serving_lines(read_command(found.choices.to_dict())):
-        print(line)
-    print(found.form_line())
+    if verbose:
+        print_table(["stage", "variant", "state", "expected"], found.stage_rows())
+        for line in serving_lines(read_command(found.choices.to_dict())):
+            print(line)
+        print(found.form_line())
+    for row in found.size_rows():
+        print(": ".join((row[0], ", ".join(row[1:]))))
     print_power(found.power)
     print_claims(found.claims)
     if found.attempt:
         print(found.attempt)
-    print_table(["environment", "state", "size"], found.environment_rows())
+    if verbose:
+        print_table(["environment", "state", "size"], found.environment_rows())
+    elif line := found.environment_line():
+        print(line)
     for line in (*found.refusals(), *(f"note: {note}" for note in found.notes)):
         print(line)
     print(found.total())

@@ -52,7 +52,7 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
 
 
 def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """Return the GPUs and MIG slices that work items can use, all of the first one's kind.
+    """Return the GPUs and MIG slices that work can use, all of the first one's kind.
 
     Keys and verdicts contain the first one's kind, so results from another kind would be
     mislabeled.

@@ -35,11 +35,11 @@ class NodeInfo(Record):
         description="identity; '' for a cluster, where any node of the kind may serve"
     )
     cpu: str = Field(description="CPU model")
-    cores: int = Field(description="cores that work items may use")
+    cores: int = Field(description="cores that work may use")
     all_cores: int = Field(description="all cores of the node")
     cpu_features: tuple[str, ...] = Field(description="see cpu_features.py")
     cpu_limits: dict[str, str] = Field(
-        description="variables that restrict work items to the selected CPU features"
+        description="variables that restrict work to the selected CPU features"
     )
     memory_bytes: int = Field(description="memory of the node, or of its container")
     gpus: tuple[VisibleGpu, ...] = Field(description="GPUs that CUDA shows")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.capacity.machine import Machine
 from pipeline.core.errors import PreflightError, PrepareError, UsageError
 from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.machine import Machine
 from pipeline.plan.suitability import find_making_faults
 from pipeline.verification.adopted import quantization_config
 from recipes import catalog

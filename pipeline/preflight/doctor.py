@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval_gates.sandbox import SandboxError, bubblewraps, check_sandbox
-from pipeline.capacity.machine import machine_of
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import EnvironmentBuildError, PrepareError, UsageError
 from pipeline.core.gpus import VisibleGpu, busy_gpus
@@ -37,6 +36,7 @@ from pipeline.environments.installer import (
     installer_variables,
     run_uv,
 )
+from pipeline.plan.machine import machine_of
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
 from pipeline.preflight.checks import find_gpu_fault, find_missing_gpus
 from recipes.catalog import load_recipe, recipe_names

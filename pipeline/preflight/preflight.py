@@ -7,23 +7,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.capacity.fit import GpuPool
-from pipeline.capacity.gpu_plan import candidates_of, hint, remarks
-from pipeline.capacity.machine import Machine, gpu_type
-from pipeline.capacity.stage_resources import (
+from pipeline.checkpoint import unsupported
+from pipeline.checkpoint.folder import context_length, needs_own_code
+from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
+from pipeline.inspection.dequantized_source import dequantized
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.gpu_fit import gpu_remarks
+from pipeline.plan.host_memory import (
     SMALL_FILES_BYTES,
     check_need,
     quantize_need,
     serve_need,
     stage_needs,
 )
-from pipeline.checkpoint import unsupported
-from pipeline.checkpoint.folder import context_length, needs_own_code
-from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
-from pipeline.inspection.dequantized_source import dequantized, planned_weights
-from pipeline.inspection.header_source import HeaderSource
-from pipeline.inspection.inspection import CheckpointInspection, inspect
-from pipeline.inspection.variant_size import VariantWeights, stored_weights
+from pipeline.plan.machine import Machine, gpu_type
+from pipeline.plan.memory import Gpus, Model, variants_of
 from pipeline.preflight import checks
 from recipes import catalog
 from recipes.schema import Recipe, ServingProfile
@@ -101,12 +100,12 @@ class PreflightInput:
 
     def pair_faults(self) -> list[PrepareError]:
         """Return the variants that cannot be served next to the baseline, as speed ratios need."""
-        if (inspection := self.inspection) is None:
+        if (model := self.model) is None:
             return []
         memory = self.machine.memory_bytes
         needs = {
             recipe.name: serve_need(
-                inspection, recipe, self.weights[recipe.name], self.profile, self.draft_bytes
+                model, recipe, self.weights[recipe.name], self.profile, self.draft_bytes
             )
             for recipe in self._served
         }
@@ -126,14 +125,14 @@ class PreflightInput:
         ]
 
     def memory_to_make(self) -> dict[tuple[str, str], int]:
-        if (inspection := self.inspection) is None:
+        if (model := self.model) is None:
             return {}
         needs = [
             need
             for recipe in self.recipes
             for need in (
-                quantize_need(inspection, recipe, self.weights[recipe.name], self.profile),
-                check_need(inspection, recipe, self.weights[recipe.name]),
+                quantize_need(model, recipe, self.weights[recipe.name], self.profile),
+                check_need(model, recipe, self.weights[recipe.name]),
             )
         ]
         return {
@@ -153,12 +152,7 @@ class PreflightInput:
 
     @cached_property
     def weights(self) -> dict[str, VariantWeights]:
-        return {
-            recipe.name: stored_weights(self.source.tensors, self.adopted[recipe.name].tensors)
-            if recipe.name in self.adopted
-            else planned_weights(self.source, recipe.quantization)
-            for recipe in self._served
-        }
+        return variants_of(self.source, self._served, self.adopted)
 
     def notes(self) -> list[str]:
         found = []
@@ -170,10 +164,12 @@ class PreflightInput:
             found.append(
                 f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
             )
-        elif gpu and self.inspection and (unknown := self.inspection.cache.unknown):
-            found.append(f"room for the KV cache is not checked before the run: {unknown}")
+        elif gpu and self.model and self.model.unknown:
+            found.append(
+                f"room for the KV cache is not checked before the run: {self.model.unknown}"
+            )
         if self.profile.accelerator == "cuda":
-            found += remarks(self._served, self.machine.compute_capability)
+            found += gpu_remarks(self._served, self.machine.compute_capability)
         return found
 
     def _find_checkpoint_faults(self) -> Iterator[PrepareError | None]:
@@ -191,35 +187,33 @@ class PreflightInput:
     def _find_gpu_memory_faults(self) -> Iterator[PrepareError]:
         """Yield the models that the engine could not start on this machine's GPUs.
 
-        GPUs of unknown memory are not checked. All models must be served, so another recipe is no
-        hint.
+        GPUs of unknown memory are not checked.
         """
-        profile, inspection = self.profile, self.inspection
+        profile, model = self.profile, self.model
         gpu = gpu_type(self.machine)
-        if inspection is None or gpu is None or profile.accelerator != "cuda":
+        if model is None or gpu is None or profile.accelerator != "cuda":
             return
         if checks.is_pipelined(profile):
             return
         together = checks.tensor_parallel(profile)
-        site = GpuPool.of(inspection, gpu, together, profile, draft_bytes=self.draft_bytes)
-        for candidate in candidates_of(inspection, self._served, self.weights):
-            fit = site.fit(candidate, together, reserve_at_least=True)
-            if fit.obstacle in ("split", "weights", "context"):
+        site = Gpus.of(model, gpu, together, profile, draft_bytes=self.draft_bytes)
+        for fit in site.fits(self.weights, [together]):
+            if fit.answer == "does not fit":
                 name = self.machine.gpu if gpu.name == "this-gpu" else gpu.name
                 number = f"{together} x {name}" if together > 1 else f"one {name}"
                 yield PreflightError(
                     f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
                     where=f"--profile {profile.name}",
-                    hint=hint(fit, candidate, (), site)
-                    + ("" if candidate.is_baseline else "; or leave the recipe out"),
+                    hint=fit.hint
+                    + ("" if fit.variant == self.baseline.name else "; or leave the recipe out"),
                 )
 
     def _find_memory_faults(self) -> Iterator[PrepareError]:
-        memory, inspection = self.machine.memory_bytes, self.inspection
-        if inspection is None:
+        memory, model = self.machine.memory_bytes, self.model
+        if model is None:
             return
         for need in stage_needs(
-            inspection,
+            model,
             self._served,
             self.weights,
             self.profile,
@@ -241,10 +235,10 @@ class PreflightInput:
         return (self.baseline, *self.recipes)
 
     @cached_property
-    def _inspected(self) -> CheckpointInspection | CheckpointError:
+    def _inspected(self) -> Model | CheckpointError:
         """The checkpoint's shape, or the error if config.json lacks a required number."""
         try:
-            return inspect(self.source)
+            return Model.of(self.source)
         except CheckpointError as error:
             return error
 
@@ -255,8 +249,8 @@ class PreflightInput:
         return limit if isinstance(limit, int) else context_length(self.source.config)
 
     @property
-    def inspection(self) -> CheckpointInspection | None:
-        return self._inspected if isinstance(self._inspected, CheckpointInspection) else None
+    def model(self) -> Model | None:
+        return self._inspected if isinstance(self._inspected, Model) else None
 
 
 def refuse(faults: Iterable[PrepareError]) -> None:

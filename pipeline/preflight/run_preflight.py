@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from artifacts.registry import Registry
-from pipeline.capacity.gpu_request import read_draft_bytes, read_source
-from pipeline.capacity.machine import Machine, existing_folder, machine_of
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import CheckpointError, PrepareError, RegistryError
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings import Settings
 from pipeline.plan.generation_settings import generation_faults
+from pipeline.plan.gpu_fit import read_draft_bytes, read_source
+from pipeline.plan.machine import Machine, existing_folder, machine_of
 from pipeline.plan.plan import Find, Plan
 from pipeline.plan.resolved_options import ResolvedOptions, registry_uri
 from pipeline.plan.speed_plan import find_claims

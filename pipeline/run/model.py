@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from artifacts.evidence.signing import Signer, find_signer
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
-from pipeline.capacity.gpu_request import spread_over_gpus
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
@@ -20,6 +19,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import locate, locate_draft, locate_variants
 from pipeline.plan.generation_settings import form_notes
+from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose, registry_uri
 from pipeline.preflight.preflight import PreflightInput, refuse

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.capacity.gpu_request import spread_over_gpus
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import ExitCode, PrepareError
@@ -28,6 +27,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft, locate_variants
 from pipeline.plan.generation_settings import resolve_generation
+from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.power import GatePower, joint_power, policy_power
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.serving_profile import draft_reference
@@ -52,6 +52,10 @@ Seen = dict[tuple[str, str], list[float]]
 SERVED = ("screen", "evaluate", "speed")
 NOT_MEASURED = "not measured here"
 LIKE_SIZE = 0.2  # relative difference of two checkpoints' weights
+
+
+class _RefusedEarlyError(Exception):
+    """The run would be refused by what headers and options show."""
 
 
 class CheckpointNotLocalError(Exception):
@@ -142,6 +146,11 @@ class PlanReport:
             for env in self.environments
         ]
 
+    def environment_line(self) -> str:
+        """Name the environments that a run would build; empty if there are none."""
+        missing = [env.key for env in self.environments if str(env.state) in ("missing", "broken")]
+        return f"environments to build first: {', '.join(missing)}" if missing else ""
+
     def expected_seconds(self) -> float | None:
         """Sum over stages to run; None if one of them was never measured here."""
         times = [stage.expected_seconds for stage in self.stages if not stage.cached]
@@ -219,6 +228,8 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     if preflight is not None:
         policy = resolve_generation(policy, preflight.source.generation)
     try:
+        if early:  # a run would end here, before it reads any weights
+            raise _RefusedEarlyError
         check_downloaded(choices)
         checkpoint = locate(choices, settings, find_demo, progress)
         adopted = locate_variants(choices, checkpoint, settings, progress)
@@ -239,12 +250,8 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     except CheckpointNotLocalError as reason:
         not_here = str(reason)
         specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
-    except PrepareError as error:
-        if not early:
-            raise
+    except _RefusedEarlyError:
         specs = []
-        if line(error) not in map(line, early):
-            late = [error]  # a run would end before it
     # A run ends with the first group of them that has any.
     refused = refusal(early) or refusal(late)
     return PlanReport(

@@ -128,7 +128,7 @@ class LocalServers:
     def _make_log(self, name: str) -> Path:
         """Return a new log for a start of a model's server: NAME.log, NAME.2.log and so on.
 
-        Serving tasks on several nodes that share the run's folder may each serve the baseline.
+        Copies on several nodes that share the run's folder may each serve the baseline.
         """
         folder, server_run = self._stages.log.folder, 1
         while True:

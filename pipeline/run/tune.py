@@ -20,8 +20,6 @@ from artifacts.run_record import RunReport
 from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.screening import ScreeningRule
-from pipeline.capacity.gpu_request import spread_over_gpus
-from pipeline.capacity.machine import Machine, machine_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import (
@@ -39,11 +37,14 @@ from pipeline.core.store import write_atomically
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.inspection import CheckpointInspection, inspect
 from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.gpu_fit import spread_over_gpus
+from pipeline.plan.machine import Machine, machine_of
+from pipeline.plan.memory import Model
 from pipeline.plan.plan import VariantPlan
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
+from pipeline.plan.tuning_fit import misfit, skip_reason
 from pipeline.plan.tuning_plan import (
     SCREENING,
     ScreeningCandidate,
@@ -58,7 +59,6 @@ from pipeline.plan.tuning_plan import (
 )
 from pipeline.preflight.checks import find_driver_fault, find_missing_gpus
 from pipeline.preflight.preflight import refuse
-from pipeline.preflight.tuning_fit import misfit, skip_reason
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession
@@ -165,7 +165,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             store=settings.store,
             trust_remote_code=choices.trust_remote_code,
         )
-        found = _inspection(checkpoint)
+        found = _model_of(checkpoint)
         serving = session.serving(planner.plan())
         tuning = TuningRun(planner, session.stages, serving, session.log, profile, machine, found)
         return tuning.run(request.output)
@@ -181,9 +181,9 @@ def check_place(file: Path) -> None:
             raise UsageError(NOT_THERE, where=f"--output {file}", hint=ELSEWHERE)
 
 
-def _inspection(checkpoint: Checkpoint) -> CheckpointInspection | None:
+def _model_of(checkpoint: Checkpoint) -> Model | None:
     try:
-        return inspect(read_folder(checkpoint.path))
+        return Model.of(read_folder(checkpoint.path))
     except CheckpointError:
         return None
 
@@ -193,7 +193,7 @@ class TuningRun:
 
     Args:
         profile: as in its file; a candidate itself if it differs from the defaults.
-        inspection: of the checkpoint; None if its shape is unknown.
+        model: of the checkpoint; None if its shape is unknown.
     """
 
     def __init__(
@@ -204,14 +204,14 @@ class TuningRun:
         log: RunRecorder,
         profile: ServingProfile,
         machine: Machine,
-        inspection: CheckpointInspection | None = None,
+        model: Model | None = None,
     ) -> None:
         self._planner = planner
         self._stages = stages
         self._log = log
         self._profile = profile
         self._machine = machine
-        self._inspection = inspection
+        self._model = model
         self._plan = planner.plan()
         self._asking = serving
         claim = planner.claim(planner.policy.alpha)
@@ -259,7 +259,7 @@ class TuningRun:
                 if candidate
                 else make_profiled(self._profile, defaults)
             )
-            why = misfit(screened, defaults, self._inspection, self._machine.gpu)
+            why = misfit(screened, defaults, self._model)
         except UsageError as error:  # this machine cannot serve so
             why = error.message
         if why:

@@ -4,17 +4,15 @@
 
 Questions: `commands` (argument lists; the model's folder is the word after --model), `candidates`
 (the same, by name), `models` (folder by name), `caches` (folders of further models by name, and a
-command by type of cache), `bodies` (completion requests by name), `memory` (bytes of KV cache),
-`experts` (tokens, experts a token, hidden and inner width). Answers: for each command and candidate
-the error or null, for each model and command the engine configuration's error or null, KV tokens by
-model, the same by type of cache with the context, the requests' errors, whether the FlashInfer
-sampler would be used, and elements of the experts' workspaces.
+command by type of cache), `bodies` (completion requests by name), `memory` (bytes of KV cache).
+Answers: for each command and candidate the error or null, for each model and command the engine
+configuration's error or null, KV tokens by model, the same by type of cache with the context, the
+requests' errors, and whether the FlashInfer sampler would be used.
 """
 
 import contextlib
 import io
 import json
-import math
 import os
 import sys
 import warnings
@@ -160,27 +158,6 @@ def cache_of(parser, folder, by_type, memory):
     return found
 
 
-def workspaces(tokens, chosen, hidden, inner):
-    """Elements that kernels of experts work in, by kernel."""
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.experts.cutlass_moe import CutlassExpertsFp8
-    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
-    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
-
-    found = {}
-    # What Marlin calls N is half of what the others do.
-    for kernel, width in (
-        (TritonExperts, 2 * inner),
-        (CutlassExpertsFp8, 2 * inner),
-        (MarlinExperts, inner),
-    ):
-        shapes = kernel.workspace_shapes(
-            object.__new__(kernel), tokens, width, hidden, chosen, 8, 8, None, MoEActivation.SILU
-        )
-        found[kernel.__name__] = math.prod(shapes[0]) + math.prod(shapes[1])
-    return found
-
-
 def error_of(work, *arguments):
     """The error's words, or None."""
     try:
@@ -205,7 +182,6 @@ def main(questions_path, answers_path):
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.sample.ops.topk_topp_sampler import flashinfer_sampler_supported
-    from vllm.v1.worker.workspace import init_workspace_manager
 
     parser = make_arg_parser(FlexibleArgumentParser())
     commands, models = questions["commands"], questions["models"]
@@ -225,7 +201,6 @@ def main(questions_path, answers_path):
             for name, words in questions["candidates"].items()
         },
         "sampler": flashinfer_sampler_supported(),
-        "workspaces": [workspaces(*each) for each in questions["experts"]],
         "kv_tokens": {},
     }
     served = configured(parser, placed(commands[0], next(iter(models.values()))))
@@ -239,7 +214,6 @@ def main(questions_path, answers_path):
         )
 
     answers["requests"] = {n: error_of(ask, b) for n, b in questions["bodies"].items()}
-    init_workspace_manager(torch.device("meta"))
     init_distributed_environment(1, 0, f"tcp://127.0.0.1:{29000 + os.getpid() % 2000}", 0, "gloo")
     for name, folder in models.items():
         try:

@@ -29,8 +29,8 @@ from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
 from pipeline.core.cpu_features import cpu_features
 from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.inspection import inspect
-from pipeline.inspection.kv_cache import element_bytes
+from pipeline.inspection.layers import ELEMENT_BYTES, read_layers, sequence_bytes
+from pipeline.inspection.model_shape import model_shape
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
@@ -269,7 +269,8 @@ def test_variants_were_served_with_the_kv_cache_that_this_cpu_has(
 def test_the_plan_knows_the_engines_kv_cache(demo: Demo, cpu_profile: ServingProfile) -> None:
     """Tokens that the engine logged, in its own type and FP8, against those of `prepare plan`."""
     (made,) = (demo.store / "stages" / "demo_checkpoint").glob("*/output")
-    cache = inspect(read_folder(made)).cache
+    config = read_folder(made).config
+    layers = read_layers(config, model_shape(config, "config.json"), "config.json")
     profile = cpu_profile
     seen = set()
     for stage in demo.report["stages"]:
@@ -278,13 +279,12 @@ def test_the_plan_knows_the_engines_kv_cache(demo: Demo, cpu_profile: ServingPro
             server = json.loads(record.read_text())["result"]["server"]
             command = server["command"]
             dtype = command[command.index("--kv-cache-dtype") + 1]
-            planned = cache.capacity(
-                int(profile.environment["VLLM_CPU_KVCACHE_SPACE"]) * 2**30,
-                context=int(profile.engine_arguments["max-model-len"]),
-                block_size=int(profile.engine_arguments["block-size"]),
-                element_bytes=element_bytes(dtype, 4 if "float32" in profile.in_effect else 2),
-            )
-            assert planned.tokens == pytest.approx(int(server["kv_cache_tokens"]), rel=0.02)
+            size = 4 if dtype == "auto" and "float32" in profile.in_effect else ELEMENT_BYTES[dtype]
+            context = int(profile.engine_arguments["max-model-len"])
+            block = int(profile.engine_arguments["block-size"])
+            one = sequence_bytes(layers, context, size, block=block)
+            memory = int(profile.environment["VLLM_CPU_KVCACHE_SPACE"]) * 2**30
+            assert memory / one * context == pytest.approx(int(server["kv_cache_tokens"]), rel=0.02)
             seen.add((stage["variant"], dtype))
     assert seen == {("baseline", "auto"), *((recipe, profile.kv_cache_dtype) for recipe in RECIPES)}
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.inspection import inspect
-from pipeline.inspection.kv_cache import GIB, element_bytes
+from pipeline.inspection.layers import read_layers, sequence_bytes
+from pipeline.inspection.model_shape import model_shape
 from pipeline.serving.server import Server
 from recipes.catalog import load_profile
 from recipes.engines.vllm import Vllm
@@ -26,11 +26,8 @@ def test_tokens_of_the_kv_cache(server: Server, server_log: Path, demo_model: Pa
     assert given["dtype"] == "float32"
     block_size = int(command[command.index("--block-size") + 1])
     space = int(load_profile("cpu").environment["VLLM_CPU_KVCACHE_SPACE"])
-    planned = inspect(read_folder(demo_model)).cache.capacity(
-        space * GIB,
-        context=int(given["max-model-len"]),
-        block_size=block_size,
-        element_bytes=element_bytes("auto", 4),
-    )
+    config, context = read_folder(demo_model).config, int(given["max-model-len"])
+    layers = read_layers(config, model_shape(config, "config.json"), "config.json")
+    planned = space * 2**30 / sequence_bytes(layers, context, 4, block=block_size) * context
     logged = int(Vllm().facts_in(server_log.read_text())["kv_cache_tokens"])
-    assert planned.tokens == pytest.approx(logged, rel=0.02)
+    assert planned == pytest.approx(logged, rel=0.02)

@@ -46,7 +46,7 @@ from pipeline.core.untrusted_yaml import UntrustedYamlError, parse_yaml
 from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.inspection import inspect
+from pipeline.plan.memory import Model
 from pipeline.stages.screen import SCREEN
 from pipeline.verification.adopted import adopted_formats, read_quantization
 from recipes.catalog import RECIPES, load_gpu, load_policy, load_profile, load_recipe
@@ -201,7 +201,7 @@ def settings_of(path: Path) -> object:
 
 
 def config_of(path: Path) -> object:
-    return inspect(read_folder(path.parent))
+    return Model.of(read_folder(path.parent))
 
 
 def text_of(path: Path) -> str:

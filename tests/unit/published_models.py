@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.header_source import HeaderSource
-from pipeline.inspection.inspection import CheckpointInspection, inspect
+from pipeline.plan.memory import Model
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -274,8 +274,6 @@ def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> Heade
     return HeaderSource("org/name", "org/name/config.json", config, tensors, position)
 
 
-def inspected(
-    config: dict[str, Any], shapes: Shapes | None = None, dtype: str = "BF16"
-) -> CheckpointInspection:
-    """The inspection of a published model; dense unless shapes are given."""
-    return inspect(source(config, dense(config) if shapes is None else shapes, dtype))
+def inspected(config: dict[str, Any], shapes: Shapes | None = None, dtype: str = "BF16") -> Model:
+    """The shape of a published model; dense unless shapes are given."""
+    return Model.of(source(config, dense(config) if shapes is None else shapes, dtype))

@@ -20,7 +20,7 @@ from artifacts.evidence import bundle_check
 from artifacts.evidence.bundle import RECORDS, VERDICT, pack, unpack
 from artifacts.evidence.manifest import MANIFEST, list_files
 from pipeline.checkpoint.weights_folder_files import ANSWERS, BUNDLE
-from pipeline.core.errors import EvidenceError, UsageError
+from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
 
 
@@ -104,10 +104,6 @@ class TestContents:
         verdict = json.loads((folder / BUNDLE / VERDICT).read_text())
         assert verdict["attempted"] == [RECIPE, "gptq"]
         assert {v["recipe"]: v["verdict"] for v in verdict["variants"]}["gptq"] == "error"
-
-    def test_one_that_was_not_judged_has_none(self, run: FakeRun) -> None:
-        with pytest.raises(UsageError, match="'nothing'"):
-            run.bundle("nothing")
 
     def test_a_stage_that_is_gone(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0})

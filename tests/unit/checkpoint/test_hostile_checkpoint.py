@@ -17,7 +17,7 @@ from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.core.errors import CheckpointError
 from pipeline.core.file_digests import FileDigests
 from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.inspection import inspect
+from pipeline.plan.memory import Model
 
 SECONDS, MIB = 2.0, 300.0
 PATIENCE = 2  # times as long where other tests have the cores
@@ -98,7 +98,7 @@ def shape(tmp_path: Path, **config: object) -> None:
     files["config.json"] = json.dumps(
         {**json.loads(files["config.json"]), **said, **config}
     ).encode()
-    inspect(read_folder(write_files(tmp_path / "m", files)))
+    Model.of(read_folder(write_files(tmp_path / "m", files)))
 
 
 @pytest.mark.parametrize(

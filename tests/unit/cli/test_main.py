@@ -96,7 +96,7 @@ def test_every_group_explains_itself() -> None:
 
 
 def test_plan_takes_the_very_same_options_and_gpus() -> None:
-    gpus = [["--gpu"], ["--gpus"], ["--context"]]
+    gpus = [["--gpu"], ["--gpus"], ["--context"], ["--verbose"]]
     of_the_end = [
         ["--promote"],
         ["--sign"],

@@ -35,11 +35,11 @@ def plan(model: Path, prompt_format: str, *options: str) -> tuple[int, str]:
 
 
 def test_the_form_of_each_suite_is_shown(model: Path) -> None:
-    assert "asked as: code completion" in plan(model, "auto")[1]
+    assert "asked as: code completion" in plan(model, "auto", "--verbose")[1]
     assert "policy mine, profile cpu" in plan(model, "auto")[1].splitlines()
     assert json.loads(plan(model, "auto", "--json")[1])["forms"] == {"code": "completion"}
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    assert "asked as: code chat" in plan(model, "auto")[1]
+    assert "asked as: code chat" in plan(model, "auto", "--verbose")[1]
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

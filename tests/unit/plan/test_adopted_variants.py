@@ -14,15 +14,14 @@ from small_checkpoint import write_files
 from sound_variants import RECIPES, source_files, variant_files
 
 from artifacts.command_line import command_line
-from pipeline.capacity.gpu_request import answer
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.cli.capacity_tables import treatment
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.variant_size import stored_weights
 from pipeline.plan.adopted_variants import read_served, read_variant, served_profile
 from pipeline.plan.checkpoint_resolver import locate, locate_variants
+from pipeline.plan.gpu_fit import answer
 from pipeline.plan.resolved_options import ResolvedOptions, choose
 from pipeline.preflight.run_preflight import preflight_of
 from pipeline.serving.serving_arguments import ServingArguments
@@ -256,7 +255,8 @@ class TestChoices:
         asked = {"variants": (str(self.folder / "vendor"),), "profile": "h100"}
         request = request_for(str(self.folder / "source"), **asked)
         plan = answer(request, settings, "h100", 1, None)
-        assert treatment(plan, "mlp") == ["as it is", "quantized; in part"]  # biases are left
+        assert plan.weights_bytes["vendor"] < plan.weights_bytes["baseline"]
+        assert {fit.answer for fit in plan.fits} == {"fits"}
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))

@@ -19,6 +19,7 @@ from published_models import (
 
 from pipeline.core.cpu_features import FEATURES
 from pipeline.core.errors import StageError, UsageError
+from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from pipeline.plan.suitability import (
     check_architecture,
     check_experts,
@@ -28,6 +29,7 @@ from pipeline.plan.suitability import (
     check_shapes,
 )
 from recipes.catalog import load_profile, load_recipe, recipe_names
+from recipes.quantization import Quantization
 from recipes.schema import Recipe
 
 DEMO: dict[str, Any] = LLAMA_3_8B | {
@@ -97,9 +99,15 @@ class TestArchitectures:
         assert caught.value.hint == "use the recipe awq-w4a16"
 
 
+def weights_of(
+    config: dict[str, Any], shapes: Shapes, quantization: Quantization
+) -> VariantWeights:
+    return variant_weights(inspected(config, shapes).source.tensors, quantization, config)
+
+
 def check(name: str, config: dict[str, Any], shapes: Shapes) -> None:
     recipe = load_recipe(name)
-    check_shapes(recipe, inspected(config, shapes).variant(recipe.quantization))
+    check_shapes(recipe, weights_of(config, shapes, recipe.quantization))
 
 
 class TestShapes:
@@ -144,7 +152,7 @@ class TestParts:
         recipe = load_recipe(name)
         quantization = recipe.quantization.model_copy(update=changes)
         recipe = recipe.model_copy(update={"quantization": quantization})
-        check_parts(recipe, inspected(DEMO, shapes).variant(quantization))
+        check_parts(recipe, weights_of(DEMO, shapes, quantization))
 
     @pytest.mark.parametrize("name", recipe_names())
     def test_built_in_recipes_suit(self, name: str) -> None:
@@ -153,7 +161,7 @@ class TestParts:
             (MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)),
         ):
             recipe = load_recipe(name)
-            check_parts(recipe, inspected(config, shapes).variant(recipe.quantization))
+            check_parts(recipe, weights_of(config, shapes, recipe.quantization))
 
     @pytest.mark.parametrize("words", [["*.v_proj"], ["*.q_proj", "*.k_proj"], ["*.up_proj"]])
     def test_a_fused_set_in_two_formats(self, words: list[str]) -> None:

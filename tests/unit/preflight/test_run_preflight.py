@@ -13,11 +13,11 @@ from listener import Listener
 from published_models import LLAMA_3_8B, dense, source
 from small_checkpoint import safetensors, write_files
 
-from pipeline.capacity.machine import Machine
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.machine import Machine
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.preflight.run_preflight import early_faults, preflight_of
 from pipeline.run.model import run_model
@@ -133,14 +133,10 @@ def test_the_plan_tells_it_too(
 ) -> None:
     machine_of(monkeypatch, free_disk_bytes=1000)
     found = forecast(request(checkpoint(tmp_path / "model")), settings, Listener())
-    groups, disk = found.refusals()
+    (groups,) = found.refusals()  # no weights are read to learn what else is lacking
     assert groups.startswith("would be refused: 'awq-w4a16' does not suit this checkpoint")
     assert "hint: choose a recipe without groups" in groups
-    assert "GB of disk" in disk
-    assert [fault["kind"] for fault in found.to_dict()["refused"]] == [
-        "StageError",
-        "PreflightError",
-    ]
+    assert [fault["kind"] for fault in found.to_dict()["refused"]] == ["StageError"]
 
 
 def test_a_policy_that_insists_on_chat_is_refused_before_anything_is_made(

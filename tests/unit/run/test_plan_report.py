@@ -218,7 +218,8 @@ class TestCached:
     def test_other_content_is_not_done(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.finish(spec)
-        (planning.checkpoint / "chat_template.jinja").write_text("{{ other }}")
+        config = planning.checkpoint / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "other": 1}))
         found = planning.forecast()
         assert {stage.name for stage in found.stages if stage.cached} == set(QUESTIONS)
 

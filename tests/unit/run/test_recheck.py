@@ -31,7 +31,6 @@ from artifacts.run_loader import find_run
 from artifacts.run_record import RunReport
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import SuiteSource
-from pipeline.capacity.machine import Machine
 from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
@@ -48,6 +47,7 @@ from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan import build_plan
+from pipeline.plan.machine import Machine
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.preflight.preflight import PreflightInput
 from pipeline.run import recheck, remeasurement, session

@@ -17,10 +17,10 @@ from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
-from pipeline.capacity.machine import Machine
 from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.lots import Node
 from pipeline.core.store import Store
+from pipeline.plan.machine import Machine
 from pipeline.plan.tuning_plan import TuningPlanner, find_claim, make_defaults, make_screened
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving

@@ -12,6 +12,7 @@ from eval_gates.suites.mbpp import MbppSuite
 from eval_gates.suites.mmlu import MmluSuite
 from eval_gates.suites.rouge import RougeSuite
 from pipeline.core.stage_record import StageReference
+from pipeline.stages.evaluate import EvaluateParameters
 from pipeline.stages.evaluate.run import book_key, metric_of
 from recipes.policy import AnySuite, Margin
 
@@ -41,11 +42,16 @@ def test_the_metric_of_each_kind(suite: AnySuite, metric: str) -> None:
 
 
 def test_weights_that_are_taken_in_again_keep_their_answers() -> None:
+    asked = EvaluateParameters(
+        suite=MmluSuite(margins=MARGINS), environment="e", max_length=8, max_questions=8
+    )
+    parameters = asked.model_dump(mode="json")
+
     def key_with(**check: str | None) -> str:
         """The result of a round on weights that were checked so."""
         spec: Any = SimpleNamespace(
             stage="evaluate",
-            parameters={"suite": "quiz", "max_questions": 8},
+            parameters=parameters,
             inputs={"weights": StageReference(stage="check_weights", key="0c")},
         )
         store: Any = SimpleNamespace(find=lambda stage, key: SimpleNamespace(result=check))

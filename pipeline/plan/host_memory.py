@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pipeline.capacity.sharding import WIDE_TYPES
-from pipeline.inspection.inspection import CheckpointInspection
-from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.memory import GIB, Model
 from pipeline.workers.quantize_model_free import MEMORY_A_WORKER
 from recipes.engines import find_engine
 from recipes.quantization import Calibration
@@ -38,7 +36,7 @@ class StageResources:
 
 
 def stage_needs(
-    inspection: CheckpointInspection,
+    model: Model,
     recipes: Sequence[Recipe],
     weights: dict[str, VariantWeights],
     profile: ServingProfile | None,
@@ -51,14 +49,14 @@ def stage_needs(
     `draft_bytes` are the weights of the variants' draft model.
     """
     to_make = [recipe for recipe in recipes if recipe.name not in made]
-    quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]
-    checked = [check_need(inspection, recipe, weights[recipe.name]) for recipe in recipes]
-    served = [serve_need(inspection, r, weights[r.name], profile, draft_bytes) for r in recipes]
+    quantized = [quantize_need(model, r, weights[r.name], profile) for r in to_make]
+    checked = [check_need(model, recipe, weights[recipe.name]) for recipe in recipes]
+    served = [serve_need(model, r, weights[r.name], profile, draft_bytes) for r in recipes]
     return [*(need for need in (*quantized, *checked) if need is not None), *served]
 
 
 def quantize_need(
-    inspection: CheckpointInspection,
+    model: Model,
     recipe: Recipe,
     weights: VariantWeights,
     profile: ServingProfile | None,
@@ -70,16 +68,16 @@ def quantize_need(
     disk = weights.bytes + SMALL_FILES_BYTES
     if quantization.is_streamed:
         # A published model with unknown file sizes counts as one file, an upper estimate.
-        source = inspection.recipe_source
+        source = model.recipe_source
         shard = source.largest_file_bytes or source.weights_bytes
         host = int(MEMORY_A_WORKER * shard) + LIBRARIES_BYTES
         return StageResources(
             "quantize", recipe.name, host, disk, "2.5 weight files and the libraries"
         )
     wide = profile is not None and profile.quantizes_in_float32
-    loaded = sixteen_bit_bytes(inspection) * (2 if wide else 1)
+    loaded = sixteen_bit_bytes(model) * (2 if wide else 1)
     calibration = limit_calibration(quantization.calibration, profile)
-    activations = activation_bytes(inspection, calibration) if calibration else 0
+    activations = activation_bytes(model, calibration) if calibration else 0
     bits = "32" if wide else "16"
     words = f"weights in {bits} bits, activations of all samples" if calibration else "weights"
     return StageResources(
@@ -91,9 +89,7 @@ def quantize_need(
     )
 
 
-def check_need(
-    inspection: CheckpointInspection, recipe: Recipe, weights: VariantWeights
-) -> StageResources | None:
+def check_need(model: Model, recipe: Recipe, weights: VariantWeights) -> StageResources | None:
     """Estimate a recipe's `check_weights`; None for the baseline.
 
     Adopted weights may turn out to be rescaled; that they are compared by rows is the usual case.
@@ -101,7 +97,7 @@ def check_need(
     if not recipe.quantization.quantizes:
         return None
     if recipe.quantization.rounding == "rescaled":
-        whole = sixteen_bit_bytes(inspection)
+        whole = sixteen_bit_bytes(model)
         return StageResources(
             "check_weights", recipe.name, whole + LIBRARIES_BYTES, whole, "weights in 16 bits"
         )
@@ -109,7 +105,7 @@ def check_need(
 
 
 def serve_need(
-    inspection: CheckpointInspection,
+    model: Model,
     recipe: Recipe,
     weights: VariantWeights,
     profile: ServingProfile | None,
@@ -134,14 +130,14 @@ def serve_need(
     return StageResources("serve", recipe.name, served + cache + SERVER_BYTES, 0, words)
 
 
-def sixteen_bit_bytes(inspection: CheckpointInspection) -> int:
+def sixteen_bit_bytes(model: Model) -> int:
     """Return the bytes of all tensors in the types in which a quantizer loads them."""
-    return sum(tensor.size for tensor in inspection.recipe_source.tensors.values())
+    return sum(tensor.size for tensor in model.recipe_source.tensors.values())
 
 
-def activation_bytes(inspection: CheckpointInspection, calibration: Calibration) -> int:
+def activation_bytes(model: Model, calibration: Calibration) -> int:
     """Return the bytes of all samples between two layers, and of one batch inside a layer."""
-    shape = inspection.shape
+    shape = model.shape
     tokens = calibration.samples * calibration.max_tokens
     batch = calibration.batch_size * calibration.max_tokens
     between = CACHED_COPIES * tokens * shape.hidden * ELEMENT_BYTES
@@ -157,5 +153,5 @@ def limit_calibration(
 
 
 def _plain_bytes_on_cpu(size: int, dtype: str, *, wide: bool) -> int:
-    sixteen = size // 2 if dtype in WIDE_TYPES else size
+    sixteen = size // 2 if dtype in ("F32", "F64") else size
     return 2 * sixteen if wide else sixteen

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from some_node import NODE, node_of
 
-from pipeline.capacity.machine import existing_folder, machine_of
 from pipeline.core.hardware import this_node
+from pipeline.plan.machine import existing_folder, machine_of
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,0 @@
-"""What a run needs: memory, GPUs and time."""

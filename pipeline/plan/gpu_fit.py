@@ -1,0 +1,251 @@
+"""Resolves the options of `prepare plan --gpu`, and the GPUs of a run's servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import unsupported
+from pipeline.checkpoint.folder import needs_own_code
+from pipeline.checkpoint.reference import CheckpointReference
+from pipeline.core.errors import CheckpointError, PrepareError, UsageError
+from pipeline.environments.settings import Settings
+from pipeline.inspection.config_tensors import read_config_alone
+from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
+from pipeline.plan.checkpoint_resolver import demo_stage_of
+from pipeline.plan.host_memory import SMALL_FILES_BYTES
+from pipeline.plan.machine import gpu_type, machine_of
+from pipeline.plan.memory import NATIVE_FP8, Fit, Gpus, Model, choose_gpus, divisors, variants_of
+from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.plan.serving_profile import draft_reference
+from pipeline.plan.suitability import find_making_faults
+from recipes import catalog
+from recipes.engine_arguments import DIVIDES_GPUS
+from recipes.schema import Recipe, ServingProfile
+
+OTHER_DIVISIONS = tuple(name for name in DIVIDES_GPUS if name != "tensor-parallel-size")
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """The report of `prepare plan --gpu`."""
+
+    gpus: Gpus
+    weights_bytes: dict[str, int]  # by variant, the baseline first
+    fits: tuple[Fit, ...]  # each variant on each number of GPUs
+    refused: tuple[PrepareError, ...]  # why `prepare model` would refuse the checkpoint or a recipe
+    notes: tuple[str, ...]
+
+    @property
+    def gpus_a_copy(self) -> int:
+        """GPUs of one replica of each model of a run."""
+        return choose_gpus(self.fits)
+
+    def chosen(self) -> list[Fit]:
+        """Return each variant's fit on the GPUs of a run's replicas."""
+        return [fit for fit in self.fits if fit.gpus == self.gpus_a_copy]
+
+    def disk_bytes(self) -> int:
+        """Return the disk bytes of the checkpoint and all its variants."""
+        made = [size + SMALL_FILES_BYTES for size in [*self.weights_bytes.values()][1:]]
+        return self.gpus.model.source.weights_bytes + sum(made)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        model, engine = self.gpus.model, self.gpus.engine
+        return {
+            "schema_version": 2,
+            "checkpoint": model.source.name,
+            "architecture": model.shape.architecture,
+            "parameters": model.parameters(),
+            "gpu": self.gpus.gpu.model_dump(),
+            "gpus": self.gpus.number,
+            "gpus_a_copy": self.gpus_a_copy,
+            "context": self.gpus.context,
+            "serving": engine.source,
+            "weights_bytes": self.weights_bytes,
+            "fits": [fit.to_dict() for fit in self.fits],
+            "disk_bytes": self.disk_bytes(),
+            "refused": [fault.to_dict() for fault in self.refused],
+            "notes": list(self.notes),
+        }
+
+
+def answer(
+    request: ModelRequest, settings: Settings, gpu_name: str, gpus: int, context: int | None
+) -> CapacityPlan:
+    """Fit the checkpoint and its variants on the GPUs; a folder needs only a config.json.
+
+    The profile "auto" is the one for the requested GPU. The context defaults to the model's.
+
+    Raises:
+        UsageError: a name does not exist, or a number does not suit the GPUs or the model.
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    gpu = catalog.load_gpu(gpu_name)
+    if request.profile == "auto":
+        profile = catalog.profile_for_gpu(gpu.driver_name)
+    else:
+        profile = catalog.load_profile(request.profile)
+    _check_number(request.gpus_a_copy, gpus)
+    # Recipes and checkpoint do not depend on the profile. This machine need not have the requested
+    # GPU, so its own is not inspected.
+    choices = choose(replace(request, profile="cpu", gpus_a_copy=None), settings)
+    source = _read(choices.reference, choices.profile, settings, config_alone=True)
+    model = Model.of(source)
+    adopted = {each.recipe.name: each.header for each in choices.adopted if each.header}
+    # Weights that cannot be converted to 16 bits can be served as they are, and no more.
+    is_open = source.format is None or source.format.converter is not None
+    recipes = [each for each in choices.recipes if is_open or each.name in adopted]
+    draft_bytes = read_draft_bytes(profile, settings) if profile else 0
+    site = Gpus.of(model, gpu, gpus, profile, context, draft_bytes)
+    weights = variants_of(source, [catalog.load_recipe(catalog.BASELINE), *recipes], adopted)
+    fixed = request.gpus_a_copy or (profile and profile.gpus_a_copy)
+    making = [
+        fault
+        for recipe in recipes
+        if recipe.quantization.quantizes and recipe.name not in adopted
+        for fault in find_making_faults(recipe, model.recipe_source, weights[recipe.name])
+    ]
+    kernels = [
+        f"{recipe.name} {lack}, {gpu.name} has {gpu.compute_capability}"
+        for recipe in recipes
+        if (lack := recipe.lacks_kernels_on(gpu.compute_capability))
+    ]
+    refused = [
+        unsupported.architecture_error(source.architecture, source.config, source.where),
+        unsupported.own_code_error(source.where)
+        if needs_own_code(source.config) and not request.trust_remote_code
+        else None,
+        *making,
+        *(UsageError(text, where="--gpu", hint="leave the recipe out") for text in kernels),
+    ]
+    return CapacityPlan(
+        site,
+        {name: made.bytes for name, made in weights.items()},
+        site.fits(weights, [fixed] if fixed else divisors(gpus)),
+        tuple(fault for fault in refused if fault is not None),
+        (*_notes(site), *gpu_remarks(recipes, gpu.compute_capability)),
+    )
+
+
+def spread_over_gpus(choices: ResolvedOptions, settings: Settings) -> ResolvedOptions:
+    """Return the options with the number of GPUs of one replica in the profile.
+
+    It is the request's, or the profile's, or the fewest of this machine's on which all models fit.
+    Expert parallelism is switched on if the models cannot be split otherwise. A profile that
+    divides GPUs by its own keys is not changed.
+
+    Raises:
+        UsageError: the machine has fewer GPUs than the request's number.
+    """
+    profile, asked = choices.profile, choices.asked.gpus_a_copy
+    if profile.accelerator != "cuda":
+        return choices
+    if asked is None and any(key in profile.engine_arguments for key in OTHER_DIVISIONS):
+        return choices
+    machine = machine_of(choices.node, settings.store, with_gpu=True)
+    gpu, experts = gpu_type(machine), False
+    number = asked or profile.gpus_a_copy or 1
+    if gpu is not None and machine.gpus > 1:
+        _check_number(asked, machine.gpus)
+        try:
+            model = Model.of(read_source(choices, settings))
+        except CheckpointError:  # of unknown shape, or a demo that is not made yet
+            pass
+        else:
+            draft_bytes = read_draft_bytes(profile, settings)
+            site = Gpus.of(model, gpu, machine.gpus, profile, draft_bytes=draft_bytes)
+            adopted = {each.recipe.name: each.header for each in choices.adopted if each.header}
+            weights = variants_of(model.source, [choices.baseline, *choices.recipes], adopted)
+            fixed = asked or profile.gpus_a_copy
+            fits = site.fits(weights, [fixed] if fixed else divisors(machine.gpus))
+            number = fixed or choose_gpus(fits)
+            experts = any(fit.expert_parallel for fit in fits if fit.gpus == number)
+    return replace(choices, profile=profile.spread_over(number, expert_parallel=experts))
+
+
+def gpu_remarks(recipes: Iterable[Recipe], compute_capability: float | None) -> list[str]:
+    """Return how a GPU computes otherwise than the recipes state."""
+    if compute_capability is None:
+        return []
+    return [words for recipe in recipes if (words := recipe.remark_on(compute_capability))]
+
+
+def read_source(choices: ResolvedOptions, settings: Settings) -> HeaderSource:
+    """Read the checkpoint's config and headers.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or is a demo that is not made yet.
+    """
+    return _read(choices.reference, choices.profile, settings)
+
+
+def read_draft_bytes(profile: ServingProfile, settings: Settings) -> int:
+    """Return the bytes of the draft model's weights; 0 without one, or if they are not found.
+
+    Raises:
+        UsageError: the profile's key is not a valid checkpoint name.
+    """
+    reference = draft_reference(profile)
+    if reference is None:
+        return 0
+    try:
+        return _read(reference, profile, settings).weights_bytes
+    except CheckpointError:  # the download reports it
+        return 0
+
+
+def _check_number(asked: int | None, gpus: int) -> None:
+    if asked is not None and asked > gpus:
+        raise UsageError(
+            f"a copy cannot be spread over {asked} GPUs of {gpus}",
+            where=f"--gpus-a-copy {asked}",
+            hint=f"give at most {gpus}",
+        )
+
+
+def _notes(site: Gpus) -> Iterator[str]:
+    source, gpu = site.model.source, site.gpu
+    if not source.largest_file_bytes:
+        yield "there are no weights here: their shapes are estimated from config.json"
+    if (form := source.format) is not None:
+        after = "recipes start from them in 16 bits" if form.converter else form.reason
+        yield f"the baseline has {form.label} weights, as released; {after}"
+    if gpu.compute_capability < NATIVE_FP8 and site.engine.element_bytes == 1:
+        yield f"{gpu.name} has no FP8: whether it serves an FP8 KV cache is not known here"
+    stored = {tensor.dtype for tensor in source.tensors.values()}
+    if gpu.compute_capability < 8 and "BF16" in stored:
+        yield f"{gpu.name} has no bfloat16: serve with dtype float16"
+    if site.draft_bytes:
+        yield (
+            f"of variants' weights {site.draft_bytes / 1e9:,.2f} GB are the draft model's; its own "
+            "KV cache is not counted"
+        )
+
+
+def _read(
+    reference: CheckpointReference,
+    profile: ServingProfile,
+    settings: Settings,
+    *,
+    config_alone: bool = False,
+) -> HeaderSource:
+    if reference.kind == "hub":
+        return read_hub(reference.name, reference.revision)
+    if reference.kind == "folder":
+        folder = Path(reference.name).expanduser()
+        if config_alone and not any(folder.glob("*.safetensors*")):
+            return read_config_alone(folder, reference.text)
+        return read_folder(folder, reference.text)
+    spec = demo_stage_of(reference, profile, settings)
+    store = settings.open_store()
+    if store.find(spec.stage, spec.key) is None:
+        raise CheckpointError(
+            "the demo checkpoint is not made yet",
+            where=reference.text,
+            hint=f"make it by: prepare model {reference.text}",
+        )
+    return read_folder(store.stage_folder(spec.stage, spec.key) / "output", reference.text)

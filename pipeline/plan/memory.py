@@ -1,0 +1,447 @@
+"""Whether models fit on GPUs: weights / GPUs x 1.02 + a reserve + the layers' memory of a sequence.
+
+The answer within 5 % of the border is the engine's, which measures at its start what is estimated
+here. docs/how-to/capacity-planning.md compares the estimate with servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from pipeline.core.errors import UsageError
+from pipeline.inspection.dequantized_source import dequantized, planned_weights
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.layers import (
+    ELEMENT_BYTES,
+    Layer,
+    UnknownLayersError,
+    read_layers,
+    sequence_bytes,
+)
+from pipeline.inspection.linear_layers import is_linear_weight
+from pipeline.inspection.model_shape import ModelShape, model_shape, text_level
+from pipeline.inspection.module_kind import module_kind
+from pipeline.inspection.variant_size import VariantTensor, VariantWeights, stored_weights
+from recipes.engine_arguments import DEFAULT_MEMORY_SHARE, EXPERT_PARALLEL, MEMORY_SHARE
+from recipes.gpu import GpuType
+from recipes.schema import Recipe, ServingProfile
+
+Answer = Literal["fits", "the engine tells", "does not fit"]
+
+GIB = 2**30
+BORDER = 0.05  # relative to the memory that the engine may use
+UNEVEN = 1.02  # norms, routers and replicated key-value heads are not divided
+# Experts of gpt-oss, 2880 wide, are padded to tiles of 256 by 128: on one GPU, and on several.
+MXFP4_TILES, MXFP4_TILES_OF_A_PART = 1.09, 1.14
+# Context of CUDA and libraries, and graphs of decoding; buffers of all-reduce.
+RESERVE_BYTES, COMMUNICATION_BYTES = 5 * GIB // 4, GIB // 2
+HIDDEN_COPIES, INNER_COPIES = 4, 3  # 16-bit activations of a step: residual, qkv ...; gate, up ...
+SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-bit index
+# vLLM 0.33's defaults for its OpenAI server: minimum GPU memory, tokens a step, sequences.
+DEFAULTS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
+SMALLER_STEPS = "A100"  # always gets the last line's defaults
+BLOCK_SIZE, BATCHES_IN_FLIGHT, NATIVE_FP8, MAX_GPUS = 16, 2, 8.9, 64
+# These read split activations, so their columns are split; the others' rows are.
+SPLIT_BY_COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "c_proj", "dense_4h_to_h", "fc2", "wo")
+MATRICES = ("attention", "mlp", "experts")
+LATENT = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "q_down_proj", "kv_down_proj")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint's headers, its shape and its layers."""
+
+    source: HeaderSource
+    shape: ModelShape
+    layers: tuple[Layer, ...]  # empty if unknown
+    unknown: str = ""  # why the layers' memory is not known
+
+    @classmethod
+    def of(cls, source: HeaderSource) -> Model:
+        """Read the shape.
+
+        Raises:
+            CheckpointError: config.json lacks a number that memory depends on, or has a wrong one.
+        """
+        shape = model_shape(source.config, source.where)
+        try:
+            return cls(source, shape, read_layers(source.config, shape, source.where))
+        except UnknownLayersError as error:
+            return cls(source, shape, (), str(error))
+
+    @cached_property
+    def recipe_source(self) -> HeaderSource:
+        """What recipes start from: the checkpoint in 16 bits."""
+        return dequantized(self.source)
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """Kind of module of each tensor, as stored and in 16 bits."""
+        tensors = {**self.source.tensors, **self.recipe_source.tensors}
+        return {
+            name: module_kind(name, len(tensor.shape), self.shape.layers)
+            for name, tensor in tensors.items()
+        }
+
+    def parameters(self) -> int:
+        """Return the parameters; a scale is none, a packed element several."""
+        return sum(tensor.elements for tensor in self.recipe_source.tensors.values())
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Engine settings that memory depends on."""
+
+    source: str  # the profile, or vLLM's defaults
+    utilization: float  # share of the GPU's memory that the engine may use
+    step_tokens: int  # max-num-batched-tokens
+    sequences: int  # max-num-seqs
+    block_size: int  # tokens of a block of the cache
+    held: int  # tokens in flight, which layers with a window keep as well
+    context: int | None  # max-model-len, if set
+    element_bytes: float  # of variants' cache
+    baseline_element_bytes: float
+    expert_parallel: bool | None = None  # None: not set, so that a plan may switch it on
+
+    @classmethod
+    def of(cls, gpu: GpuType, profile: ServingProfile | None) -> Engine:
+        """Read the profile; without one take vLLM's defaults, and an FP8 cache if the GPU has FP8.
+
+        Raises:
+            UsageError: the profile is not for GPUs, or a value has the wrong type.
+        """
+        if profile is not None and profile.accelerator != "cuda":
+            raise UsageError(
+                f"the profile '{profile.name}' is not for GPUs",
+                where=f"--profile {profile.name}",
+                hint="leave --profile out, or name a profile whose accelerator is cuda",
+            )
+        arguments = profile.engine_arguments if profile else {}
+        memory = 0 if SMALLER_STEPS in gpu.driver_name else gpu.memory_bytes
+        _, step, sequences = next(each for each in DEFAULTS if memory >= each[0])
+        kinds = ("fp8" if gpu.compute_capability >= NATIVE_FP8 else "auto", "auto")
+        if profile is not None:
+            kinds = (profile.kv_cache_dtype, profile.baseline_kv_cache_dtype)
+        if "kv-cache-dtype-skip-layers" in arguments:  # the larger of the two
+            kinds = ("auto", "auto")
+        model_bytes = 4 if arguments.get("dtype") in ("float32", "float") else 2
+        step = int(_number(arguments, "max-num-batched-tokens", step))
+        batches = 1 if arguments.get("no-async-scheduling") is True else BATCHES_IN_FLIGHT
+        experts = arguments.get(EXPERT_PARALLEL)
+        if arguments.get("disable-expert-parallel") is True:
+            experts = False
+        return cls(
+            source=f"profile {profile.name}" if profile else "vLLM's defaults",
+            utilization=float(_number(arguments, MEMORY_SHARE, DEFAULT_MEMORY_SHARE)),
+            step_tokens=step,
+            sequences=int(_number(arguments, "max-num-seqs", sequences)),
+            block_size=int(_number(arguments, "block-size", BLOCK_SIZE)),
+            held=batches * step,
+            context=int(_number(arguments, "max-model-len", 0)) or None,
+            element_bytes=_element_bytes(kinds[0], model_bytes),
+            baseline_element_bytes=_element_bytes(kinds[1], model_bytes),
+            expert_parallel=experts if isinstance(experts, bool) else None,
+        )
+
+    def reserve_bytes(self, shape: ModelShape, gpus: int) -> int:
+        """Estimate the bytes of each GPU that neither weights nor cache use."""
+        inner = -(-INNER_COPIES * shape.inner // gpus)
+        step = 2 * self.step_tokens * (HIDDEN_COPIES * shape.hidden + inner)
+        sampler = self.sequences * shape.vocabulary * SAMPLER_BYTES
+        return RESERVE_BYTES + COMMUNICATION_BYTES * (gpus > 1) + max(step, sampler)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One variant on `gpus` GPUs a replica; bytes are those of each GPU."""
+
+    variant: str
+    gpus: int
+    copies: int  # replicas on all GPUs
+    weights_bytes: int
+    reserve_bytes: int  # an estimate
+    cache_bytes: int  # left for keys and values
+    tokens: int | None  # of a replica's cache, in sequences of full length; None if not known
+    sequences: int | None  # concurrent sequences of full length on a replica
+    answer: Answer
+    reason: str = ""
+    hint: str = ""
+    expert_parallel: bool = False  # the GPUs of a replica divide the experts by number
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs and the settings that variants of a model are fitted with."""
+
+    model: Model
+    gpu: GpuType
+    number: int
+    engine: Engine
+    context: int  # tokens of a sequence
+    draft_bytes: int = 0  # weights of the variants' draft model
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        gpu: GpuType,
+        number: int,
+        profile: ServingProfile | None,
+        context: int | None = None,
+        draft_bytes: int = 0,
+    ) -> Gpus:
+        """Read the engine's settings; the context is the profile's limit, or the model's.
+
+        Raises:
+            UsageError: the profile is not for GPUs, or the context is longer than the model's.
+        """
+        if context is not None and context > model.shape.context:
+            raise UsageError(
+                f"the model was trained for {model.shape.context:,} tokens of context, "
+                f"not for {context:,}",
+                where=f"--context {context}",
+                hint=f"give at most {model.shape.context}",
+            )
+        engine = Engine.of(gpu, profile)
+        longest = min(model.shape.context, engine.context or model.shape.context)
+        return cls(model, gpu, number, engine, context or longest, draft_bytes)
+
+    def fits(
+        self, weights: Mapping[str, VariantWeights], numbers: Sequence[int]
+    ) -> tuple[Fit, ...]:
+        """Fit each variant on each number of GPUs a replica; the first is the baseline."""
+        return tuple(
+            self.fit(name, division, number, is_baseline=place == 0)
+            for place, (name, made) in enumerate(weights.items())
+            for division in (Division.of(self.model, made),)
+            for number in numbers
+        )
+
+    def fit(
+        self,
+        variant: str,
+        division: Division,
+        gpus: int,
+        *,
+        is_baseline: bool,
+        with_hint: bool = True,
+    ) -> Fit:
+        """Fit one replica of a variant on `gpus` GPUs."""
+        engine, model = self.engine, self.model
+        split, experts_split = division.obstacles(model, gpus)
+        whole = bool(engine.expert_parallel)
+        if engine.expert_parallel is None and experts_split and model.shape.experts >= gpus:
+            whole = True  # the one cure
+        of_experts = division.expert_bytes
+        others = division.bytes + (0 if is_baseline else self.draft_bytes)
+        if _quantization(model.source.config).get("quant_method") == "mxfp4":
+            of_experts = int(of_experts * (MXFP4_TILES if gpus == 1 else MXFP4_TILES_OF_A_PART))
+        if whole and model.shape.experts:
+            of_experts = of_experts * -(-model.shape.experts // gpus) * gpus // model.shape.experts
+        even = UNEVEN if gpus > 1 else 1.0
+        held = int((others + of_experts) / gpus * even)
+        reserve = engine.reserve_bytes(model.shape, gpus)
+        usable = int(self.gpu.memory_bytes * engine.utilization)
+        left = usable - held - reserve
+        size = engine.baseline_element_bytes if is_baseline else engine.element_bytes
+        one = sequence_bytes(
+            *(model.layers, self.context, size),
+            gpus=gpus,
+            block=engine.block_size,
+            held=engine.held,
+        )
+        fraction = max(0, left) / one if one else None
+        answer, reason = self._answer(usable, left, one, split or ("" if whole else experts_split))
+        hint = ""
+        if answer == "does not fit" and with_hint:
+            hint = self._hint(variant, division, gpus, is_baseline, left)
+        return Fit(
+            variant,
+            gpus,
+            self.number // gpus,
+            held,
+            reserve,
+            max(0, left),
+            None if fraction is None else int(fraction * self.context),
+            None if fraction is None else min(int(fraction), engine.sequences),
+            answer,
+            reason,
+            hint,
+            whole,
+        )
+
+    def _answer(self, usable: int, left: int, one: int, split: str) -> tuple[Answer, str]:
+        if split:
+            return "does not fit", split
+        lacking, border = one - left, BORDER * usable
+        if lacking > border:
+            if left + border < 0:
+                return (
+                    "does not fit",
+                    f"{-left / 1e9:,.1f} GB too much on each GPU, without a cache",
+                )
+            return "does not fit", f"one sequence of {self.context:,} tokens lacks " + (
+                f"{lacking / 1e9:,.1f} GB on each GPU"
+            )
+        if self.model.unknown:
+            return "the engine tells", f"the memory of its cache is not known: {self.model.unknown}"
+        if lacking > -border:
+            return "the engine tells", "the estimate is within 5 % of what the engine may use"
+        return "fits", ""
+
+    def _hint(
+        self, variant: str, division: Division, gpus: int, is_baseline: bool, left: int
+    ) -> str:
+        """Return the nearest remedies: a shorter context, or another number of GPUs."""
+        found = []
+        size = self.engine.baseline_element_bytes if is_baseline else self.engine.element_bytes
+        token = sum(layer.token_bytes(size, gpus) for layer in self.model.layers)
+        if token and left > 0 and (short := int(left / token * 0.9) // 16 * 16) < self.context:
+            found += [f"set max-model-len to at most {short}"] * (short > 0)
+        for number in (*range(gpus + 1, MAX_GPUS + 1), *range(gpus - 1, 0, -1)):
+            other = self.fit(variant, division, number, is_baseline=is_baseline, with_hint=False)
+            if other.answer != "does not fit":
+                found.append(f"--gpus-a-copy {number}")
+                break
+        return "; or ".join(found) or "use GPUs with more memory"
+
+
+@dataclass(frozen=True)
+class Division:
+    """What decides how GPUs divide a variant's weights."""
+
+    bytes: int  # without experts and what is not loaded
+    expert_bytes: int
+    # (rows or columns that are divided, group of columns or None, of experts)
+    sizes: frozenset[tuple[int, int | None, bool]]
+
+    @classmethod
+    def of(cls, model: Model, weights: VariantWeights) -> Division:
+        total = {True: 0, False: 0}
+        sizes = set()
+        block = None if weights.forms else _block_of_source(model.source.config)
+        for each in weights.tensors:
+            kind = model.kinds.get(each.name, "other")
+            if kind == "mtp":  # unless speculative decoding uses it
+                continue
+            total[kind == "experts"] += _served(each)
+            leaf = each.name.split(".")[-2] if "." in each.name else each.name
+            is_matrix = kind in MATRICES and is_linear_weight(each.name, each.tensor)
+            if not is_matrix or leaf in LATENT or leaf in ("k_proj", "v_proj"):
+                continue  # on every GPU; vLLM replicates key-value heads that it cannot divide
+            by_columns = leaf in SPLIT_BY_COLUMNS
+            group = each.form.shared_columns if each.form else None
+            if block and each.tensor.dtype == "F8_E4M3":
+                group = block
+            size = each.tensor.shape[1 if by_columns else 0]
+            sizes.add((size, group if by_columns else None, kind == "experts"))
+        return cls(total[False], total[True], frozenset(sizes))
+
+    def obstacles(self, model: Model, gpus: int) -> tuple[str, str]:
+        """Return why GPUs cannot divide the model, and why not its experts; empty if they can."""
+        shape = model.shape
+        if shape.heads % gpus:
+            return f"{shape.heads} attention heads cannot be split over {gpus} GPUs", ""
+        heads = max((layer.heads for layer in model.layers), default=1)
+        if heads > 1 and heads % gpus and gpus % heads:
+            return f"{heads} key-value heads cannot be split over {gpus} GPUs", ""
+        found = {True: "", False: ""}
+        for size, group, of_experts in sorted(self.sizes, key=str):
+            if size % gpus:
+                found[of_experts] = (
+                    f"a layer of {size} rows or columns cannot be split over {gpus} GPUs"
+                )
+            elif group and size // gpus % group:
+                found[of_experts] = (
+                    f"groups of {group} do not divide the {size // gpus} columns that each of "
+                    f"{gpus} GPUs gets of {size}"
+                )
+        return found[False], found[True]
+
+
+def variants_of(
+    source: HeaderSource, recipes: Iterable[Recipe], adopted: Mapping[str, HeaderSource]
+) -> dict[str, VariantWeights]:
+    """Return the weights of each recipe's variant, by name.
+
+    Args:
+        adopted: headers of variants that others quantized, by name.
+    """
+    return {
+        recipe.name: stored_weights(source.tensors, adopted[recipe.name].tensors)
+        if recipe.name in adopted
+        else planned_weights(source, recipe.quantization)
+        for recipe in recipes
+    }
+
+
+def choose_gpus(fits: Sequence[Fit]) -> int:
+    """Return the GPUs a replica of every model of a run, because one profile serves them all.
+
+    The fewest on which all fit that fit anywhere, and hold at least half as many sequences on all
+    GPUs as with the best number. Replicas need no all-reduce.
+    """
+    for accepted in (("fits",), ("fits", "the engine tells")):
+        numbers: dict[int, dict[str, int]] = {}
+        for each in fits:
+            if each.answer in accepted:
+                held = each.copies * (each.sequences or 0)
+                numbers.setdefault(each.gpus, {})[each.variant] = held
+        names = {name for found in numbers.values() for name in found}
+        best = {name: max(f.get(name, 0) for f in numbers.values()) for name in names}
+        for number, found in sorted(numbers.items()):
+            if all(name in found and 2 * found[name] >= best[name] for name in names):
+                return number
+        if numbers:
+            return max(numbers, key=lambda number: (len(numbers[number]), -number))
+    return 1
+
+
+def divisors(gpus: int) -> list[int]:
+    """Return the numbers of GPUs a replica that use all GPUs."""
+    return [number for number in range(1, gpus + 1) if gpus % number == 0]
+
+
+def _served(each: VariantTensor) -> int:
+    if not each.quantized and each.tensor.dtype in ("F32", "F64"):
+        return 2 * each.tensor.elements
+    return each.bytes
+
+
+def _block_of_source(config: dict[str, Any]) -> int | None:
+    """Return the columns of an FP8 checkpoint's blocks; None without blocks."""
+    block = _quantization(config).get("weight_block_size")
+    is_pair = isinstance(block, list) and len(block) == 2 and type(block[1]) is int
+    return block[1] if is_pair and block else None
+
+
+def _quantization(config: dict[str, Any]) -> dict[str, Any]:
+    said = text_level(config).get("quantization_config")
+    return said if isinstance(said, dict) else {}
+
+
+def _element_bytes(dtype: str, model_bytes: int) -> float:
+    if dtype not in ELEMENT_BYTES:
+        raise UsageError(
+            f"the size of the KV cache type '{dtype}' is not known",
+            where="profile key kv_cache_dtype",
+            hint=f"known: {', '.join(ELEMENT_BYTES)}",
+        )
+    return model_bytes if dtype == "auto" else ELEMENT_BYTES[dtype]
+
+
+def _number(arguments: Mapping[str, Any], key: str, default: float) -> float:
+    value = arguments.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise UsageError(
+            f"{key} is {value!r}, and has to be a number",
+            where=f"profile key engine_arguments.{key}",
+            hint="give a number, without quotes",
+        )
+    return value

@@ -1,0 +1,194 @@
+"""What fits on which GPUs: published models, and configs alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published_models import (
+    DEEPSEEK_V3,
+    GPT_OSS_120B,
+    LLAMA_3_8B,
+    LLAMA_3_70B,
+    LLAMA_3_405B,
+    MIXTRAL_8X22B,
+    QWEN_3_235B,
+    deepseek,
+    dense,
+    gpt_oss,
+    inspected,
+    mixtral,
+    qwen3_moe,
+)
+
+from pipeline.core.errors import CheckpointError
+from pipeline.inspection.config_tensors import read_config_alone
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.host_memory import check_need, quantize_need, serve_need
+from pipeline.plan.memory import Fit, Gpus, Model, choose_gpus, divisors, variants_of
+from recipes import catalog
+
+RECIPES = [catalog.load_recipe(name) for name in ("baseline", "fp8-dynamic", "awq-w4a16")]
+BASELINE, FP8, AWQ = RECIPES
+MODELS = {
+    "8b": inspected(LLAMA_3_8B),
+    "70b": inspected(LLAMA_3_70B),
+    "405b": inspected(LLAMA_3_405B),
+    "mixtral": inspected(MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)),
+    "qwen-235b": inspected(QWEN_3_235B, qwen3_moe(QWEN_3_235B)),
+    "gpt-oss": inspected(GPT_OSS_120B, gpt_oss(GPT_OSS_120B)),
+    "deepseek": inspected(DEEPSEEK_V3, deepseek(DEEPSEEK_V3)),
+}
+
+
+def weights_of(model: Model) -> dict[str, VariantWeights]:
+    return variants_of(model.source, RECIPES, {})
+
+
+def fits(model: Model, gpu: str, gpus: int = 1, **more: Any) -> dict[tuple[str, int], Fit]:
+    site = Gpus.of(model, catalog.load_gpu(gpu), gpus, None, **more)
+    found = site.fits(weights_of(model), divisors(gpus))
+    return {(fit.variant, fit.gpus): fit for fit in found}
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus", "variant", "answer"),
+    [
+        ("8b", "h100", 1, "baseline", "fits"),
+        ("8b", "l4", 1, "baseline", "fits"),
+        ("8b", "l4", 1, "fp8-dynamic", "fits"),
+        ("70b", "h100", 1, "baseline", "does not fit"),
+        ("70b", "h100", 1, "fp8-dynamic", "the engine tells"),
+        ("70b", "h100", 1, "awq-w4a16", "fits"),
+        ("70b", "h100", 2, "baseline", "the engine tells"),
+        ("70b", "h100", 4, "baseline", "fits"),
+        ("70b", "h200", 1, "fp8-dynamic", "fits"),
+        ("405b", "h200", 8, "baseline", "fits"),
+        ("405b", "h100", 8, "baseline", "does not fit"),
+        ("405b", "h100", 8, "fp8-dynamic", "fits"),
+        ("mixtral", "h100", 4, "fp8-dynamic", "fits"),
+        ("mixtral", "h100", 4, "baseline", "the engine tells"),
+        ("qwen-235b", "h100", 8, "baseline", "fits"),
+        ("gpt-oss", "h100", 1, "baseline", "the engine tells"),
+        ("gpt-oss", "l4", 4, "baseline", "the engine tells"),
+        ("deepseek", "h200", 8, "baseline", "does not fit"),
+    ],
+)
+def test_answers(model: str, gpu: str, gpus: int, variant: str, answer: str) -> None:
+    """The answers of the exact plan that vLLM's rules give, or the middle one."""
+    assert fits(MODELS[model], gpu, gpus)[variant, gpus].answer == answer
+
+
+def test_what_a_gpu_has_is_shared_out() -> None:
+    found = fits(MODELS["8b"], "h100")["baseline", 1]
+    usable = int(79.10 * 2**30 * 0.92)
+    assert found.weights_bytes + found.reserve_bytes + found.cache_bytes == pytest.approx(usable)
+    assert found.weights_bytes == 2 * 8_030_261_248
+    assert found.tokens == pytest.approx(found.cache_bytes // 131_072, rel=0.01)
+
+
+def test_gpus_that_heads_do_not_divide() -> None:
+    found = fits(inspected(LLAMA_3_8B | {"num_attention_heads": 36}), "h100", 8)["baseline", 8]
+    assert found.answer == "does not fit"
+    assert found.reason == "36 attention heads cannot be split over 8 GPUs"
+
+
+def test_experts_are_kept_whole_where_groups_do_not_divide_them() -> None:
+    model = MODELS["qwen-235b"]
+    recipes = [BASELINE, catalog.load_recipe("fp8-block")]
+    site = Gpus.of(model, catalog.load_gpu("h100"), 8, None)
+    made = variants_of(model.source, recipes, {})
+    (baseline, block) = site.fits(made, [8])
+    assert block.expert_parallel
+    assert not baseline.expert_parallel
+    assert "groups" not in block.reason
+
+
+def test_remedies_of_a_misfit() -> None:
+    whole = fits(MODELS["405b"], "h100", 8)["baseline", 8]
+    assert "--gpus-a-copy 16" in whole.hint
+    long = fits(inspected(LLAMA_3_8B | {"max_position_embeddings": 10**6}), "h100")["baseline", 1]
+    assert long.answer == "does not fit"
+    tokens = int(long.hint.split("at most ")[1].split(";")[0])
+    assert fits(MODELS["8b"] if tokens < 8192 else model_of(tokens), "h100")["baseline", 1].answer
+
+
+def model_of(tokens: int) -> Model:
+    return inspected(LLAMA_3_8B | {"max_position_embeddings": tokens})
+
+
+def test_unknown_layers_are_left_to_the_engine() -> None:
+    config = LLAMA_3_8B | {"layer_types": ["full_attention"] * 31 + ["retention"]}
+    found = fits(inspected(config, dense(LLAMA_3_8B)), "h100")["baseline", 1]
+    assert found.answer == "the engine tells"
+    assert found.tokens is None
+    large = inspected(config | {"intermediate_size": 200_000}, dense(LLAMA_3_405B))
+    assert fits(large, "h100")["baseline", 1].answer == "does not fit"
+
+
+def test_one_number_of_gpus_for_all_models_of_a_run() -> None:
+    assert choose_gpus([*fits(MODELS["8b"], "h100", 8).values()]) == 1
+    assert choose_gpus([*fits(MODELS["70b"], "h100", 8).values()]) == 4
+    assert choose_gpus([*fits(MODELS["deepseek"], "h100", 8).values()]) in (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (LLAMA_3_8B, 8_030_261_248),
+        (LLAMA_3_405B, 405_853_388_800),
+        (MIXTRAL_8X22B, 140_620_634_112),
+        (QWEN_3_235B, 235_000_000_000),
+        (DEEPSEEK_V3 | {"first_k_dense_replace": 3, "n_shared_experts": 1}, 671_000_000_000),
+    ],
+)
+def test_a_config_alone_has_the_published_size(
+    tmp_path: Path, config: dict[str, Any], parameters: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = Model.of(read_config_alone(tmp_path, "x"))
+    assert model.parameters() == pytest.approx(parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("missing", ["num_hidden_layers", "hidden_size", "vocab_size"])
+def test_a_config_without_what_memory_depends_on(missing: str) -> None:
+    config = {key: value for key, value in DEEPSEEK_V3.items() if key != missing}
+    with pytest.raises(CheckpointError, match=missing):
+        inspected(config, {"a.weight": (2, 2)})
+
+
+class TestHostMemory:
+    GIB = 2**30
+    PARAMETERS = 8_030_261_248
+    EMBEDDED = 2 * 128256 * 4096  # embedding and head
+    NORMS = 65 * 4096
+
+    def test_quantizing(self) -> None:
+        model = MODELS["8b"]
+        weights = weights_of(model)
+        awq = quantize_need(model, AWQ, weights[AWQ.name], None)
+        fp8 = quantize_need(model, FP8, weights[FP8.name], None)
+        assert awq is not None
+        assert fp8 is not None
+        between, inside = 2 * 256 * 512 * 4096 * 2, 4 * (4 * 512) * 14336 * 4
+        assert awq.host_bytes == 2 * self.PARAMETERS + between + inside + self.GIB
+        assert fp8.host_bytes == 5 * self.PARAMETERS + self.GIB  # 2.5 of one file
+        assert quantize_need(model, BASELINE, weights["baseline"], None) is None
+        assert check_need(model, BASELINE, weights["baseline"]) is None
+
+    @pytest.mark.parametrize(
+        ("features", "kept", "times"),
+        [(("avx512_bf16", "avx512f", "avx2"), 2, 4), (("avx2",), 4, 4)],
+    )
+    def test_serving_on_a_cpu(self, features: tuple[str, ...], kept: int, times: int) -> None:
+        model, profile = MODELS["8b"], catalog.load_profile("cpu").fit_to(features)
+        weights = weights_of(model)
+        around = self.EMBEDDED + self.NORMS
+        baseline = serve_need(model, BASELINE, weights["baseline"], profile)
+        fp8 = serve_need(model, FP8, weights[FP8.name], profile)
+        assert baseline.host_bytes == kept * self.PARAMETERS + 3 * self.GIB
+        quantized = weights[FP8.name].bytes - 2 * around
+        assert fp8.host_bytes == times * quantized + kept * around + 3 * self.GIB
+        assert serve_need(model, FP8, weights[FP8.name], None).host_bytes is None
