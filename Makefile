@@ -54,6 +54,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/check_imports.py
+	$(BIN)/python scripts/measure.py --check
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
