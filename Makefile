@@ -43,7 +43,7 @@ unit: $(VENV)/.installed-dev
 test-cuda-build: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/cuda_build/test_cuda_build.py -s
 
-# The image of docs/how-to/containers-and-kubernetes.md; IMAGE_OPTIONS go to `podman build`.
+# The image of docs/how-to/clusters-and-containers.md; IMAGE_OPTIONS go to `podman build`.
 ACCELERATOR ?= cuda
 image:
 	podman build --build-arg ACCELERATOR=$(ACCELERATOR) --tag prepare:$(ACCELERATOR) $(IMAGE_OPTIONS) .

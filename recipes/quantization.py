@@ -108,7 +108,7 @@ class Quantization(ConfigModel):
         """Whether experts that share one tensor stay as they are; else such models are refused."""
         return False
 
-    # What verification expects (docs/explanation/weight-verification.md).
+    # What verification expects (docs/explanation/limits.md).
 
     @property
     @abstractmethod

@@ -250,7 +250,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
         raise EvaluationDataError(
             f"no source has questions for the suite '{name}'",
             where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",
-            hint="give a folder with --eval-data (docs/how-to/policies.md says what it holds), "
+            hint="give a folder with --eval-data (docs/how-to/suites.md says what it holds), "
             "or run where the Hub can be reached",
         )
 
@@ -266,7 +266,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
             raise EvaluationDataError(
                 "there are no questions in the evaluation data",
                 where=", ".join(str(path) for path in files) or str(folder),
-                hint="write one question a line (docs/how-to/policies.md has the keys), or remove "
+                hint="write one question a line (docs/how-to/suites.md has the keys), or remove "
                 "the file so that another source is used",
             )
         return number

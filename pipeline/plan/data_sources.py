@@ -45,7 +45,7 @@ class SourceResolver:
             raise UsageError(
                 "the folder of evaluation data does not exist",
                 where=f"--eval-data {eval_data}",
-                hint="name a folder with files such as mmlu_test.jsonl (docs/how-to/policies.md)",
+                hint="name a folder with files such as mmlu_test.jsonl (docs/how-to/suites.md)",
             )
         self._eval_data = eval_data
         self._evaluate_environment = evaluate_environment

@@ -1,7 +1,6 @@
 """Estimated host memory and disk of each stage of a variant.
 
 Each estimate adds sizes from headers and a constant for libraries.
-docs/how-to/capacity-planning.md compares it with real runs.
 """
 
 from __future__ import annotations

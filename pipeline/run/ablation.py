@@ -61,7 +61,7 @@ class AblationRun:
         if not suites:
             self._stages.progress.note(
                 f"{name}: nothing to attribute: no suite of kind fidelity was asked; the policy "
-                "needs one (docs/how-to/your-own-traffic.md)"
+                "needs one (docs/how-to/suites.md)"
             )
             return
         before, after = kv_dtype(self._plan.baseline), kv_dtype(variant)

@@ -2,7 +2,7 @@
 
 The floors are part of each kind in `recipes/quantizers`. With rounding to nearest the SQNR depends
 little on the model. It varies more where an algorithm trades weight error for output error or
-rescales columns. docs/explanation/weight-verification.md has the underlying measurements.
+rescales columns. docs/explanation/limits.md has the underlying measurements.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ TOKENS = 512
 IN_FLOAT32 = 3  # memory of a model in float32, over its 16-bit files, with what is copied meanwhile
 BLOCK = re.compile(r".*\.(?:layers|h|blocks|block)\.\d+")
 # The demo model's blocks have 15 to 25 dB with 4-bit AWQ, and at most 2 with a matrix of the MLP
-# doubled or exchanged; docs/explanation/weight-verification.md has the measurements.
+# doubled or exchanged; docs/explanation/limits.md has the measurements.
 MIN_BLOCK_DB = 6.0
 # The demo model, which is small and loses much, has 0.15 with AWQ and 0.27 with symmetric AWQ.
 MAX_DIVERGENCE_NATS = 1.0

@@ -91,7 +91,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("weight-transfer-config", "otlp-traces-endpoint", "profiler-config"),
         *("collect-detailed-traces", "enable-tokenizer-info-endpoint", "fault-tolerance-config"),
     ),
-    "prepare serves a model on one node (docs/how-to/ray-and-slurm.md)": (
+    "prepare serves a model on one node (docs/how-to/clusters-and-containers.md)": (
         *("nnodes", "node-rank", "master-addr", "master-port"),
     ),
     "it decides what the server loads": (

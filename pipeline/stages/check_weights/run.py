@@ -22,7 +22,7 @@ LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
 
 def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
-    """Compare the `weights` input with its source (docs/explanation/weight-verification.md).
+    """Compare the `weights` input with its source (docs/explanation/limits.md).
 
     Raises:
         VerificationError: names the first wrong file or tensor.

@@ -398,7 +398,7 @@ def test_the_same_order_and_the_same_result_again() -> None:
 
 
 def test_lies_to_the_own_tests_are_not_caught() -> None:
-    """So they are told in docs/explanation/sandbox.md; none of them reaches out."""
+    """So they are told in docs/explanation/limits.md; none of them reaches out."""
     ran = run([Program(each, TEST) for each in LIES.values()])
     assert [each.passed for each in ran] == [True] * len(LIES)
 

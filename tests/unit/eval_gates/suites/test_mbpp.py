@@ -200,7 +200,7 @@ def test_a_missing_key_is_named(key: str) -> None:
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    page = Path(__file__).parents[4] / "docs" / "how-to" / "policies.md"
+    page = Path(__file__).parents[4] / "docs" / "how-to" / "suites.md"
     blocks = page.read_text().split("```json\n")[1:]
     (example,) = [block for block in blocks if '"test_list"' in block]
     row = json.loads(example.partition("```")[0])
