@@ -17,7 +17,6 @@ The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the defau
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -60,8 +59,8 @@ class SlurmSettings(Record):
         description="of sbatch for each copy, such as --partition=gpu, --gres=gpu:h100:1, "
         "--cpus-per-task=12, --time=4:00:00",
     )
-    python: str = Field(
-        default_factory=lambda: sys.executable,
+    python: str | None = Field(
+        None,
         description="interpreter with this prepare on the nodes; default: the one that submits",
     )
 

@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class SlurmLauncher:
     def _submit(self, count: int) -> str:
         make_folder(self._folder / "copies")
         slurm = self._settings.slurm
-        command = [slurm.python, "-P", "-m", "pipeline.cli.main", "model"]
+        command = [slurm.python or sys.executable, "-P", "-m", "pipeline.cli.main", "model"]
         command += ["--run", self._folder.name, "--store", str(self._settings.store)]
         registry = " ".join(registry_variables(os.environ)) or "MLFLOW_TRACKING_TOKEN"
         answer = subprocess.run(
