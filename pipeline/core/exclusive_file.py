@@ -49,7 +49,7 @@ def _create_without_links(path: Path, content: bytes) -> bool:
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except FileNotFoundError:
+    except OSError:  # it was removed, or is a link to nothing
         return False
 
 

@@ -112,8 +112,10 @@ def is_locked(path: Path) -> bool:
             descriptor = os.open(path, os.O_RDWR | flags)
         except PermissionError:
             descriptor = os.open(path, os.O_RDONLY | flags)
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # nobody locks through a link
+            return False
+        raise
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -35,6 +35,7 @@ from pathlib import Path
 from pipeline.core.errors import UsageError
 from pipeline.core.file_locks import hold_for_children
 from pipeline.core.gpus import VisibleGpu, allottable_gpus, busy_gpus
+from pipeline.core.untrusted import open_regular
 
 FOLDERS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 FOLDER_VARIABLE = "PREPARE_NODE_LOCKS"
@@ -241,7 +242,8 @@ class Node:
                 continue
             over = "" if Path(f"/proc/{pid}").exists() else " (killed; its last processes end)"
             with contextlib.suppress(OSError, ValueError):
-                note = self._note_path(pid).read_text("utf-8", errors="replace")[:300]
+                with open_regular(self._note_path(pid), None) as file:
+                    note = file.read(300).decode(errors="replace")
                 if note.isprintable() and note:
                     return note + over
             with contextlib.suppress(OSError, KeyError):

@@ -10,6 +10,7 @@ another version of prepare, other hardware, another plan.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -26,16 +27,23 @@ from artifacts.run_loader import read_run
 from artifacts.run_record import RunReport, StageReport
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.events import Progress, forward_progress, read_event
+from pipeline.core.events import Progress, forward_progress
 from pipeline.core.exclusive_file import create_exclusively
 from pipeline.core.installation import this_prepare
 from pipeline.core.private_files import make_folder, open_log
 from pipeline.core.process_environment import without_registry
 from pipeline.core.record import Record
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.store import Store
+from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
+from pipeline.core.store import Store, write_atomically
 from pipeline.core.supervised_process import SupervisedProcess
-from pipeline.core.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
+from pipeline.core.untrusted import (
+    MAX_RECORD_BYTES,
+    UntrustedJsonError,
+    open_regular,
+    parse_json,
+    parse_record,
+    read_regular,
+)
 from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.recorder import COPIES, RunRecorder
@@ -129,9 +137,9 @@ def join_run(
             where=f"--run {run_id!r}",
             hint="up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit",
         )
-    folder = RunFolders(store).make(run_id, is_new=False)
+    folder = store.root / "runs" / run_id
     if request is not None:
-        write_request(folder, request)
+        write_request(RunFolders(store).make(run_id, is_new=False), request)
     shared = _read(folder / REQUEST, SharedRequest, f"there is no run '{run_id}' to join")
     if shared.prepare != this_prepare():
         raise UsageError(
@@ -150,11 +158,20 @@ def join_run(
         os.chdir(shared.cwd)
     if retry and not index:
         forget_failures(folder)
+        _reopen(folder)
     ended = None
     if not retry and not index and (folder / RUN_RECORD).exists():
         report = read_run(folder)
         ended = report if report.status in ("finished", "failed") else None
     return JoinedRun(found, run_id, index or 0, shared.nodes, ended)
+
+
+def _reopen(folder: Path) -> None:
+    """Have a run that ended go on: who follows or starts copies would take its old outcome."""
+    with contextlib.suppress(StoreError):  # it never began, or nobody can read how it ended
+        if not is_alive(folder) and (report := read_run(folder)).status in ("finished", "failed"):
+            again = report.model_copy(update={"status": "interrupted"})
+            write_atomically(folder / RUN_RECORD, again.model_dump_json(indent=1))
 
 
 def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -> None:
@@ -222,13 +239,21 @@ class OtherCopies:
     def read(self) -> None:
         """Pass on what is new."""
         for path in sorted(self._folder.glob("*.jsonl")):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                content = file.read(MAX_RECORD_BYTES)
+            try:
+                with open_regular(path, None) as file:
+                    file.seek(self._offsets.get(path, 0))
+                    content = file.read(MAX_RECORD_BYTES)
+            except OSError:  # no copy's: a pipe, a folder, a link to nothing
+                continue
             whole = content[: content.rfind(b"\n") + 1]
             self._offsets[path] = self._offsets.get(path, 0) + len(whole)
             for line in whole.splitlines():
-                self._pass_on(read_event(line))
+                try:
+                    event = parse_json(line)  # NaN or half a letter would spoil run.json
+                except UntrustedJsonError:
+                    continue
+                if isinstance(event, dict):
+                    self._pass_on(event)
 
     def _pass_on(self, event: Mapping[str, Any]) -> None:
         match event:
@@ -294,5 +319,5 @@ def _read(path: Path, shape: type[Any], missing: str) -> Any:
     except FileNotFoundError:
         hint = "give the options of the run with its id; `prepare runs list` shows the runs"
         raise UsageError(missing, where=str(path), hint=hint) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"a run's file is damaged: {error}", where=str(path)) from error

@@ -111,7 +111,7 @@ def run_choices(
     memory = known.memory_to_make() if known is not None else {}
     copies = count_copies(plan, choices, session, max(memory.values(), default=0))
     session.carry_out(plan, further_copies=copies - 1)
-    if not is_main:
+    if not session.log.take_over():
         return ExitCode.SUCCESS  # the main copy tells what came of it
     if choices.ablate:
         serving = session.serving(plan)

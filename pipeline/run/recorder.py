@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from artifacts.recorded_command import RunKind
+from artifacts.run_loader import read_run
 from artifacts.run_record import RunReport, StageReport, VariantReport
 from artifacts.tuning_report import TuningReport
 from pipeline.checkpoint.source_info import CheckpointReport
@@ -56,7 +57,7 @@ class RunRecorder:
         self.run_id = run_id or now.strftime("%Y%m%d-%H%M%S-%f")
         self._store = store
         self._guard = threading.RLock()  # other copies' events come from a thread
-        folders = RunFolders(store)
+        self._index, self._folders = index, (folders := RunFolders(store))
         self.folder: Path = folders.make(self.run_id, is_new=run_id is None)
         self._held = ExitStack()
         self._held.enter_context(store.in_use(waits))
@@ -132,7 +133,24 @@ class RunRecorder:
         if self._events is not None:
             self._events.advance(task, done, total, unit)
 
+    def take_over(self) -> bool:
+        """Be the main copy from now on, if that was killed; return whether this one is it.
+
+        Children of a killed main copy hold its lock for seconds: one that was started at once
+        again finds the run led, and nobody else would record and promote.
+        """
+        if not self.is_main and not self._index:
+            with ExitStack() as tried:
+                is_free = tried.enter_context(self._folders.hold_alive(self.folder))
+                if is_free and read_run(self.folder).status == "running":
+                    self._held.push(tried.pop_all())
+                    self.is_main = True
+                    self._save()
+        return self.is_main
+
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
+        if status == "failed":
+            self.take_over()
         told = error.to_dict() if error else None
         self._update(status=status, exit_code=exit_code, error=told, running=[])
         self._held.close()

@@ -10,6 +10,7 @@ tries it again. One that died without a word is tried again, TRIES times at most
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
@@ -18,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.core.errors import PrepareError, StageError, StageLostError, from_dict
+from pipeline.core.errors import PrepareError, StageError, StageLostError, StoreError, from_dict
 from pipeline.core.events import Progress
 from pipeline.core.exclusive_file import create_exclusively
 from pipeline.core.file_locks import doing, holder_of, is_locked
@@ -26,6 +27,7 @@ from pipeline.core.interruption import is_interruption
 from pipeline.core.lots import NOTHING, Lot, Needs, Node
 from pipeline.core.private_files import make_folder
 from pipeline.core.store import LOCKS, Store, write_atomically
+from pipeline.core.untrusted import MAX_RECORD_BYTES, read_json_file
 
 POLL_S = 0.5
 TRIES = 3
@@ -82,7 +84,8 @@ class Copy:
         folder, found = self.folder / FAILED, {}
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if not path.name.startswith("."):
-                found[path.name] = from_dict(json.loads(path.read_bytes()))
+                with contextlib.suppress(FileNotFoundError):  # --retry removed it
+                    found[path.name] = _read_failure(path)
         return found
 
     def _try(self, piece: Piece, *, wait: bool = False) -> bool:
@@ -155,6 +158,20 @@ def forget_tries(folder: Path) -> None:
 def forget_failures(folder: Path) -> None:
     """Have failed pieces tried again."""
     _empty(folder / FAILED)
+
+
+def _read_failure(path: Path) -> PrepareError:
+    """Return the error of a piece; others may write to a shared store."""
+    try:
+        told = read_json_file(path, limit=MAX_RECORD_BYTES)
+        if not isinstance(told, dict):
+            raise ValueError("it is no object")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        why = f"the error of a piece cannot be read: {error}"
+        return StoreError(why, where=str(path), hint="remove it; the piece is then tried again")
+    return from_dict(told)
 
 
 def _empty(folder: Path) -> None:

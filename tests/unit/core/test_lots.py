@@ -79,6 +79,8 @@ def test_a_lock_whose_holder_said_nothing_names_the_process(node: Node) -> None:
         assert says(process) == "held"
         (node.folder / f"prepare.holder.{process.pid}").unlink()
         assert f"process {process.pid} of " in node.holder(CORES)
+        os.mkfifo(node.folder / f"prepare.holder.{process.pid}")  # by anyone: it blocks readers
+        assert f"process {process.pid} of " in node.holder(CORES)
 
 
 def test_a_measurement_waits_for_work_and_keeps_newcomers_out(node: Node) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from fake_run import ONE, TWO, FakeRun, equal, lost
 from listener import Listener
 from pretend_stages import PretendModels
 
+from artifacts.run_loader import read_run
 from artifacts.run_record import StageReport
-from pipeline.core.errors import StageError, UsageError
+from pipeline.core.errors import StageError, StoreError, UsageError
 from pipeline.core.lots import Node
 from pipeline.core.store import Store
 from pipeline.plan.resolved_options import ModelRequest
@@ -78,6 +81,23 @@ class TestJoining:
         assert ended is not None
         assert ended.exit_code == 4
         assert join_run(None, "nightly", store, retry=True).ended is None
+        # Copies that a launcher starts are not told of the retry, and who follows them waits.
+        assert join_run(None, "nightly", store).ended is None
+
+    def test_a_wrong_id_leaves_no_folder(self, store: Store) -> None:
+        with pytest.raises(UsageError, match="no run 'nightyl'"):
+            join_run(None, "nightyl", store)
+        assert not (store.root / "runs" / "nightyl").exists()
+
+    @pytest.mark.parametrize("spoil", [os.mkfifo, Path.mkdir, lambda p: p.symlink_to(p)])
+    def test_a_request_that_is_no_file_is_refused(
+        self, store: Store, spoil: Callable[[Path], None]
+    ) -> None:
+        folder = store.root / "runs" / "nightly"
+        folder.mkdir(parents=True)
+        spoil(folder / "request.json")
+        with pytest.raises(StoreError, match="damaged"):
+            join_run(REQUEST, "nightly", store)
 
     def test_a_copy_of_another_plan_or_machine_leaves(self, tmp_path: Path) -> None:
         bench = FakeRun(tmp_path / "store")
@@ -127,6 +147,18 @@ class TestPieces:
         copy.work(lambda failures: [] if done else [self.piece(done)])
         assert done == ["x"]
 
+    @pytest.mark.parametrize(
+        "spoil",
+        [os.mkfifo, Path.mkdir, lambda p: p.write_text("[1]"), lambda p: p.write_text("[" * 9999)],
+    )
+    def test_a_failure_that_nobody_can_read_is_one(
+        self, copy: Copy, spoil: Callable[[Path], None]
+    ) -> None:
+        (copy.folder / "failed").mkdir()
+        spoil(copy.folder / "failed" / "a")
+        (copy.folder / "failed" / "b").symlink_to("nowhere")  # just removed by --retry
+        assert [type(each) for each in copy.failures().values()] == [StoreError]
+
     def test_an_interruption_is_no_failure(self, copy: Copy) -> None:
         with pytest.raises(KeyboardInterrupt):
             copy.work(lambda failures: [self.piece([], KeyboardInterrupt())])  # type: ignore[arg-type]
@@ -160,6 +192,47 @@ def test_the_main_copy_records_what_the_others_tell(store: Store) -> None:
     assert told.notes == ["it goes on"]
     other.finish("finished", 0)
     assert json.loads((main.folder / "run.json").read_text())["status"] == "running"
+
+
+def test_what_no_copy_wrote_neither_stops_nor_spoils_the_record(store: Store) -> None:
+    main = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
+    folder = main.folder / "copies"
+    folder.mkdir()
+    os.mkfifo(folder / "0.jsonl")
+    (folder / "1.jsonl").mkdir()
+    (folder / "2.jsonl").symlink_to("nowhere")
+    facts = '"event": "stage", "stage": "s", "name": "s", "variant": "v", "status": "ran"'
+    (folder / "3.jsonl").write_text(
+        f'{{{facts}, "key": null, "seconds": NaN}}\n'
+        '{"event": "running", "stages": ["\\ud800"]}\n{"event": "note", "text": "on"}\n'
+    )
+    told = Listener()
+    with OtherCopies(main, told).heard():
+        pass
+    assert told.notes == ["on"]
+    assert read_run(main.folder).stages == []
+
+
+def test_who_comes_while_the_killed_main_copy_still_ends_takes_over(store: Store) -> None:
+    main = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
+    again, numbered = (
+        RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r", index=i) for i in (0, 1)
+    )
+    assert not again.take_over()
+    main._held.close()  # killed, and its last child has ended
+    assert not numbered.take_over()
+    assert again.take_over()
+    again.finish("finished", 4)
+    assert read_run(again.folder).exit_code == 4
+
+
+def test_nobody_takes_over_a_run_that_ended(store: Store) -> None:
+    main = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
+    joiner = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
+    main.finish("finished", 0)
+    assert not joiner.take_over()
+    joiner.finish("failed", 1)
+    assert read_run(main.folder).status == "finished"
 
 
 def run_copy(root: Path, run_id: str, gate: Any) -> None:
