@@ -136,8 +136,8 @@ class RunRecorder:
     def take_over(self) -> bool:
         """Be the main copy from now on, if that was killed; return whether this one is it.
 
-        Children of a killed main copy hold its lock for seconds: one that was started at once
-        again finds the run led, and nobody else would record and promote.
+        Children of a killed main copy hold its lock for seconds. A copy that is started meanwhile
+        finds the run led, and no other would record and promote.
         """
         if not self.is_main and not self._index:
             with ExitStack() as tried:
