@@ -83,9 +83,13 @@ def restore_credentials(shown: str) -> str:
     return found
 
 
-def credential_variables() -> dict[str, str]:
-    """Return the variable that passes original addresses to a child process, if any."""
-    known = given_addresses()
+def credential_variables(told: str) -> dict[str, str]:
+    """Return the variable that passes original addresses to a child process, if any.
+
+    Args:
+        told: what the child is told; of other addresses, such as the registry's, it gets none.
+    """
+    known = {shown: given for shown, given in given_addresses().items() if shown in told}
     return {ADDRESSES_VARIABLE: json.dumps(known)} if known else {}
 
 

@@ -115,11 +115,11 @@ class StageContext(Generic[Parameters, Runtime]):
         result_file = self.folder / "worker-result.json"
         log = self.folder / "worker.log"
         python = str(self.spec.runtime["python"])  # every stage with a worker has it
-        spec_file.write_text(json.dumps({**worker_spec, PLUGINS: plugins}))
+        spec_file.write_text(told := json.dumps({**worker_spec, PLUGINS: plugins}))
         events_read, events_write = os.pipe()
         forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
         variables = server_environment(
-            {**os.environ, **credential_variables()},
+            {**os.environ, **credential_variables(told)},
             {**WORKER_VARIABLES, **(environment or {}), EVENTS_FD_VARIABLE: str(events_write)},
             python=Path(python),
             needs=needs,

@@ -58,7 +58,7 @@ def test_an_address_goes_on_without_its_credentials(address: str, shown: str) ->
 )
 def test_what_has_no_credentials_stays(text: str) -> None:
     assert strip_credentials(text) == text == restore_credentials(text)
-    assert credential_variables() == {}
+    assert credential_variables("") == {}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyP
     here = {
         "PATH": "/bin",
         "PREPARE_REGISTRY": f"http://me:{SECRET}@host",
-        **credential_variables(),
+        **credential_variables(shown),
     }
     assert SECRET not in json.dumps(server_environment(here, {}))
     assert SECRET in json.dumps(server_environment(here, {}, needs=[NetworkAccess.ENDPOINT]))
@@ -188,3 +188,12 @@ def test_a_command_does_not_print_them(words: tuple[str, ...], tmp_path: Path) -
     assert ran.returncode in (1, 2)
     assert "***@127.0.0.1:9" in ran.stderr
     assert SECRET not in ran.stdout + ran.stderr
+
+
+def test_a_child_gets_the_addresses_that_it_is_told_and_not_the_registrys() -> None:
+    endpoint = strip_credentials("https://me:endpointSECRET@host/v1")
+    strip_credentials(f"postgresql://me:{SECRET}@registry/db")
+    told = json.dumps({"endpoint": {"url": endpoint}})
+    (handed,) = credential_variables(told).values()
+    assert "endpointSECRET" in handed
+    assert SECRET not in handed
