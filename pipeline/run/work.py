@@ -176,4 +176,5 @@ def _read_failure(path: Path) -> PrepareError:
 
 def _empty(folder: Path) -> None:
     for path in folder.glob("[!.]*"):  # others are being written
-        path.unlink(missing_ok=True)
+        if not path.is_dir():
+            path.unlink(missing_ok=True)

@@ -56,20 +56,27 @@ class SlurmLauncher:
         self._job = ""
 
     def start(self, count: int) -> str:
-        """Submit the array, unless one is there; as `Launcher.start`."""
+        """Submit the array, unless one is there whose main element is not over."""
         file = self._folder / JOB
         self._job = file.read_text().strip() if file.exists() else ""
-        if not (self._job and self.state()):
+        if not (self._job and self.state(f"{self._job}_0")):
             self._job = self._submit(count)
             write_atomically(file, self._job)
         return f"Slurm's job array {self._job}; `scancel {self._job}` ends it"
 
-    def state(self) -> str:
-        """Return how many elements are in which state."""
+    def state(self, job: str = "") -> str:
+        """Return how many elements are in which state; of one element, its state."""
         states = Counter(
             state
             for state in _ask(
-                ["squeue", f"--jobs={self._job}", "--array", "--states=all", "-h", "--format=%T"]
+                [
+                    "squeue",
+                    f"--jobs={job or self._job}",
+                    "--array",
+                    "--states=all",
+                    "-h",
+                    "--format=%T",
+                ]
             ).split()
             if state not in OVER
         )
