@@ -20,9 +20,6 @@ class GpuType(ConfigModel):
         "the driver reserves some; PyTorch prints it as 'total capacity'",
     )
     compute_capability: float = Field(gt=0, le=100, description="such as 8.9; FP8 needs 8.9")
-    memory_bandwidth_gb_per_s: float = Field(
-        gt=0, le=1_000_000, description="published, in 10^9 bytes a second"
-    )
 
     @property
     def memory_bytes(self) -> int:

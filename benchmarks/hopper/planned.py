@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checkpoints import SHAPES, configuration, sizes_of
 
 MEASURED = Path(__file__).parents[1] / "results/h100.json"
-BANDWIDTH = 3.35e12  # bytes/s of an H100 SXM, as recipes/gpus/h100.yaml has it
+BANDWIDTH = 3.35e12  # bytes/s of an H100 SXM, as NVIDIA publishes it
 NAMES = {"baseline": "bf16", "fp8-dynamic": "fp8", "awq-w4a16": "w4a16"}
 
 

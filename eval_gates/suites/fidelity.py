@@ -127,7 +127,7 @@ class Fidelity(SuiteKind[FidelityTask]):
             raise EvaluationDataError(
                 "the conversations are not those that were laid out",
                 where=str(folder / TEXTS),
-                hint="run the same command with --retry, or delete the folder",
+                hint=f"delete the folder {folder} and run the same command again",
             )
         self._chats = found
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import (
     AblateOption,
+    CheckpointArgument,
     CopiesOption,
     EvalDataOption,
     GpusACopyOption,
     JsonOption,
     NameOption,
     OnOption,
-    OptionalCheckpointArgument,
     PolicyOption,
     ProfileOption,
     PromoteOption,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def model(
-    checkpoint: OptionalCheckpointArgument = None,
+    checkpoint: CheckpointArgument = None,
     recipe: RecipeOption = None,
     variant: VariantOption = None,
     served_variant: ServedVariantOption = None,
@@ -127,5 +127,7 @@ def model(
 
         return run_model(request or None, settings, progress, run, retry=retry)
 
+    # Joining a run may change the working folder.
+    junit, outputs = junit and junit.absolute(), outputs and outputs.absolute()
     reporting = CiReporting("model", is_in_ci(ci), junit, outputs, as_json)
     reporting.carry_out(work, {"checkpoint": checkpoint}, store)

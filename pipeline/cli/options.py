@@ -40,16 +40,8 @@ def argument(help: str, **more: Any) -> Any:
     return typer.Argument(help=help, show_default=False, **more)
 
 
-OptionalCheckpointArgument = Annotated[
-    str | None,
-    argument(
-        "A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
-        metavar="CHECKPOINT",
-        parser=strip_credentials,
-    ),
-]
 CheckpointArgument = Annotated[
-    str,
+    str | None,
     argument(
         "A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
         metavar="CHECKPOINT",

@@ -11,7 +11,6 @@ The tree::
     +-- StageError                1   a stage ended without a result
     |   +-- WorkerError           1   the stage's worker process failed; the message names its log
     |   +-- VerificationError     1   the quantized weights are not sound
-    |   +-- InternalStageError    3   a bug in prepare; the stage's log has the traceback
     +-- ServingError              1   the model server failed; the message quotes its log
     +-- EvaluationDataError       1   missing or malformed questions
     +-- RegistryError             1   the model registry rejected a request or is unreachable
@@ -120,12 +119,6 @@ class WorkerError(StageError):
 
 class VerificationError(StageError):
     """The quantized weights do not match the recipe."""
-
-
-class InternalStageError(StageError):
-    """A stage failed unexpectedly; its log has the traceback."""
-
-    exit_code = ExitCode.UNEXPECTED
 
 
 class ServingError(PrepareError):

@@ -8,7 +8,6 @@ imitate prepare's output.
 | --- | --- |
 | terminal, log | :func:`log_text`; one value within a line: :func:`log_line` |
 | Markdown | :func:`markdown`, :func:`markdown_code`, :func:`markdown_link` |
-| workflow command of GitHub Actions | :func:`annotation_text`, :func:`annotation_property` |
 | JUnit XML | :func:`junit_text`, before the XML writer's own escapes |
 | HTML | :func:`html_text`; templates escape markup themselves |
 | outputs of a CI step | :func:`output_value` |
@@ -108,16 +107,6 @@ def markdown_link(text: str, target: str) -> str:
     ):
         return f"[{markdown(text)}]({make_visible(target)})"
     return f"{markdown(text)} ({markdown(target)})"
-
-
-def annotation_text(text: str) -> str:
-    """Escape the message of a GitHub Actions workflow command."""
-    return _without_logging_commands(make_visible(text)).replace("%", "%25").replace("\n", "%0A")
-
-
-def annotation_property(text: str) -> str:
-    """Escape a property value of a workflow command."""
-    return annotation_text(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def junit_text(text: str) -> str:

@@ -70,16 +70,6 @@ def worker_progress() -> Progress:
     return EventWriter(int(descriptor) if descriptor else sys.stderr.fileno())
 
 
-def reserve_stdout_for_events() -> int:
-    """Reserve standard output for events, and return a descriptor for it.
-
-    Other output, including that of child processes, goes to standard error.
-    """
-    descriptor = os.dup(1)  # not inheritable
-    os.dup2(2, 1)
-    return descriptor
-
-
 def read_event(line: bytes) -> Mapping[str, Any]:
     """Parse one line; return an empty event if it is not JSON."""
     try:

@@ -113,7 +113,7 @@ def is_locked(path: Path) -> bool:
         except PermissionError:
             descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP):  # nobody locks through a link
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # no lock is taken through a link
             return False
         raise
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,7 +51,6 @@ __all__ = [
     "EnvironmentName",
     "EnvironmentState",
     "EnvironmentStatus",
-    "check_planned_environment",
     "detect_accelerator",
     "ensure",
     "identity",
@@ -102,23 +100,6 @@ def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
     override = settings.environments.get(environment_name(name))
     definition = define(name, accelerator)
     return _describe(override, definition)[0] if override else definition.identity
-
-
-def check_planned_environment(
-    name: str, accelerator: Accelerator, settings: Settings, planned: str
-) -> None:
-    """Check that this node has the environment that a result's key and evidence name.
-
-    Raises:
-        EnvironmentBuildError: this node's settings select another environment.
-    """
-    if planned not in ("", identity(name, accelerator, settings)):
-        raise EnvironmentBuildError(
-            f"the environment '{name}' of this node differs from the planned one",
-            where=f"node {platform.node()}",
-            hint="use the same `environments` in the settings files of every node and of the "
-            "driver; --settings selects the file",
-        )
 
 
 def ensure(

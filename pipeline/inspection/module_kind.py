@@ -6,7 +6,7 @@ Standard library only: the quantizers' environments import this module.
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+from typing import Literal
 
 ModuleKind = Literal[
     "embeddings",
@@ -21,7 +21,6 @@ ModuleKind = Literal[
     "mtp",
     "other",
 ]
-MODULE_KINDS: tuple[ModuleKind, ...] = get_args(ModuleKind)
 
 VISION = ("vision", "visual", "image", "audio", "multi_modal_projector", "mm_projector")
 HEADS = ("lm_head", "embed_out")

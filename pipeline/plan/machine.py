@@ -44,7 +44,7 @@ def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
 def gpu_type(machine: Machine) -> GpuType | None:
     """Return the built-in type of the machine's GPU, or one with the memory that the driver has.
 
-    The latter has no bandwidth. None if the memory is unknown.
+    None if the memory is unknown.
     """
     if machine.gpu is None:
         return None
@@ -58,7 +58,6 @@ def gpu_type(machine: Machine) -> GpuType | None:
         driver_name=machine.gpu,
         memory_gib=machine.gpu_memory_gib,
         compute_capability=machine.compute_capability,
-        memory_bandwidth_gb_per_s=1,
     )
 
 

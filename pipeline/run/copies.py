@@ -154,7 +154,7 @@ def join_run(
             where=str(folder / REQUEST),
             hint="take another id, or leave the other options out to join it",
         )
-    if index is not None and Path(shared.cwd).is_dir():
+    if request is None and Path(shared.cwd).is_dir():  # its options' paths are from there
         os.chdir(shared.cwd)
     if retry and not index:
         forget_failures(folder)
@@ -168,7 +168,7 @@ def join_run(
 
 def _reopen(folder: Path) -> None:
     """Have a run that ended go on: who follows or starts copies would take its old outcome."""
-    with contextlib.suppress(StoreError):  # it never began, or nobody can read how it ended
+    with contextlib.suppress(StoreError):  # it never began, or its record is damaged
         if not is_alive(folder) and (report := read_run(folder)).status in ("finished", "failed"):
             again = report.model_copy(update={"status": "interrupted"})
             write_atomically(folder / RUN_RECORD, again.model_dump_json(indent=1))

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from quiz_policy import quiz_policy
+from store_processes import left_after
 
 from artifacts.evidence.verify import check_run
 from artifacts.run_loader import find_run
@@ -22,21 +23,6 @@ from pipeline.core.store import Store
 pytestmark = pytest.mark.e2e
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
 RUN, KILLS, COPIES = "nightly", 5, 2
-POLICY = """
-name: two-copies
-summary: few easy questions and a wide margin
-alpha: 0.05
-suites:
-  quiz:
-    kind: mmlu
-    prompt_format: cloze
-    num_fewshot: 0
-    questions: 64
-    margins: {fp8: 0.25}
-    sources: [builtin]
-promotion:
-  prefer: smallest
-"""
 
 
 class Copies:
@@ -44,14 +30,13 @@ class Copies:
 
     def __init__(self, folder: Path) -> None:
         self.store = folder / "store"
-        self.policy = folder / "policy.yaml"
-        self.policy.write_text(POLICY)
+        self.policy = quiz_policy(folder)
         self.log = folder / "copies.log"
         self.processes = [self.start(index) for index in range(COPIES)]
 
     def start(self, index: int) -> subprocess.Popen[bytes]:
         command = ["model", "demo:smollm2-135m", "--profile", "cpu", "--recipe", "fp8-dynamic"]
-        command += ["--policy", str(self.policy), "--store", str(self.store), "--run", RUN]
+        command += ["--policy", self.policy, "--store", str(self.store), "--run", RUN]
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*PREPARE, *command],
@@ -68,16 +53,6 @@ class Copies:
     @property
     def code(self) -> int | None:
         return self.processes[0].poll()
-
-
-def processes_of(store: Path) -> list[int]:
-    """Processes whose command names the store."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.fsencode(store) in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
 
 
 def finished(store: Store) -> dict[str, str]:
@@ -110,10 +85,7 @@ def test_two_copies_killed_five_times_come_to_the_same_verdict(tmp_path: Path) -
     assert [(each.recipe, each.verdict) for each in report.variants] == [("fp8-dynamic", "pass")]
     assert [each.promoted for each in report.variants] == [True]
     assert all(not check.differences for check in check_run(report, store))
-    deadline = time.monotonic() + 60
-    while (left := processes_of(copies.store)) and time.monotonic() < deadline:
-        time.sleep(1)
-    assert left == []
+    assert left_after(copies.store, 60) == []
     assert not list(copies.store.glob("stages/*/*.partial"))
     # Each answer is kept once, and was asked once.
     for record in store.records("evaluate"):

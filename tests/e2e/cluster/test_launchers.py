@@ -8,31 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from quiz_policy import quiz_policy
 from ray_nodes import RayNodes
-from slurm_nodes import SlurmNodes
+from slurm_nodes import SlurmNodes, wait_until
 from store_processes import left_after
 
 pytestmark = pytest.mark.e2e
+NAME, SECRET = "MLFLOW_TRACKING_TOKEN", "s3cret-of-the-registry"
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
-POLICY = """
-name: on-a-cluster
-summary: few easy questions and a wide margin
-alpha: 0.05
-suites:
-  quiz:
-    kind: mmlu
-    prompt_format: cloze
-    num_fewshot: 0
-    questions: 64
-    margins: {fp8: 0.25}
-    sources: [builtin]
-promotion:
-  prefer: smallest
-"""
 
 
 def run_on(
@@ -41,27 +29,44 @@ def run_on(
     variables: Mapping[str, str],
     settings: Mapping[str, Any],
     lose: Callable[[], None],
-) -> tuple[int, Path]:
-    """Run the demo; lose a node once the baseline's server is starting; its code and the store."""
-    store, policy, file = folder / "store", folder / "policy.yaml", folder / "settings.yaml"
-    policy.write_text(POLICY)
+) -> Path:
+    """Run the demo, lose a node once the variant is made, and return the store.
+
+    Raises:
+        AssertionError: it failed, or a copy that does not promote had the registry's credential.
+    """
+    store, file = folder / "store", folder / "settings.yaml"
     file.write_text(json.dumps(settings))
     command = ["--settings", str(file), "model", "demo:smollm2-135m", "--profile", "cpu"]
-    command += ["--recipe", "fp8-dynamic", "--policy", str(policy), "--store", str(store)]
+    command += ["--recipe", "fp8-dynamic", "--policy", quiz_policy(folder), "--store", str(store)]
     command += ["--run", "nightly", "--on", engine, "--copies", "2"]
-    secret = {"MLFLOW_TRACKING_TOKEN": "s3cret-of-the-registry"}
+    seen: dict[str, set[bool]] = {"0": set(), "1": set()}
     with (
         (folder / "out.log").open("wb") as log,
         subprocess.Popen(
-            [*PREPARE, *command], stdout=log, stderr=log, env={**variables, **secret}
+            [*PREPARE, *command], stdout=log, stderr=log, env={**variables, NAME: SECRET}
         ) as process,
     ):
         while process.poll() is None and not list(store.glob("stages/quantize/*/stage.json")):
+            note_credentials(store, seen)
             time.sleep(1)
         lose()
         code = process.wait()
     assert code == 0, (folder / "out.log").read_text()[-4000:]
-    return code, store
+    assert seen == {"0": {True}, "1": {False}}
+    return store
+
+
+def note_credentials(store: Path, seen: dict[str, set[bool]]) -> None:
+    """Add whether each copy's own process has the registry's credential."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"pipeline.cli.main" in words[:5] and os.fsencode(store) in words:
+                given = (entry / "environ").read_bytes().split(b"\0")
+                for index, found in seen.items():
+                    if f"PREPARE_COPY={index}".encode() in given:
+                        found.add(f"{NAME}={SECRET}".encode() in given)
 
 
 def check(store: Path) -> None:
@@ -71,6 +76,8 @@ def check(store: Path) -> None:
         ("fp8-dynamic", "pass", True)
     ]
     assert not list(store.glob("stages/*/*.partial"))
+    told = (path.read_bytes() for path in (store / "runs").rglob("*") if path.is_file())
+    assert not any(SECRET.encode() in content for content in told)
     assert left_after(store, 60) == []
 
 
@@ -78,11 +85,11 @@ def check(store: Path) -> None:
 def test_slurm_starts_the_copies_of_a_lost_node_again(slurm: SlurmNodes, tmp_path: Path) -> None:
     def lose() -> None:
         slurm.kill("n2")
-        time.sleep(15)  # until the controller notices
+        wait_until(lambda: any(state.startswith("down") for state in slurm.states()))
         slurm.start("n2")
 
     settings = {"slurm": {"flags": ["--cpus-per-task=2", "--time=60"]}}
-    _, store = run_on("slurm", tmp_path, slurm.environment(), settings, lose)
+    store = run_on("slurm", tmp_path, slurm.environment(), settings, lose)
     check(store)
 
 
@@ -93,5 +100,5 @@ def test_ray_starts_the_copies_of_a_lost_node_again(ray_nodes: RayNodes, tmp_pat
         ray_nodes.add()
 
     settings = {"ray": {"address": ray_nodes.address, "gpus": 0, "cpus": 2}}
-    _, store = run_on("ray", tmp_path, dict(os.environ), settings, lose)
+    store = run_on("ray", tmp_path, dict(os.environ), settings, lose)
     check(store)

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from pipeline.core.escape import (
-    annotation_property,
-    annotation_text,
     html_text,
     junit_text,
     log_line,
@@ -133,16 +131,6 @@ def test_a_value_stays_on_its_line_of_the_terminal(text: str) -> None:
     assert not ACTS.search(line)
     assert not re.search(r"^\s*::|##[A-Za-z]*\[", line)
     assert len(log_line(text * 1000, 50)) <= 12 * 50
-
-
-@given(FOREIGN, FOREIGN)
-def test_an_annotation_is_one_command(title: str, message: str) -> None:
-    line = f"::error title={annotation_property(title)}::{annotation_text(message)}"
-    assert len(line.splitlines()) == 1
-    assert not ACTS.search(line)
-    assert re.fullmatch(r"::error title=[^:,]*::.*", line)
-    assert not re.search(r"##[A-Za-z]*\[", line)
-    assert set(re.findall("%..", annotation_text(message))) <= {"%25", "%0A"}
 
 
 @given(FOREIGN)

@@ -1,4 +1,4 @@
-"""What work has alone on a node: first come, first served, and nobody is starved."""
+"""What work has alone on a node: first come, first served."""
 
 from __future__ import annotations
 
