@@ -100,34 +100,38 @@ def model(
     if (retry or (checkpoint is None and not run)) and run is None:
         missing = "--run ID" if retry else "CHECKPOINT"
         raise UsageError(f"{missing} is missing", where="prepare model", hint="see --help")
-    request = checkpoint and ModelRequest(
-        checkpoint=checkpoint,
-        recipes=tuple(recipe or ()),
-        variants=tuple(variant or ()),
-        served_variants=tuple(served_variant or ()),
-        profile=profile,
-        policy=policy,
-        name=name,
-        registry=registry,
-        eval_data=eval_data,
-        trust_remote_code=trust_remote_code,
-        promote=promote,
-        ablate=ablate,
-        remeasured=tuple(remeasure or ()),
-        sign=sign,
-        gpus_a_copy=gpus_a_copy,
+    request = (
+        None
+        if checkpoint is None
+        else ModelRequest(
+            checkpoint=checkpoint,
+            recipes=tuple(recipe or ()),
+            variants=tuple(variant or ()),
+            served_variants=tuple(served_variant or ()),
+            profile=profile,
+            policy=policy,
+            name=name,
+            registry=registry,
+            eval_data=eval_data,
+            trust_remote_code=trust_remote_code,
+            promote=promote,
+            ablate=ablate,
+            remeasured=tuple(remeasure or ()),
+            sign=sign,
+            gpus_a_copy=gpus_a_copy,
+        )
     )
 
     def work(settings: Settings, progress: Progress) -> RunReport:
         if on is not None:
             from pipeline.run.launchers import launch
 
-            return launch(request or None, on, copies, run, settings, progress, retry=retry)
+            return launch(request, on, copies, run, settings, progress, retry=retry)
         from pipeline.run.model import run_model
 
-        return run_model(request or None, settings, progress, run, retry=retry)
+        return run_model(request, settings, progress, run, retry=retry)
 
-    # Joining a run may change the working folder.
-    junit, outputs = junit and junit.absolute(), outputs and outputs.absolute()
+    if request is None:  # joining a run may change the working folder
+        junit, outputs = junit and junit.absolute(), outputs and outputs.absolute()
     reporting = CiReporting("model", is_in_ci(ci), junit, outputs, as_json)
     reporting.carry_out(work, {"checkpoint": checkpoint}, store)
