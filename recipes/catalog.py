@@ -16,6 +16,7 @@ from recipes.config_file import parse, read, shorten, validate
 from recipes.config_model import ConfigModel
 from recipes.gpu import GpuType
 from recipes.policy import Policy
+from recipes.quantization import names_file
 from recipes.schema import Recipe, ServingProfile
 from recipes.speed import SpeedPolicy
 from recipes.workload import AnyWorkload, FileWorkload, NamedWorkload
@@ -226,7 +227,7 @@ def _merge_file(
             where=f"{path}, key extends",
             hint="remove the key 'extends' from one of them",
         )
-    data = read(path, noun, kind)
+    data = _find_calibration_file(read(path, noun, kind), path)
     if data.get("extends") is None:
         return data
     where = f"{path}, key extends"
@@ -259,6 +260,22 @@ def _merge_file(
     # Errors of the extended file are reported with its own name.
     validate(base, found, noun, kind)
     return merge(base, data)
+
+
+def _find_calibration_file(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a recipe's keys with its calibration file relative to the recipe's directory."""
+    quantization = data.get("quantization")
+    calibration = quantization.get("calibration") if isinstance(quantization, dict) else None
+    if not isinstance(quantization, dict) or not isinstance(calibration, dict):
+        return data
+    name = calibration.get("dataset")
+    if isinstance(name, str) and names_file(name):
+        named = user_path(name, f"{path}, key quantization.calibration.dataset")
+        if not named.is_absolute():
+            found = str((path.parent / named).absolute())
+            calibration = {**calibration, "dataset": found}
+            return {**data, "quantization": {**quantization, "calibration": calibration}}
+    return data
 
 
 def _locate_beside(name: str, path: Path, where: str) -> str:

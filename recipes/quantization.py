@@ -47,6 +47,11 @@ class Calibration(ConfigModel):
     seed: Seed = Field(20240814, description="seed of the shuffle, and of torch while quantizing")
 
 
+def names_file(dataset: str) -> bool:
+    """Return whether a calibration dataset is a file, and not a name on the Hub."""
+    return dataset.startswith((".", "/", "~")) or dataset.endswith((".jsonl", ".txt"))
+
+
 class Quantization(ConfigModel):
     """Base of quantization kinds.
 

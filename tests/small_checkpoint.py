@@ -34,7 +34,7 @@ def checkpoint_files(shards: int = 1) -> dict[str, bytes]:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "max_position_embeddings": 128,
+        "max_position_embeddings": 4096,
     }
     files = {
         "config.json": json.dumps(config).encode(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,7 +13,13 @@ from pipeline.checkpoint import gguf
 from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.untrusted import is_plain_name, list_names, read_json_file
+from pipeline.core.untrusted import (
+    MAX_JSON_BYTES,
+    is_plain_name,
+    list_names,
+    parse_json,
+    read_regular,
+)
 
 INDEX = "model.safetensors.index.json"
 # Mistral's repositories contain all weights again under this name, in another format.
@@ -116,17 +123,22 @@ def checkpoint_names(folder: Path) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a checkpoint's file; infinite numbers are allowed."""
-    with (
-        raise_as(CheckpointError, "the file cannot be read", path),
-        raise_as(
-            CheckpointError,
-            "the file is not valid JSON",
-            path,
-            "download it again",
-            errors=ValueError,
-        ),
+    with raise_as(CheckpointError, "the file cannot be read", path):
+        content = read_regular(path, MAX_JSON_BYTES)
+    if content.startswith(BOM_UTF8):
+        raise CheckpointError(
+            "the file begins with a byte order mark (BOM), which transformers does not read",
+            where=str(path),
+            hint=f"save it as UTF-8 without a BOM: sed -i '1s/^\\xEF\\xBB\\xBF//' {path}",
+        )
+    with raise_as(
+        CheckpointError,
+        "the file is not valid JSON",
+        path,
+        "download it again",
+        errors=ValueError,
     ):
-        value = read_json_file(path, finite=False)
+        value = parse_json(content, finite=False)
     if not isinstance(value, dict):
         raise CheckpointError(
             "the file has no JSON object", where=str(path), hint="download it again"

@@ -118,8 +118,8 @@ def _build(
 
 def _diagnose(settings: Settings, profile: str, *, build_host: bool, as_json: bool) -> None:
     from pipeline.environments.doctor_check import Severity
+    from pipeline.plan.doctor import diagnose, diagnose_build_host
     from pipeline.plan.serving_profile import load_named_profile
-    from pipeline.preflight.doctor import diagnose, diagnose_build_host
 
     if build_host:
         findings = diagnose_build_host(settings)

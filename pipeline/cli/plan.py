@@ -29,7 +29,7 @@ from pipeline.cli.options import (
 from pipeline.cli.policy import check_policy, print_claims, print_power
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.credentials import strip_credentials
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import ExitCode, UsageError
 
 
 def plan(
@@ -85,7 +85,7 @@ def plan(
 
       prepare plan --policy my-policy.yaml --recipe fp8-dynamic --eval-data ./questions
 
-    Exit codes: 0 it would begin, 1 or 2 it would be refused (as model), 3 unexpected error.
+    Exit codes: 0 it would begin, 2 it would be refused (as model), 1 and 3 errors.
     """
     if checkpoint is None:
         if policy is None:
@@ -129,7 +129,7 @@ def plan(
             print_json(capacity.to_dict())
         else:
             print_capacity(capacity, verbose=verbose)
-        return
+        raise typer.Exit(ExitCode.USAGE if capacity.refused else ExitCode.SUCCESS)
     with open_display(as_json=as_json) as progress:
         found = forecast(request, load_settings(store), progress)
     if as_json:

@@ -104,6 +104,8 @@ class HubError(CheckpointError):
 class PreflightError(PrepareError):
     """The run would fail; the message lists every obstacle."""
 
+    exit_code = ExitCode.USAGE
+
 
 class EnvironmentBuildError(PrepareError):
     """A managed Python environment could not be built or used."""

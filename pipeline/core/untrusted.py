@@ -144,9 +144,15 @@ def _size_error(path: Path, limit: int) -> UntrustedFileError:
 # --- JSON
 
 
-def read_json_file(path: Path, *, limit: int = MAX_JSON_BYTES, finite: bool = True) -> Any:
+def read_json_file(
+    path: Path,
+    *,
+    limit: int = MAX_JSON_BYTES,
+    finite: bool = True,
+    values: int = MAX_VALUES,
+) -> Any:
     """Return the value in an untrusted JSON file."""
-    return parse_json(read_regular(path, limit), finite=finite)
+    return parse_json(read_regular(path, limit), finite=finite, values=values)
 
 
 def parse_json(

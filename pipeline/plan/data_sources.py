@@ -19,7 +19,7 @@ from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.user_path import user_path
 from recipes.policy import AnySuite, Policy
-from recipes.quantization import Calibration
+from recipes.quantization import Calibration, names_file
 from recipes.schema import CalibrationLimit
 
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
@@ -109,7 +109,7 @@ class SourceResolver:
         """
         wanted = self._limit(calibration, limit, variant)
         file = BUILTIN_CALIBRATION
-        if wanted.dataset is not None and _is_file_name(wanted.dataset):
+        if wanted.dataset is not None and names_file(wanted.dataset):
             file = user_path(wanted.dataset, "recipe key quantization.calibration.dataset")
             if not file.is_file():
                 raise UsageError(
@@ -145,7 +145,7 @@ class SourceResolver:
         if limit is None:
             return calibration
         limited = limit.limit(calibration)
-        if limited != calibration:
+        if (limited.samples, limited.max_tokens) != (calibration.samples, calibration.max_tokens):
             self._progress.note(
                 f"{variant}: calibrating with {limited.samples} x {limited.max_tokens} tokens "
                 f"instead of {calibration.samples} x {calibration.max_tokens}: "
@@ -163,7 +163,3 @@ def local_rows(suite: AnySuite, source: SuiteSource) -> Iterator[dict[str, Any]]
     for path in kind_of(suite).local_files(suite, source.identity, source.folder):
         for _, row in read_rows(path):
             yield row
-
-
-def _is_file_name(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.endswith((".jsonl", ".txt"))

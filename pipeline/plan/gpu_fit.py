@@ -41,7 +41,8 @@ class CapacityPlan:
     @property
     def gpus_a_copy(self) -> int:
         """GPUs of one replica of each model of a run."""
-        return choose_gpus(self.fits)
+        numbers = {fit.gpus for fit in self.fits}
+        return choose_gpus(self.fits) if len(numbers) > 1 else numbers.pop()
 
     def chosen(self) -> list[Fit]:
         """Return each variant's fit on the GPUs of a run's replicas."""
@@ -122,10 +123,16 @@ def answer(
         *making,
         *(UsageError(text, where="--gpu", hint="leave the recipe out") for text in kernels),
     ]
+    fits = site.fits(weights, [fixed] if fixed else divisors(gpus))
+    if all(fit.answer == "does not fit" for fit in fits if fit.variant == catalog.BASELINE):
+        fit = fits[0]
+        words = f"the baseline cannot be served on {fit.gpus} x {gpu.name}: {fit.reason}"
+        where = "--gpus-a-copy" if fixed else "--gpu, --gpus"
+        refused.append(UsageError(words, where=where, hint=fit.hint))
     return CapacityPlan(
         site,
         {name: made.bytes for name, made in weights.items()},
-        site.fits(weights, [fixed] if fixed else divisors(gpus)),
+        fits,
         tuple(fault for fault in refused if fault is not None),
         (*_notes(site), *gpu_remarks(recipes, gpu.compute_capability)),
     )

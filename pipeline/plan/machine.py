@@ -1,4 +1,4 @@
-"""Memory, disk and GPUs of this machine."""
+"""Memory, disk and GPUs of this machine, and what they lack for a profile or recipe."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.core.errors import PreflightError, PrepareError, UsageError
+from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old
 from pipeline.core.hardware import NodeInfo
 from recipes import catalog
+from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
 from recipes.gpu import GpuType
+from recipes.schema import Recipe, ServingProfile
 
 
 @dataclass(frozen=True)
@@ -65,3 +69,54 @@ def existing_folder(path: Path) -> Path:
     """Return the nearest existing directory of `path` and its parents."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if each.is_dir())
+
+
+def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
+    """Compare the number of GPUs with that of one server."""
+    if profile.accelerator != "cuda":
+        return None
+    wanted = count_gpus(profile.engine_arguments)
+    if machine.gpus >= wanted:
+        return None
+    found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
+    keys = [name for name in DIVIDES_GPUS if profile.engine_arguments.get(name, 1) != 1]
+    hints = ["run on a machine that nvidia-smi lists them on, all of one kind"]
+    if machine.visible_devices is not None:
+        found += f" that CUDA_VISIBLE_DEVICES={machine.visible_devices} shows"
+        hints.insert(0, f"let CUDA_VISIBLE_DEVICES show {wanted}, or unset it")
+    if keys and machine.gpus:
+        hints.append(f"lower {' or '.join(keys)} in the profile")
+    return UsageError(
+        f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}"
+        f", and {found}",
+        where=f"--profile {profile.name}"
+        + "".join(f", key engine_arguments.{name}" for name in keys[:1]),
+        hint=f"{'; '.join(hints)}; or choose another profile: {', '.join(catalog.profile_names())}",
+    )
+
+
+def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError | None:
+    """Refuse a driver that cannot run the CUDA version of the locked environments."""
+    if profile.accelerator != "cuda" or not is_driver_too_old(machine.driver):
+        return None
+    return PreflightError(
+        f"the NVIDIA driver is {machine.driver}, and the CUDA 13 of the environments needs "
+        f"{MIN_DRIVER_VERSION} or newer",
+        where=f"--profile {profile.name}",
+        hint=f"install a driver from {MIN_DRIVER_VERSION} on; or name interpreters of your own for "
+        "quantize and serve in the settings file, built for an older CUDA",
+    )
+
+
+def find_gpu_fault(
+    recipe: Recipe, profile: ServingProfile, machine: Machine
+) -> PrepareError | None:
+    """Refuse a GPU without the recipe's kernels, such as FP8 below capability 8.9."""
+    found = machine.compute_capability if profile.accelerator == "cuda" else None
+    if found is None or not (lack := recipe.lacks_kernels_on(found)):
+        return None
+    return UsageError(
+        f"'{recipe.name}' {lack}, this one has {found}",
+        where=f"--recipe {recipe.name}",
+        hint="leave the recipe out, or run on another GPU",
+    )

@@ -304,7 +304,9 @@ class Gpus:
         token = sum(layer.token_bytes(size, gpus) for layer in self.model.layers)
         if token and left > 0 and (short := int(left / token * 0.9) // 16 * 16) < self.context:
             found += [f"set max-model-len to at most {short}"] * (short > 0)
-        for number in (*range(gpus + 1, MAX_GPUS + 1), *range(gpus - 1, 0, -1)):
+        # The GPUs that are there come first, then more of them.
+        others = [each for each in range(1, MAX_GPUS + 1) if each != gpus]
+        for number in sorted(others, key=lambda n: (n > self.number, n < gpus, abs(n - gpus))):
             other = self.fit(variant, division, number, is_baseline=is_baseline, with_hint=False)
             if other.answer != "does not fit":
                 found.append(f"--gpus-a-copy {number}")

@@ -123,7 +123,7 @@ class ModelPlanner:
     def plan(self) -> Plan:
         """Return the plan; raise EvaluationDataError if a suite has no questions.
 
-        pipeline/preflight checks before that recipes suit the checkpoint and the machine.
+        plan/preflight.py checks before that recipes suit the checkpoint and the machine.
         """
         baseline = self._baseline()
         return Plan(

@@ -15,6 +15,8 @@ from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.unquantized_modules import decoder_layers
 from pipeline.inspection.variant_size import VariantWeights
+from pipeline.verification.adopted import quantization_config
+from recipes.catalog import BASELINE
 from recipes.engines import find_engine
 from recipes.schema import Recipe, ServingProfile
 
@@ -44,12 +46,34 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
             )
 
 
+def find_loading_fault(
+    model: HeaderSource, profile: ServingProfile, variant: str = ""
+) -> PrepareError | None:
+    """Refuse weights that others quantized, if the engine cannot load them.
+
+    Args:
+        variant: its name; empty for the baseline.
+    """
+    config = quantization_config(model.config, model.quantizer)
+    lack = find_engine(profile.engine).cannot_load(config, profile.accelerator) if config else ""
+    if not lack:
+        return None
+    cure = "leave the variant out" if variant else "start from the 16-bit checkpoint"
+    return StageError(
+        f"'{variant or BASELINE}' cannot be served: {lack}",
+        where=f"{model.where}, key quantization_config",
+        hint=f"{cure}; or serve it by an engine that loads it, and compare two endpoints: prepare "
+        "gate (docs/how-to/gate-two-endpoints.md)",
+    )
+
+
 def find_making_faults(
     recipe: Recipe, source: HeaderSource, weights: VariantWeights
 ) -> Iterator[PrepareError]:
     """Yield the reasons why the recipe cannot make a variant of the checkpoint."""
     checks: tuple[Callable[[], None], ...] = (
         lambda: check_architecture(recipe, source.architecture),
+        lambda: check_layers(recipe, source, weights),
         lambda: check_experts(recipe, source.tensors),
         lambda: check_mtp(recipe, source.tensors, source.config),
         lambda: check_shapes(recipe, weights),
@@ -72,6 +96,26 @@ def check_architecture(recipe: Recipe, architecture: str) -> None:
             hint=f"use the recipe {recipe.suggested_recipe}"
             if recipe.suggested_recipe
             else "leave the recipe out, or choose another: prepare show",
+        )
+
+
+def check_layers(recipe: Recipe, source: HeaderSource, weights: VariantWeights) -> None:
+    """Raise StageError if the checkpoint has no layers that quantizers and vLLM can take."""
+    transposed = [
+        name
+        for name, tensor in source.tensors.items()
+        if name.endswith(".c_attn.weight") and tensor.shape[1:] == (3 * tensor.shape[0],)
+    ]
+    if transposed or not any(each.quantized for each in weights.tensors):
+        why = "the recipe's names leave out every matrix"
+        if transposed:
+            why = f"its matrices are transposed (Conv1D), such as '{transposed[0]}'"
+        raise StageError(
+            f"'{recipe.name}' finds no layer to quantize in {source.architecture}: {why}",
+            where=f"--recipe {recipe.name}; {source.where}",
+            hint="correct quantization.ignore"
+            if not transposed
+            else "use a model whose layers are linear, as Llama's are",
         )
 
 

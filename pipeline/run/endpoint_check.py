@@ -7,23 +7,27 @@ then.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from eval_gates.chat_form import ChatForm
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
-from pipeline.core.errors import PrepareError, ServingError
+from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.plan.chat_api import Api, form_faults
-from pipeline.preflight.preflight import refuse
+from pipeline.plan.preflight import refuse
 from pipeline.serving.chat_probe import probe_chat
 from pipeline.serving.endpoint_probe import Capability, Missing, probe
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.questions import QuestionsResult
 from recipes.policy import Policy
 
+LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1")
 CHOICES = (Capability.CHOSEN, Capability.SCORED)
 SLOW_PROBE_S = 5.0
 GENERATED = "generate_until"  # lm-eval's output type of tasks that need no log-probabilities
@@ -76,6 +80,25 @@ class Requirement:
 
     needed_by: str
     one_of: tuple[Capability, ...]
+
+
+def refuse_proxies(sides: Mapping[str, OpenAIEndpoint]) -> None:
+    """Refuse endpoints of this machine that would be asked through a proxy.
+
+    Raises:
+        UsageError: the environment has a proxy, and no_proxy does not exempt the endpoint.
+    """
+    proxies = getproxies_environment()
+    for side, endpoint in sides.items():
+        url = urlsplit(endpoint.url)
+        host, scheme = url.hostname or "", url.scheme
+        used = next((name for name in (scheme, "all") if proxies.get(name)), None)
+        if used and LOOPBACK.fullmatch(host) and not proxy_bypass(host):
+            raise UsageError(
+                f"{used}_proxy is set, so this machine's {side} endpoint would be asked by a proxy",
+                where=f"--{side} {endpoint.url}, variable {used}_proxy",
+                hint=f"set no_proxy={host}, or unset {used}_proxy",
+            )
 
 
 def probe_sides(

@@ -37,6 +37,7 @@ from pipeline.plan.generation_settings import (
 )
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.power import check_power
+from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import find_gates
 from pipeline.plan.speed_plan import (
     Sides,
@@ -47,8 +48,7 @@ from pipeline.plan.speed_plan import (
     speed_stages,
 )
 from pipeline.plan.tool_calls import chat_faults
-from pipeline.preflight.preflight import refuse
-from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
+from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out, refuse_proxies
 from pipeline.run.session import RunSession
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel, ServerRuntime
@@ -121,6 +121,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     """
     wanted, left_out = without_uncontained(check_policy(request))
     models = possible_models(request, wanted)
+    refuse_proxies({"baseline": request.baseline, "candidate": request.candidate})
     request = resolve_models(request)
     for model in models.values():
         refuse(generation_faults(wanted, model, length_of(request)))

@@ -21,14 +21,15 @@ from pipeline.plan.checkpoint_resolver import locate, locate_draft, locate_varia
 from pipeline.plan.generation_settings import form_notes
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.plan import Plan
-from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose, registry_uri
-from pipeline.preflight.preflight import PreflightInput, refuse
-from pipeline.preflight.run_preflight import (
+from pipeline.plan.preflight import (
+    Preflight,
     early_faults,
     late_faults,
     preflight_of,
+    refuse,
     registry_faults,
 )
+from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose, registry_uri
 from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.promotion import promote_passed
@@ -108,8 +109,8 @@ def run_choices(
             check_early(known, choices, progress)
         refuse(late_faults(known, plan, stages.find_reusable))
     check_serving(plan, session)
-    memory = known.memory_to_make() if known is not None else {}
-    copies = count_copies(plan, choices, session, max(memory.values(), default=0))
+    memory = known.memory_to_make() if known is not None else 0
+    copies = count_copies(plan, choices, session, memory)
     session.carry_out(plan, further_copies=copies - 1)
     if not session.log.take_over():
         return ExitCode.SUCCESS  # the main copy tells what came of it
@@ -166,7 +167,7 @@ def check_serving(plan: Plan, session: RunSession) -> None:
 
 
 def check_early(
-    preflight: PreflightInput | None,
+    preflight: Preflight | None,
     choices: ResolvedOptions,
     progress: Progress,
     others: Sequence[PrepareError] = (),

@@ -29,16 +29,17 @@ from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft, 
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.power import GatePower, joint_power, policy_power
+from pipeline.plan.preflight import (
+    early_faults,
+    late_faults,
+    line,
+    preflight_of,
+    refusal,
+    registry_faults,
+)
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import SpeedPower, claim_powers
-from pipeline.preflight.preflight import line, refusal
-from pipeline.preflight.run_preflight import (
-    early_faults,
-    late_faults,
-    preflight_of,
-    registry_faults,
-)
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger

@@ -26,9 +26,9 @@ from pipeline.plan.build_plan import find_data, make_planner
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Plan
+from pipeline.plan.preflight import preflight_of
 from pipeline.plan.resolved_options import RequestedOptions, ResolvedOptions
 from pipeline.plan.speed_plan import find_claims
-from pipeline.preflight.run_preflight import preflight_of
 from pipeline.run.model import check_early
 from pipeline.run.session import RunSession
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime

@@ -39,9 +39,10 @@ from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import read_folder
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.gpu_fit import spread_over_gpus
-from pipeline.plan.machine import Machine, machine_of
+from pipeline.plan.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
 from pipeline.plan.memory import Model
 from pipeline.plan.plan import VariantPlan
+from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
 from pipeline.plan.tuning_fit import misfit, skip_reason
@@ -57,8 +58,6 @@ from pipeline.plan.tuning_plan import (
     make_profiled,
     make_screened,
 )
-from pipeline.preflight.checks import find_driver_fault, find_missing_gpus
-from pipeline.preflight.preflight import refuse
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession

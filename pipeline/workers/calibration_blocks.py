@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.core.errors import StageError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.untrusted import UntrustedLinesError, parse_json, read_lines
+from pipeline.workers.calibration_rows import text_or_chat
 
 
 def calibration_blocks(
@@ -61,7 +62,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
         )
         shuffled = rows.shuffle(seed=calibration["seed"])
         rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
-        return [as_text(row[column], tokenizer) for row in rows]
+        return [as_text(text_or_chat(row, column), tokenizer) for row in rows]
     with raise_as(
         StageError,
         "the calibration file cannot be read",
@@ -78,18 +79,18 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
             continue
         try:
             row = parse_json(line, whole_text=False)
-            texts.append(as_text(row[column] if column in row else row["text"], tokenizer))
+            texts.append(as_text(text_or_chat(row, column), tokenizer))
         except (ValueError, KeyError, TypeError) as error:
             raise StageError(
-                f"a calibration line has no usable '{column}': {error}",
+                f"the calibration line cannot be used: {error}",
                 where=f"{file}, line {number}",
                 hint=f'each line is a JSON object with the key "{column}" or "text"',
             ) from error
     return texts
 
 
-def as_text(value: Any, tokenizer: Any) -> str:
-    """Return a text unchanged, and a list of chat messages through the model's chat template."""
+def as_text(value: str | list[dict[str, Any]], tokenizer: Any) -> str:
+    """Return a text unchanged, and chat messages through the model's chat template."""
     if isinstance(value, str):
         return value
     if tokenizer.chat_template:

@@ -104,7 +104,7 @@ for name, options in models.items():
     torch.manual_seed(0)
     config = CONFIG_MAPPING[options.pop("model_type")](
         vocab_size=49152, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=512, eos_token_id=2, bos_token_id=1,
+        num_attention_heads=4, max_position_embeddings=4096, eos_token_id=2, bos_token_id=1,
         pad_token_id=2, **{"num_key_value_heads": 2, **options},
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         num_key_value_heads=2,
         head_dim=64,
         vocab_size=WORDS,
-        max_position_embeddings=256,
+        max_position_embeddings=4096,
         tie_word_embeddings=False,
     )
     plain = folder / "plain"

@@ -26,7 +26,7 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "head_dim": 32,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 4096,
     "bos_token_id": 0,
     "eos_token_id": 0,
     "pad_token_id": 0,

@@ -138,7 +138,7 @@ def test_facts(whole: Path) -> None:
     assert found.dtype == "bfloat16"
     assert found.parameters == 4 * 8 * 4
     assert found.weights_bytes == (whole / "model.safetensors").stat().st_size
-    assert found.max_position_embeddings == 128
+    assert found.max_position_embeddings == 4096
     assert not found.quantized
     assert not found.needs_remote_code
     assert [file.name for file in found.files] == sorted(checkpoint_files())

@@ -220,9 +220,9 @@ def test_a_run_that_fails_for_real(job: Path) -> None:
     empty = job / "empty-checkpoint"
     empty.mkdir()
     done = run(job, "model", str(empty), "--profile", "cpu", "--policy", "demo")
-    assert done.returncode == 1
+    assert done.returncode == 2
     found = outputs(job)
-    assert (found["verdict"], found["exit_code"]) == ("error", "1")
+    assert (found["verdict"], found["exit_code"]) == ("error", "2")
     assert Path(found["junit"]).parent == job / "home" / "store" / "runs" / found["run"]
     (case,) = ET.parse(found["junit"]).findall(".//testcase")
     error = case.find("error")
@@ -359,6 +359,6 @@ def test_progress_is_plain_in_ci_even_on_a_terminal(job: Path) -> None:
             except OSError:  # EIO: the child has closed its end
                 break
         os.close(ours)
-    assert child.returncode == 1
+    assert child.returncode == 2
     assert b"JUnit report: " in drawn
     assert b"\x1b" not in drawn

@@ -184,16 +184,16 @@ def test_a_missing_checkpoint_is_1_and_begins_no_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_checkpoint_is_1_and_its_run_says_so(tmp_path: Path) -> None:
+def test_an_empty_checkpoint_is_2_and_its_run_says_so(tmp_path: Path) -> None:
     empty = tmp_path / "empty-checkpoint"
     empty.mkdir()
     options = ("--profile", "cpu", "--policy", "demo", "--json")
     done = prepare(tmp_path, "model", str(empty), *options)
-    assert done.returncode == 1
+    assert done.returncode == 2
     report = json.loads(done.stdout)
     assert report["status"] == "failed"
-    assert report["exit_code"] == 1
-    assert report["error"]["kind"] == "CheckpointError"
+    assert report["exit_code"] == 2
+    assert report["error"]["kind"] == "PreflightError"
     assert report["error"]["where"] == str(empty)
     assert f"where: {empty}" in done.stderr
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ from small_checkpoint import write_files
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import CheckpointError
+from pipeline.core.errors import PreflightError
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_folder_of_gguf_is_named_so(model: Path, command: str) -> None:
     done = CliRunner().invoke(app, words)
     said = str(done.exception) + done.stderr
     assert "GGUF" in said
-    assert done.exit_code == 1 or isinstance(done.exception, CheckpointError)
+    assert done.exit_code == 2 or isinstance(done.exception, PreflightError)
 
 
 def test_a_refused_checkpoint_is_shown_once(model: Path) -> None:
@@ -66,6 +66,6 @@ def test_a_refused_checkpoint_is_shown_once(model: Path) -> None:
     config["quantization_config"] = {"quant_method": "unheard-of"}
     (model / "config.json").write_text(json.dumps(config))
     code, shown = plan(model, "auto")
-    assert code == 1
+    assert code == 2
     assert shown.count("would be refused") == 1
     assert f"{model}: refused" in shown

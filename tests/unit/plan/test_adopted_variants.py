@@ -22,8 +22,8 @@ from pipeline.inspection.variant_size import stored_weights
 from pipeline.plan.adopted_variants import read_served, read_variant, served_profile
 from pipeline.plan.checkpoint_resolver import locate, locate_variants
 from pipeline.plan.gpu_fit import answer
+from pipeline.plan.preflight import preflight_of
 from pipeline.plan.resolved_options import ResolvedOptions, choose
-from pipeline.preflight.run_preflight import preflight_of
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
 from recipes.quantizers.adopted import AdoptedQuantization

@@ -10,12 +10,17 @@ from endpoint_stand_in import EndpointStandIn
 from fake_run import FakeRun
 from listener import Listener
 
-from pipeline.core.errors import PreflightError, PrepareError, ServingError
+from pipeline.core.errors import PreflightError, PrepareError, ServingError, UsageError
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.run import gate as endpoint_gate
-from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
+from pipeline.run.endpoint_check import (
+    ProbedSides,
+    probe_sides,
+    refuse_laid_out,
+    refuse_proxies,
+)
 from pipeline.run.gate import GateRequest
 from pipeline.run.pieces import LaidOut
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
@@ -176,3 +181,29 @@ def test_endpoints_that_fail_their_probe_leave_nothing_behind(tmp_path: Path) ->
     assert not settings.store.exists() or not (
         RunFolders(store).all() or list(AttemptLedger(store).all())
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "variables", "word"),
+    [
+        ("http://127.0.0.1:1", {"http_proxy": "http://p:9"}, "http_proxy"),
+        ("http://localhost:1", {"ALL_PROXY": "http://p:9"}, "all_proxy"),
+        ("http://127.0.0.1:1", {"http_proxy": "http://p:9", "no_proxy": "127.0.0.1"}, ""),
+        ("http://10.0.0.1:1", {"http_proxy": "http://p:9"}, ""),
+        ("http://127.0.0.1:1", {}, ""),
+    ],
+)
+def test_a_proxy_before_loopback_is_refused(
+    url: str, variables: dict[str, str], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    sides = {"candidate": OpenAIEndpoint.from_url(url, None)}
+    if not word:
+        refuse_proxies(sides)
+        return
+    with pytest.raises(UsageError, match=word) as caught:
+        refuse_proxies(sides)
+    assert "no_proxy=" in caught.value.hint

@@ -13,7 +13,7 @@ from quantized_checkpoint import SIZE, source_files
 from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
-from pipeline.core.errors import CheckpointError, UsageError
+from pipeline.core.errors import PreflightError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
@@ -159,7 +159,7 @@ class TestNothingDone:
             planning.forecast(recipes=("none",))
         assert caught.value.where == "--recipe none"
         (planning.checkpoint / "model.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"no \.safetensors file"):
+        with pytest.raises(PreflightError, match=r"no \.safetensors file"):
             planning.forecast()
 
     def test_what_is_not_checked_is_a_note(self, planning: Planning) -> None:

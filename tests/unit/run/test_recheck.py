@@ -48,8 +48,8 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan import build_plan
 from pipeline.plan.machine import Machine
+from pipeline.plan.preflight import Preflight
 from pipeline.plan.resolved_options import ResolvedOptions
-from pipeline.preflight.preflight import PreflightInput
 from pipeline.run import recheck, remeasurement, session
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
@@ -351,8 +351,8 @@ class TestPreflight:
     def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> RecheckOutcome:
         machine = Machine(2 * 10**9, 2 * 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
 
-        def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput:
-            return PreflightInput(
+        def preflight_of(choices: ResolvedOptions, settings: Settings) -> Preflight:
+            return Preflight(
                 source=source(LLAMA_3_8B, dense(LLAMA_3_8B)),
                 recipes=choices.recipes,
                 baseline=choices.baseline,

@@ -19,8 +19,8 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.settings import EnvironmentOverride, Settings
-from pipeline.preflight import doctor
-from pipeline.preflight.doctor import (
+from pipeline.plan import doctor
+from pipeline.plan.doctor import (
     DoctorCheck,
     Severity,
     diagnose,
@@ -287,6 +287,6 @@ class TestBuildHost:
     def test_without_the_sandboxs_program(
         self, settings: Settings, index: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pipeline.preflight.doctor.bubblewraps", lambda: iter(()))
+        monkeypatch.setattr("pipeline.plan.doctor.bubblewraps", lambda: iter(()))
         found = about("bubblewrap", diagnose_build_host(settings))
         assert (found.severity, bool(found.hint)) == (Severity.WARNING, True)

@@ -36,9 +36,8 @@ from pipeline.environments.installer import (
     installer_variables,
     run_uv,
 )
-from pipeline.plan.machine import machine_of
+from pipeline.plan.machine import find_gpu_fault, find_missing_gpus, machine_of
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
-from pipeline.preflight.checks import find_gpu_fault, find_missing_gpus
 from recipes.catalog import load_recipe, recipe_names
 from recipes.engines import DEFAULT, find_engine
 

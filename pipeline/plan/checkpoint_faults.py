@@ -1,0 +1,185 @@
+"""What a checkpoint's small files and headers show to be wrong, and a user's calibration file."""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import unsupported
+from pipeline.checkpoint.folder import context_length, needs_own_code
+from pipeline.checkpoint.source_format import quantization_configs
+from pipeline.core.errors import CheckpointError, PrepareError, UsageError
+from pipeline.core.untrusted import MEBIBYTE, UntrustedLinesError, parse_json, read_lines
+from pipeline.core.untrusted import read_json_file as read_json
+from pipeline.core.user_path import user_path
+from pipeline.inspection.chat_template import ModelGeneration
+from pipeline.inspection.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.thinking import render
+from pipeline.workers.calibration_rows import text_or_chat
+from recipes.quantization import names_file
+from recipes.schema import Recipe, ServingProfile
+
+CALIBRATION_KEY = "quantization.calibration.dataset"
+MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES = 128 * MEBIBYTE, 8_000_000
+BYTES_A_TOKEN = 2  # fewer than a usual tokenizer's 3 to 4: a file is not refused by an estimate
+RENDERED_CHATS = 4
+# Their factor lengthens no context, or max_position_embeddings has it already.
+UNSCALED_ROPES = ("default", "su", "longrope", "llama3")
+
+
+def checkpoint_faults(
+    source: HeaderSource, profile: ServingProfile, *, quantizes: bool, trust_remote_code: bool
+) -> Iterator[PrepareError]:
+    """Yield what config.json and headers show.
+
+    Args:
+        quantizes: a recipe starts from the checkpoint.
+    """
+    if fault := unsupported.architecture_error(source.architecture, source.config, source.where):
+        yield fault
+    if describes_other_weights(source):
+        method = next(quantization_configs(source.config), {}).get("quant_method", "quantized")
+        yield CheckpointError(
+            f"config.json describes {method} weights, and the weights here have "
+            f"{_number_types(source)}, without scales",
+            where=f"{source.where}, key quantization_config",
+            hint="the key is left over from training: remove it from config.json",
+        )
+    elif quantizes and (fault := unsupported.dequantization_error(source.where, source.format)):
+        yield fault
+    if needs_own_code(source.config) and not trust_remote_code:
+        yield unsupported.own_code_error(source.where)
+    asked, longest = profile.engine_arguments.get("max-model-len"), longest_context(source.config)
+    may_exceed = profile.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+    if isinstance(asked, int) and longest is not None and asked > longest and not may_exceed:
+        yield UsageError(
+            f"the profile '{profile.name}' serves {asked:,} tokens, and the model has {longest:,}",
+            where=f"profile {profile.name}, key engine_arguments.max-model-len; {source.where}",
+            hint=f"extend the profile with 'engine_arguments: {{max-model-len: {longest}}}'",
+        )
+
+
+def describes_other_weights(source: HeaderSource) -> bool:
+    """Return whether config.json describes quantized weights, and no tensor is."""
+    described = next(quantization_configs(source.config), None)
+    if described is None:
+        return False
+    if described.get("kv_cache_scheme") and not described.get("config_groups"):
+        return False  # the cache alone is quantized
+    leaves = {name.rpartition(".")[2] for name in source.tensors}
+    packed = {tensor.dtype for tensor in source.tensors.values()} & {*NARROW, "U8", "I32"}
+    return bool(source.tensors) and not packed and not leaves & {*BESIDES, PACKED, PACKED_IN}
+
+
+def longest_context(config: Mapping[str, Any]) -> int | None:
+    """Return the most tokens that vLLM serves, at least; None if config.json lacks the number."""
+    plain = context_length(dict(config))
+    inner = config.get("text_config")
+    scales = [1.0]
+    for level in (config, inner if isinstance(inner, dict) else {}):
+        for key in ("rope_scaling", "rope_parameters"):
+            rope = level.get(key)
+            ropes = [rope, *rope.values()] if isinstance(rope, dict) else []
+            for each in (one for one in ropes if isinstance(one, dict)):
+                factor = each.get("factor")
+                kind = each.get("rope_type", each.get("type"))
+                if isinstance(factor, int | float) and kind not in UNSCALED_ROPES:
+                    scales.append(float(factor))
+    return None if plain is None else int(plain * max(scales))
+
+
+def read_tokenizer(file: Path) -> dict[str, int]:
+    """Return the ids of a tokenizer.json's added tokens, by text.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    try:
+        content = read_json(file, limit=MAX_TOKENIZER_BYTES, values=MAX_TOKENIZER_VALUES)
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+        added = content.get("added_tokens") or []
+        return {str(each["content"]): int(each["id"]) for each in added}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the tokenizer is damaged: {error}",
+            where=str(file),
+            hint="download it again, or save it again with the tokenizer's save_pretrained()",
+        ) from error
+
+
+def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[PrepareError]:
+    """Yield the first fault of the recipe's calibration file; none for texts from elsewhere."""
+    calibration = recipe.quantization.calibration
+    if calibration is None or not calibration.dataset or not names_file(calibration.dataset):
+        return
+    file = user_path(calibration.dataset, f"recipe key {CALIBRATION_KEY}")
+    where = f"{file} (recipe {recipe.name}, key {CALIBRATION_KEY})"
+    if not file.is_file():
+        yield UsageError(
+            "the calibration file does not exist",
+            where=where,
+            hint="give a JSONL or text file, a Hub dataset id, or 'builtin'; a relative path "
+            "starts from the recipe's directory",
+        )
+        return
+    number = 0
+    try:
+        with file.open("rb") as opened:
+            if opened.read(3) == BOM_UTF8:
+                raise ValueError("it begins with a byte order mark (BOM): save it without one")
+        texts: list[str] = []
+        chats: list[list[dict[str, Any]]] = []
+        for line in read_lines(file):
+            number += 1
+            if not line.strip():
+                continue
+            if file.suffix != ".jsonl":
+                texts.append(line)
+                continue
+            found = text_or_chat(parse_json(line, whole_text=False), calibration.column)
+            if isinstance(found, str):
+                texts.append(found)
+            else:
+                chats.append(found)
+        number = 0
+        size = _bytes_of(texts, chats, model)
+    except (OSError, ValueError, UntrustedLinesError) as error:
+        line_of = f"{file}, line {number}" if number else str(file)
+        yield UsageError(
+            f"the calibration texts cannot be used: {error}",
+            where=f"{line_of} (recipe {recipe.name}, key {CALIBRATION_KEY})",
+            hint=f"each line is a JSON object with text or messages under '{calibration.column}' "
+            "(recipe key quantization.calibration.column)",
+        )
+        return
+    except CheckpointError as error:
+        yield UsageError(
+            f"the calibration chats cannot be used: {error.message}",
+            where=f"{where}; {error.where}",
+            hint="give messages that the model's chat template takes, or the key 'text'",
+        )
+        return
+    if size < BYTES_A_TOKEN * calibration.max_tokens:
+        yield UsageError(
+            f"the calibration texts have {size:,} bytes, too few for a block of "
+            f"{calibration.max_tokens:,} tokens",
+            where=where,
+            hint="give more text, or a smaller quantization.calibration.max_tokens",
+        )
+
+
+def _bytes_of(texts: list[str], chats: list[list[dict[str, Any]]], model: ModelGeneration) -> int:
+    """Return the bytes of all texts, once some chats are rendered by the model's template."""
+    if model.is_template_known and chats:
+        plain = {"add_generation_prompt": False}
+        render(model, [{"messages": chat, **plain} for chat in chats[:RENDERED_CHATS]])
+    of_chats = (str(message.get("content")) for chat in chats for message in chat)
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in (*texts, *of_chats))
+
+
+def _number_types(source: HeaderSource) -> str:
+    return " and ".join(sorted({tensor.dtype for tensor in source.tensors.values()}))

@@ -1,0 +1,405 @@
+"""The list of checks before a run, for `model`, `plan`, `recheck` and `doctor`.
+
+Options, this machine, config.json, headers and small files are read; no weights, no environment.
+What they show to be wrong is refused with exit code 2, all of it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from artifacts.registry import Registry
+from pipeline.checkpoint.folder import context_length
+from pipeline.checkpoint.hub import bytes_to_download
+from pipeline.core.errors import (
+    CheckpointError,
+    HubError,
+    PreflightError,
+    PrepareError,
+    RegistryError,
+    UsageError,
+)
+from pipeline.environments.definition import EnvironmentName
+from pipeline.environments.settings import Settings
+from pipeline.inspection.dequantized_source import dequantized
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.checkpoint_faults import (
+    calibration_faults,
+    checkpoint_faults,
+    describes_other_weights,
+    read_tokenizer,
+)
+from pipeline.plan.generation_settings import generation_faults
+from pipeline.plan.gpu_fit import gpu_remarks, read_draft_bytes, read_source
+from pipeline.plan.host_memory import (
+    SMALL_FILES_BYTES,
+    check_need,
+    quantize_need,
+    serve_need,
+    stage_needs,
+)
+from pipeline.plan.machine import (
+    Machine,
+    existing_folder,
+    find_driver_fault,
+    find_gpu_fault,
+    find_missing_gpus,
+    gpu_type,
+    machine_of,
+)
+from pipeline.plan.memory import Division, Gpus, Model, variants_of
+from pipeline.plan.plan import Find, Plan
+from pipeline.plan.resolved_options import ResolvedOptions, registry_uri
+from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.suitability import find_loading_fault, find_making_faults
+from pipeline.plan.tool_calls import chat_faults
+from recipes import catalog
+from recipes.policy import Policy
+from recipes.schema import Recipe, ServingProfile
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A run's models, recipes, profile and machine."""
+
+    source: HeaderSource  # config and headers of the checkpoint
+    recipes: Sequence[Recipe]  # of the variants
+    baseline: Recipe
+    profile: ServingProfile
+    machine: Machine
+    store: Path  # for messages
+    policy: Policy | None = None  # None: no suite is asked
+    trust_remote_code: bool = False  # run Python code from the checkpoint
+    # recipes whose weights exist already: checks of quantizing are skipped
+    made: frozenset[str] = frozenset()
+    draft_bytes: int = 0  # weights of the variants' draft model
+    # headers of variants that others quantized, by name
+    adopted: Mapping[str, HeaderSource] = field(default_factory=dict)
+
+    def faults(self) -> list[PrepareError]:
+        """Return all faults, in reading order."""
+        found = [
+            *self._of_files(),
+            find_missing_gpus(self.profile, self.machine),
+            find_driver_fault(self.profile, self.machine),
+            *(find_gpu_fault(each, self.profile, self.machine) for each in self.recipes),
+            *self._of_making(),
+            *self._of_gpu_memory(),
+            *self._of_memory(),
+            *self._of_asking(),
+        ]
+        return [as_refusal(fault) for fault in found if fault is not None]
+
+    def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
+        """Return at most one fault: the missing variants need more space than the disk has.
+
+        Args:
+            stored: further recipes whose variants are in the store.
+            download: bytes of the checkpoint on the same disk.
+        """
+        to_make = {
+            name: made.bytes + SMALL_FILES_BYTES
+            for name, made in self.weights.items()
+            if name not in self.made.union(stored, [catalog.BASELINE])
+        }
+        wide = self.recipe_source.weights_bytes if self.source.format and to_make else 0
+        needed = sum(to_make.values()) + wide + download
+        free = self.machine.free_disk_bytes
+        if needed <= free:
+            return []
+        parts = [f"{name} {size / 1e9:,.1f}" for name, size in to_make.items()]
+        if wide:
+            parts.insert(0, f"the checkpoint in 16 bits {wide / 1e9:,.1f}")
+        if download:
+            parts.insert(0, f"download {download / 1e9:,.1f}")
+        elsewhere = ", name another place with --store DIR, or leave recipes out"
+        return [
+            PreflightError(
+                f"the run needs {needed / 1e9:,.1f} GB of disk ({', '.join(parts)}), "
+                f"{free / 1e9:,.1f} GB are free",
+                where=str(self.store),
+                hint=f"free some space{elsewhere if to_make else ''}",
+            )
+        ]
+
+    def memory_to_make(self) -> int:
+        """Return the largest memory in bytes that making or checking a variant takes."""
+        if (model := self.model) is None:
+            return 0
+        needs = [
+            need
+            for recipe in self.recipes
+            for need in (
+                quantize_need(model, recipe, self.weights[recipe.name], self.profile),
+                check_need(model, recipe, self.weights[recipe.name]),
+            )
+        ]
+        return max((each.host_bytes or 0 for each in needs if each), default=0)
+
+    def notes(self) -> list[str]:
+        """Return what could not be checked."""
+        found = []
+        if isinstance(self._inspected, CheckpointError):
+            found.append(f"memory is not checked before the run: {self._inspected.message}")
+        elif self.machine.gpu and self._is_pipelined:
+            found.append("GPU memory is not checked before the run: layers are spread over stages")
+        elif (gpu := self.machine.gpu) and gpu_type(self.machine) is None:
+            found.append(
+                f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
+            )
+        elif gpu and self.model and self.model.unknown:
+            found.append(
+                f"room for the KV cache is not checked before the run: {self.model.unknown}"
+            )
+        if self.profile.accelerator == "cuda":
+            found += gpu_remarks(self._served, self.machine.compute_capability)
+        return found
+
+    @cached_property
+    def recipe_source(self) -> HeaderSource:
+        """What recipes start from: the checkpoint in 16 bits."""
+        return dequantized(self.source)
+
+    @cached_property
+    def weights(self) -> dict[str, VariantWeights]:
+        return variants_of(self.source, self._served, self.adopted)
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a sequence, at most: the engine's limit, or the model's; None if unknown."""
+        limit = self.profile.engine_arguments.get("max-model-len")
+        return limit if isinstance(limit, int) else context_length(self.source.config)
+
+    @property
+    def model(self) -> Model | None:
+        return self._inspected if isinstance(self._inspected, Model) else None
+
+    def _of_files(self) -> Iterator[PrepareError | None]:
+        source = self.source
+        yield from checkpoint_faults(
+            source,
+            self.profile,
+            quantizes=any(each.quantization.quantizes for each in self._to_make),
+            trust_remote_code=self.trust_remote_code,
+        )
+        if not describes_other_weights(source):
+            yield find_loading_fault(source, self.profile)
+        for name, header in self.adopted.items():
+            yield find_loading_fault(header, self.profile, name)
+        for recipe in self._to_make:
+            yield from calibration_faults(recipe, source.generation)
+
+    def _of_making(self) -> Iterator[PrepareError]:
+        for recipe in self._to_make:
+            if recipe.quantization.quantizes:
+                yield from find_making_faults(recipe, self.recipe_source, self.weights[recipe.name])
+
+    def _of_gpu_memory(self) -> Iterator[PrepareError]:
+        """Yield models that GPUs cannot divide or hold; GPUs of unknown memory are not filled."""
+        profile, model = self.profile, self.model
+        if model is None or profile.accelerator != "cuda" or self._is_pipelined:
+            return
+        together, gpu = self._tensor_parallel, gpu_type(self.machine)
+        if gpu is None:
+            divided = Division.of(model, self.weights[self.baseline.name])
+            if why := divided.obstacles(model, together)[0]:
+                yield PreflightError(
+                    f"the model cannot be served: {why}",
+                    where=f"--profile {profile.name}, key engine_arguments.tensor-parallel-size",
+                    hint="choose a number that divides them, with --gpus-a-copy",
+                )
+            return
+        site = Gpus.of(model, gpu, together, profile, draft_bytes=self.draft_bytes)
+        for fit in site.fits(self.weights, [together]):
+            if fit.answer == "does not fit":
+                name = self.machine.gpu if gpu.name == "this-gpu" else gpu.name
+                number = f"{together} x {name}" if together > 1 else f"one {name}"
+                yield PreflightError(
+                    f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
+                    where=f"--profile {profile.name}",
+                    hint=fit.hint
+                    + ("" if fit.variant == self.baseline.name else "; or leave the recipe out"),
+                )
+
+    def _of_memory(self) -> Iterator[PrepareError]:
+        memory, model, drafted = self.machine.memory_bytes, self.model, self.draft_bytes
+        if model is None:
+            return
+        needs = stage_needs(
+            model, self._served, self.weights, self.profile, self.made, draft_bytes=drafted
+        )
+        for need in needs:
+            if need.host_bytes is not None and need.host_bytes > memory:
+                yield PreflightError(
+                    f"the stage '{need.stage}' of '{need.variant}' needs about "
+                    f"{need.host_bytes / 1e9:,.1f} GB of memory ({need.basis}), this machine has "
+                    f"{memory / 1e9:,.1f} GB",
+                    where=f"--recipe {need.variant}",
+                    hint="run on a machine with more memory"
+                    + (", or leave the recipe out" if need.variant != catalog.BASELINE else ""),
+                )
+        claims = find_claims(self.policy, self.profile) if self.policy else ()
+        if self.profile.starts != "once" or not any(each.rule.compares for each in claims):
+            return
+        both = [
+            serve_need(model, recipe, self.weights[recipe.name], self.profile, drafted)
+            for recipe in self._served
+        ]
+        baseline = both[0].host_bytes or 0
+        for need in both[1:]:
+            alone = need.host_bytes
+            if alone is not None and alone <= memory < alone + baseline:
+                yield PreflightError(
+                    f"the servers of '{need.variant}' and of the baseline need about "
+                    f"{(alone + baseline) / 1e9:,.1f} GB of memory together, this machine has "
+                    f"{memory / 1e9:,.1f} GB",
+                    where="policy key speed: both servers run concurrently",
+                    hint="run on a machine with more memory, serve with a smaller KV cache, or use "
+                    "a policy without a speed ratio",
+                )
+
+    def _of_asking(self) -> Iterator[PrepareError]:
+        if self.policy is None:
+            return
+        config, generation = self.source.config, self.source.generation
+        file = Path(self.source.where).parent / "tokenizer.json"
+        if file.is_file():
+            try:
+                tokens = {**read_tokenizer(file), **generation.added_tokens}
+            except CheckpointError as fault:
+                yield fault
+            else:
+                generation = replace(generation, added_tokens=tokens)
+        yield from generation_faults(self.policy, generation, self.longest, config)
+        yield from chat_faults(self.policy, generation, self.profile, config)
+
+    @property
+    def _served(self) -> tuple[Recipe, ...]:
+        return (self.baseline, *self.recipes)
+
+    @property
+    def _to_make(self) -> list[Recipe]:
+        return [each for each in self.recipes if each.name not in self.made]
+
+    @property
+    def _tensor_parallel(self) -> int:
+        value = self.profile.engine_arguments.get("tensor-parallel-size", 1)
+        return value if type(value) is int and value > 0 else 1
+
+    @property
+    def _is_pipelined(self) -> bool:
+        return self.profile.engine_arguments.get("pipeline-parallel-size", 1) != 1
+
+    @cached_property
+    def _inspected(self) -> Model | CheckpointError:
+        """The checkpoint's shape, or the error if config.json lacks a required number."""
+        try:
+            return Model.of(self.source)
+        except CheckpointError as error:
+            return error
+
+
+def preflight_of(choices: ResolvedOptions, settings: Settings) -> Preflight | None:
+    """Read config.json and headers of a run's checkpoint, and this machine.
+
+    Returns:
+        None if they are not here: a demo is not made yet, or the Hub does not answer.
+
+    Raises:
+        PreflightError: the checkpoint is missing or damaged.
+    """
+    try:
+        source = read_source(choices, settings)
+    except CheckpointError as error:
+        if choices.reference.kind == "demo" or isinstance(error, HubError):
+            return None
+        raise as_refusal(error) from error
+    machine = machine_of(
+        choices.node, settings.store, with_gpu=choices.profile.accelerator == "cuda"
+    )
+    if {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys():
+        machine = replace(machine, driver="")  # the site's own interpreters may need another
+    return Preflight(
+        source=source,
+        recipes=choices.recipes,
+        baseline=choices.baseline,
+        profile=choices.profile,
+        machine=machine,
+        store=settings.store,
+        policy=choices.policy,
+        trust_remote_code=choices.trust_remote_code,
+        draft_bytes=read_draft_bytes(choices.profile, settings),
+        adopted={each.recipe.name: each.header for each in choices.adopted if each.header},
+    )
+
+
+def early_faults(preflight: Preflight, choices: ResolvedOptions) -> list[PrepareError]:
+    """Return the faults that are known before anything is fetched, hashed or built.
+
+    The disk is checked unless the store has variants: which are of this checkpoint is known later.
+    """
+    faults, reference = preflight.faults(), choices.reference
+    folder = preflight.store / "stages" / "quantize"
+    all_made = preflight.made.issuperset(recipe.name for recipe in preflight.recipes)
+    if all_made or not (folder.is_dir() and any(folder.iterdir())):
+        download = 0
+        if reference.kind == "hub" and _is_on_the_same_disk(preflight.store):
+            download = bytes_to_download(reference.name, reference.revision)
+        faults += preflight.disk_fault((), download)
+    return faults
+
+
+def late_faults(preflight: Preflight, plan: Plan, find: Find) -> list[PrepareError]:
+    """Return the fault of too little disk for the variants that are not in the store."""
+    made = {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
+    return preflight.disk_fault(made)
+
+
+def registry_faults(choices: ResolvedOptions, settings: Settings) -> list[PrepareError]:
+    """Return the fault of a registry that would refuse a promotion."""
+    if not choices.promote:
+        return []
+    try:
+        Registry(registry_uri(choices.registry, settings)).check(choices.name)
+    except RegistryError as error:
+        without = "or measure now with --no-promote, and `prepare promote` the run later"
+        return [RegistryError(error.message, where=error.where, hint=f"{error.hint}; {without}")]
+    return []
+
+
+def as_refusal(fault: PrepareError) -> PrepareError:
+    """Return the fault with the exit code of a refusal."""
+    if isinstance(fault, UsageError | PreflightError):
+        return fault
+    return PreflightError(fault.message, where=fault.where, hint=fault.hint)
+
+
+def refuse(faults: Iterable[PrepareError]) -> None:
+    """Raise the only fault, or one error that lists all; return if there is none."""
+    if (found := refusal(list(faults))) is not None:
+        raise found
+
+
+def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
+    """Return the only fault, or one error that lists all; None if there is none."""
+    if len(faults) < 2:
+        return next(iter(faults), None)
+    listed = "\n".join(f"  {n}. {line(fault)}" for n, fault in enumerate(faults, start=1))
+    return PreflightError(f"{len(faults)} things would make this run fail\n{listed}")
+
+
+def line(fault: PrepareError) -> str:
+    """Return message, place and hint in one line."""
+    place = f"; where: {fault.where}" if fault.where else ""
+    return f"{fault.message}{place}" + (f"; hint: {fault.hint}" if fault.hint else "")
+
+
+def _is_on_the_same_disk(store: Path) -> bool:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    places: Iterable[Path] = (store, Path(HF_HUB_CACHE))
+    return len({existing_folder(place).stat().st_dev for place in places}) == 1

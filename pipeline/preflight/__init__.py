@@ -1,1 +1,0 @@
-"""Checks that predict whether a run would fail."""

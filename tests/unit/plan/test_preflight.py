@@ -1,0 +1,514 @@
+"""What a run is refused for before it begins: one table of damage, and the machine's limits."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from published_models import (
+    DEEPSEEK_V3,
+    LLAMA_3_8B,
+    LLAMA_3_70B,
+    LLAMA_3_405B,
+    MIXTRAL_8X22B,
+    Shapes,
+    deepseek,
+    dense,
+    mixtral,
+    source,
+)
+from small_checkpoint import safetensors, write_files
+
+from pipeline.core.cpu_features import FEATURES
+from pipeline.core.errors import ExitCode, PreflightError, PrepareError, UsageError
+from pipeline.core.gpus import VisibleGpu
+from pipeline.environments.settings import Settings
+from pipeline.plan.machine import Machine
+from pipeline.plan.preflight import Preflight, early_faults, preflight_of, refuse
+from pipeline.plan.resolved_options import ModelRequest, choose
+from pipeline.plan.suitability import check_processor
+from pipeline.run.model import run_model
+from pipeline.run.plan_report import forecast
+from recipes import catalog
+from recipes.schema import Recipe
+
+LARGE = Machine(memory_bytes=10**13, free_disk_bytes=10**13)
+H100 = replace(LARGE, gpu="NVIDIA H100 80GB HBM3", gpus=1, compute_capability=9.0)
+FP8, AWQ = "fp8-dynamic", "awq-w4a16"
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 32,
+}
+
+
+def recipe_with(name: str, **changes: Any) -> Recipe:
+    recipe = catalog.load_recipe(name)
+    changed = recipe.quantization.model_copy(update=changes)
+    return recipe.model_copy(update={"quantization": changed})
+
+
+def preflight(
+    config: dict[str, Any] = LLAMA_3_8B,
+    machine: Machine = LARGE,
+    *,
+    profile: str = "cpu",
+    recipes: tuple[str | Recipe, ...] = (FP8, AWQ),
+    shapes: Shapes | None = None,
+    **arguments: Any,
+) -> Preflight:
+    serving = catalog.load_profile(profile)
+    serving = serving.model_copy(
+        update={"engine_arguments": {**serving.engine_arguments, **arguments}}
+    )
+    return Preflight(
+        source=source(config, dense(config) if shapes is None else shapes),
+        recipes=tuple(catalog.load_recipe(r) if isinstance(r, str) else r for r in recipes),
+        baseline=catalog.load_recipe("baseline"),
+        profile=serving,
+        machine=machine,
+        store=Path("store"),
+    )
+
+
+def told(faults: list[PrepareError]) -> str:
+    for fault in faults:
+        assert fault.where
+        assert fault.hint
+        assert fault.exit_code == ExitCode.USAGE
+    return "\n".join(f"{fault.message} | {fault.hint}" for fault in faults)
+
+
+def quantized(**keys: Any) -> dict[str, Any]:
+    return {"quantization_config": keys}
+
+
+WIDE = {"hidden_size": 4176, "num_attention_heads": 36, "num_key_value_heads": 36}  # 16 x 261
+GPT2 = {"h.0.attn.c_attn.weight": (64, 192), "h.0.mlp.c_fc.weight": (64, 256)}
+STACKED: Shapes = {"model.layers.0.mlp.experts.gate_up_proj": (4, 32, 64)}
+MTP: Shapes = dense(LLAMA_3_8B) | {"model.layers.32.eh_proj.weight": (4096, 8192)}
+PACKED: Shapes = dense(LLAMA_3_8B) | {"model.layers.0.mlp.up_proj.qweight": (512, 14336)}
+TWO_FORMATS = {"other_schemes": {"FP8_DYNAMIC": ["*.v_proj"]}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"config": {"architectures": ["BertModel"]}}, ["'BertModel' is not supported"]),
+        (
+            {"config": {"auto_map": {"AutoModel": "own.Own"}}},
+            ["its own Python code", "--trust-remote-code"],
+        ),
+        # Tensors decide whether weights are quantized.
+        (
+            {"config": quantized(quant_method="gptq", bits=4)},
+            ["describes gptq weights", "have BF16", "remove it from config.json"],
+        ),
+        ({"config": {"text_config": quantized(quant_method="fp8")}}, ["describes fp8 weights"]),
+        (
+            {"config": quantized(quant_method="aqlm"), "shapes": PACKED},
+            ["has quantized weights", "16-bit checkpoint"],
+        ),
+        ({"config": quantized(quant_method="bitsandbytes"), "shapes": PACKED}, ["no loader"]),
+        (
+            {"config": {"max_position_embeddings": 1024}},
+            ["serves 2,048 tokens, and the model has 1,024", "max-model-len: 1024"],
+        ),
+        (
+            {"config": {"architectures": ["GPT2LMHeadModel"]}, "shapes": GPT2, "recipes": (FP8,)},
+            ["no layer to quantize in GPT2LMHeadModel", "Conv1D"],
+        ),
+        (
+            {"recipes": (recipe_with(FP8, ignore=["*"]),)},
+            ["no layer to quantize", "quantization.ignore"],
+        ),
+        ({"config": WIDE}, ["'awq-w4a16' does not suit", "divides layers of 4176 columns"]),
+        (
+            {"shapes": STACKED, "recipes": (AWQ,)},
+            ["all experts of a layer in one tensor", "fp8-dynamic"],
+        ),
+        ({"shapes": MTP, "recipes": ("autoawq-w4a16",)}, ["multi-token prediction", AWQ]),
+        (
+            {"recipes": (recipe_with("nvfp4", **TWO_FORMATS),)},
+            ["two formats, and vLLM would load", "one format"],
+        ),
+        (
+            {"recipes": (recipe_with("nvfp4", other_schemes={"FP8_DYNAMIC": ["*.none"]}),)},
+            ["no module gets the format 'float-quantized"],
+        ),
+        (
+            {"config": {"architectures": ["OPTForCausalLM"]}, "recipes": ("autoawq-w4a16",)},
+            ["is not for OPTForCausalLM", "use the recipe awq-w4a16"],
+        ),
+        ({"profile": "h100"}, ["serves on 1 NVIDIA GPU, and none is found here"]),
+        (
+            {"machine": H100, "profile": "h100", "tensor-parallel-size": 4},
+            ["serves on 4 NVIDIA GPUs, and this machine has 1"],
+        ),
+        (
+            {
+                "machine": replace(H100, gpus=3, gpu="NVIDIA X9"),
+                "profile": "h100",
+                "tensor-parallel-size": 3,
+            },
+            ["32 attention heads cannot be split over 3 GPUs", "--gpus-a-copy"],
+        ),
+        (
+            {"machine": replace(H100, compute_capability=8.0), "profile": "h100"},
+            ["'fp8-dynamic' needs a GPU of compute capability 8.9, this one has 8.0"],
+        ),
+        (
+            {"machine": replace(H100, driver="535.183.06"), "profile": "h100"},
+            ["535.183.06", "580"],
+        ),
+        (
+            {"config": LLAMA_3_70B, "machine": H100, "profile": "h100", "recipes": (AWQ,)},
+            ["'baseline' cannot be served on one h100", "--gpus-a-copy 2"],
+        ),
+        (
+            {"machine": replace(LARGE, memory_bytes=16 * 10**9), "recipes": (AWQ,)},
+            ["the stage 'quantize' of 'awq-w4a16' needs about 18.", "has 16.0 GB"],
+        ),
+        (
+            {"machine": replace(LARGE, memory_bytes=19 * 10**9), "recipes": (AWQ,)},
+            ["the stage 'serve' of 'baseline'"],
+        ),
+    ],
+)
+def test_headers_and_machine_refuse(arguments: dict[str, Any], words: list[str]) -> None:
+    arguments = dict(arguments)
+    config = LLAMA_3_8B | arguments.pop("config", {})
+    found = told(preflight(config, **arguments).faults())
+    for each in words:
+        assert each in found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"machine": H100, "profile": "h100"},
+        {"config": {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}},
+        {
+            "config": {
+                "max_position_embeddings": 1024,
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            }
+        },
+        {"config": quantized(quant_method="compressed-tensors", kv_cache_scheme={"num_bits": 8})},
+        {"shapes": MTP},
+        {"shapes": STACKED | dense(LLAMA_3_8B), "recipes": (FP8,)},
+        # Half of the columns still divide by a smaller group of the recipe.
+        {
+            "config": {
+                **WIDE,
+                "hidden_size": 4128,
+                "num_attention_heads": 43,
+                "num_key_value_heads": 43,
+            }
+        },
+        {
+            "config": MIXTRAL_8X22B,
+            "machine": replace(H100, gpus=4),
+            "profile": "h100",
+            "recipes": (),
+            "shapes": mixtral(MIXTRAL_8X22B),
+            "tensor-parallel-size": 4,
+            "max-num-seqs": 8192,
+            "max-model-len": 4096,
+        },
+        {
+            "config": LLAMA_3_70B,
+            "machine": replace(H100, gpus=4),
+            "profile": "h100",
+            "tensor-parallel-size": 4,
+        },
+        {"machine": replace(H100, memory_bytes=20 * 10**9), "profile": "h100", "recipes": (AWQ,)},
+    ],
+)
+def test_what_suits_is_not_refused(arguments: dict[str, Any]) -> None:
+    arguments = dict(arguments)
+    config = LLAMA_3_8B | arguments.pop("config", {})
+    assert told(preflight(config, **arguments).faults()) == ""
+
+
+@pytest.mark.parametrize("name", catalog.recipe_names())
+def test_every_recipe_suits_large_models(name: str) -> None:
+    for config, shapes in ((LLAMA_3_8B, dense), (MIXTRAL_8X22B, mixtral)):
+        recipe = catalog.load_recipe(name)
+        if recipe.suits(config["architectures"][0]):
+            assert preflight(config, recipes=(name,), shapes=shapes(config)).faults() == []
+
+
+def test_a_very_large_model_takes_seconds() -> None:
+    found = preflight(DEEPSEEK_V3, H100, profile="h100", shapes=deepseek(DEEPSEEK_V3))
+    started = time.process_time()
+    assert "cannot be served on one h100" in told(found.faults())
+    assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("features", "words"), [((), "AVX2"), (("avx2",), "kv_cache_dtype"), (FEATURES, "")]
+)
+def test_cpus(features: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    profile = catalog.load_profile("cpu")
+    check_processor(profile.fit_to(("avx2",)), ("avx2",))
+    if not words:
+        check_processor(profile, features)
+        return
+    with pytest.raises(UsageError) as caught:
+        check_processor(profile, features)
+    assert words in f"{caught.value.message} {caught.value.where}"
+
+
+class TestMachine:
+    def test_hidden_gpus_do_not_count(self) -> None:
+        shown = replace(H100, visible_devices="3")
+        found = preflight(machine=shown, profile="h100", **{"tensor-parallel-size": 4})
+        assert "let CUDA_VISIBLE_DEVICES show 4" in told(found.faults())
+
+    @pytest.mark.parametrize(
+        ("name", "memory", "known"),
+        [
+            ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "", True),
+            ("NVIDIA X9", "40960 MiB", True),
+            ("NVIDIA X9", "[N/A]", False),
+        ],
+    )
+    def test_unknown_memory_is_a_note(self, name: str, memory: str, known: bool) -> None:
+        gib = VisibleGpu(name, "GPU-0", memory=memory).memory_gib
+        gpu = replace(H100, gpu=name, gpu_memory_gib=gib)
+        found = preflight(LLAMA_3_70B, gpu, profile="h100", recipes=())
+        assert [name in fault.message for fault in found.faults()] == [True] * known
+        assert any("not checked" in note for note in found.notes()) != known
+
+    def test_a_variant_too_large_may_be_left_out(self) -> None:
+        faults = preflight(LLAMA_3_405B, H100, profile="h100").faults()
+        hints = {fault.message.split("'")[1]: fault.hint for fault in faults}
+        assert {name for name, hint in hints.items() if "leave the recipe out" in hint} == {
+            FP8,
+            AWQ,
+        }
+
+    def test_existing_weights_are_served_and_not_made(self) -> None:
+        found = preflight(machine=replace(LARGE, memory_bytes=10**9), recipes=(AWQ,))
+        words = told(replace(found, made=frozenset({AWQ})).faults())
+        assert "'serve' of 'baseline'" in words
+        assert f"'serve' of '{AWQ}'" in words
+        assert "quantize" not in words
+
+    def test_two_servers_together(self) -> None:
+        found = preflight(machine=replace(LARGE, memory_bytes=25 * 10**9), recipes=(AWQ,))
+        assert found.faults() == []
+        both = replace(
+            found,
+            policy=catalog.load_policy("demo"),
+            profile=found.profile.model_copy(update={"starts": "once"}),
+        )
+        assert "of the baseline need about 2" in told(both.faults())
+
+    @pytest.mark.parametrize(
+        ("free", "stored", "download", "words"),
+        [
+            (14, (), 0, "needs 14.9 GB of disk (fp8-dynamic 9.1, awq-w4a16 5.8), 14.0 GB are free"),
+            (14, (FP8,), 0, ""),
+            (20, (), 16_060_522_496, "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)"),
+            (10, (FP8, AWQ), 16_060_522_496, "needs 16.1 GB of disk (download 16.1)"),
+        ],
+    )
+    def test_disk(self, free: int, stored: tuple[str, ...], download: int, words: str) -> None:
+        found = preflight(machine=replace(LARGE, free_disk_bytes=free * 10**9))
+        faults = found.disk_fault(stored, download)
+        assert (words in told(faults)) if words else not faults
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", store=tmp_path / "store")
+
+
+def checkpoint(folder: Path, files: dict[str, bytes], **config: Any) -> str:
+    embedded = {"model.embed_tokens.weight": (32, 64)}
+    layer = {f"model.layers.0.mlp.{n}_proj.weight": (128, 64) for n in ("up", "gate")}
+    shapes = embedded | layer | {"model.layers.0.mlp.down_proj.weight": (64, 128)}
+    written = {
+        "config.json": json.dumps(SMALL | config).encode(),
+        "tokenizer.json": b"{}",
+        "tokenizer_config.json": b"{}",
+        "model.safetensors": safetensors({name: ("BF16", shape) for name, shape in shapes.items()}),
+    }
+    return str(write_files(folder, written | files))
+
+
+def request(name: str, *recipes: str, policy: str = "demo") -> ModelRequest:
+    return ModelRequest(
+        checkpoint=name,
+        recipes=recipes or (FP8,),
+        profile="cpu",
+        policy=policy,
+        name=None,
+        registry=None,
+        eval_data=None,
+        trust_remote_code=False,
+    )
+
+
+def lines(*rows: Any) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def sharegpt(*roles: str, words: str = "a few words " * 30) -> dict[str, Any]:
+    return {"conversations": [{"from": role, "value": words} for role in roles]}
+
+
+CHAT = {"messages": [{"role": "user", "content": "x" * 400}]}
+FILES = {
+    "a BOM in config.json": (
+        {"config.json": b"\xef\xbb\xbf" + json.dumps(SMALL).encode()},
+        ["config.json", "byte order mark", "sed -i"],
+    ),
+    "a truncated tokenizer": (
+        {"tokenizer.json": b'{"model": {"vocab": '},
+        ["tokenizer is damaged", "tokenizer.json", "download it again"],
+    ),
+    "a token beyond the embedding": (
+        {
+            "tokenizer.json": b'{"added_tokens": [{"id": 40, "content": "<|u|>"}]}',
+            "chat_template.jinja": b"<|u|>{{ messages[0]['content'] }}",
+        },
+        ["'<|u|>', which is token 40, and the model has 32"],
+    ),
+    "a template that raises": (
+        {"chat_template.jinja": b"{{ raise_exception('a system message is required') }}"},
+        ["a system message is required", "line 1 of the chat template"],
+    ),
+    "a shard that is gone": ({"model.safetensors": b""}, ["model.safetensors"]),
+}
+
+
+@pytest.mark.parametrize(("files", "words"), FILES.values(), ids=FILES)
+def test_small_files_refuse(
+    settings: Settings, tmp_path: Path, files: dict[str, bytes], words: list[str]
+) -> None:
+    name = checkpoint(tmp_path / "model", files)
+    try:
+        report = forecast(request(name), settings, Listener())
+        found = "\n".join(report.refusals())
+        assert report.exit_code == ExitCode.USAGE
+    except PreflightError as error:
+        found = str(error)
+    for each in words:
+        assert each in found
+    assert run_model(request(name), settings, Listener()).exit_code == ExitCode.USAGE
+    assert not (settings.home / "environments").exists()
+
+
+CALIBRATION = {
+    "sharegpt": (lines(*[sharegpt("human", "gpt")] * 9), ""),
+    "messages": (lines(*[CHAT] * 9), ""),
+    "text": (lines(*[{"text": "x" * 900}] * 9), ""),
+    "role": (lines(CHAT, sharegpt("bot")), "line 2|from 'bot', and known are human"),
+    "content": (lines({"messages": [{"role": "user", "content": None}]}), "line 1|has no content"),
+    "array": (lines([CHAT]), "line 1|it is a list and not an object"),
+    "keys": (lines({"prompt": "p", "completion": "c"}), "it has prompt, completion"),
+    "json": (lines(CHAT) + b'{"messages": \n', "line 2|JSON"),
+    "bom": (b"\xef\xbb\xbf" + lines(*[CHAT] * 9), "byte order mark"),
+    "short": (lines({"text": "Ja."}), "3 bytes, too few for a block of 256 tokens"),
+    "empty": (b"", "0 bytes, too few"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), CALIBRATION.values(), ids=CALIBRATION)
+def test_calibration_files(settings: Settings, tmp_path: Path, content: bytes, words: str) -> None:
+    """Named relative to the recipe's file, and not to the current directory."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "data.jsonl").write_bytes(content)
+    recipe = tmp_path / "own" / "recipe.yaml"
+    recipe.write_text(
+        f"{{name: own, extends: {AWQ}, summary: s,"
+        " quantization: {calibration: {dataset: ./data.jsonl, column: messages, max_tokens: 256}}}"
+    )
+    name = checkpoint(tmp_path / "model", {})
+    found = "\n".join(forecast(request(name, str(recipe)), settings, Listener()).refusals())
+    if words:
+        for each in ("data.jsonl", "hint", *words.split("|")):
+            assert each in found
+    else:
+        assert found == ""
+
+
+def test_all_faults_are_listed_together(settings: Settings, tmp_path: Path) -> None:
+    name = checkpoint(
+        tmp_path / "model", {}, max_position_embeddings=64, auto_map={"AutoModel": "own.Own"}
+    )
+    report = run_model(request(name), settings, Listener())
+    assert report.exit_code == ExitCode.USAGE
+    assert report.error is not None
+    for words in ("things would make this run fail", "serves 2,048 tokens", "own Python code"):
+        assert words in report.error["message"]
+    assert report.stages == []
+
+
+def test_too_little_disk_is_told_with_other_faults(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = replace(LARGE, free_disk_bytes=1000)
+    monkeypatch.setattr("pipeline.plan.preflight.machine_of", lambda *_, **__: full)
+    name = checkpoint(tmp_path / "model", {}, max_position_embeddings=64)
+    context, disk = forecast(request(name), settings, Listener()).refusals()
+    assert "serves 2,048 tokens" in context
+    assert "GB of disk (fp8-dynamic" in disk
+
+
+class TestDownload:
+    """A checkpoint of the Hub, seen by its headers; what the Hub says is made up."""
+
+    @pytest.fixture
+    def early(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[], list[PrepareError]]:
+        module = "pipeline.plan.preflight"
+        model = source(LLAMA_3_8B, dense(LLAMA_3_8B))
+        tight = replace(LARGE, free_disk_bytes=20 * 10**9)
+        monkeypatch.setattr(f"{module}.machine_of", lambda *_, **__: tight)
+        monkeypatch.setattr(f"{module}.read_source", lambda *_: model)
+        monkeypatch.setattr(f"{module}.bytes_to_download", lambda *_: model.weights_bytes)
+        monkeypatch.setattr(f"{module}._is_on_the_same_disk", lambda _: True)
+
+        def ask() -> list[PrepareError]:
+            choices = choose(request("org/name", FP8, AWQ), settings)
+            found = preflight_of(choices, settings)
+            assert found is not None
+            return early_faults(found, choices)
+
+        return ask
+
+    def test_disk_for_it_and_all_variants(self, early: Callable[[], list[PrepareError]]) -> None:
+        assert "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in told(early())
+
+    def test_a_store_with_variants_is_left_for_later(
+        self, early: Callable[[], list[PrepareError]], settings: Settings
+    ) -> None:
+        (settings.store / "stages" / "quantize" / "abc").mkdir(parents=True)
+        assert early() == []
+
+
+def test_one_fault_is_raised_as_it_is() -> None:
+    refuse([])
+    fault = UsageError("it is too old", where="--recipe x", hint="leave it out")
+    with pytest.raises(UsageError) as caught:
+        refuse([fault])
+    assert caught.value is fault
