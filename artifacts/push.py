@@ -1,7 +1,7 @@
 """Copies of registered versions on the Hugging Face Hub and in OCI registries, by digest.
 
 A copy has no aliases: those are in the model registry. The recorded questions and answers are sent
-only if a user asks for it; without them a copy has the manifest, the records and their digests.
+only if a user asks for it; without them a copy has the verdicts and the digests of all files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import httpx
 from artifacts.evidence.manifest import ManifestFile
 from artifacts.registry import Version
 from pipeline.checkpoint.hub import LOG_IN
-from pipeline.checkpoint.weights_folder_files import ANSWERS, plain_files
+from pipeline.checkpoint.weights_folder_files import ARCHIVE, plain_files
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.escape import clip
@@ -79,7 +79,7 @@ def push(
         UsageError: the destination is neither.
         RegistryError: it refuses or does not answer.
     """
-    files = dict(plain_files(folder, () if with_questions else (ANSWERS,)))
+    files = dict(plain_files(folder, () if with_questions else (ARCHIVE,)))
     if destination.startswith(HUB):
         return _push_to_hub(destination, tag, folder, version, files)
     with _Oci(destination, insecure=insecure, progress=progress) as remote:

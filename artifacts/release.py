@@ -23,11 +23,10 @@ from pydantic import Field
 from artifacts.command_line import command_line
 from artifacts.deployable import Deployable, as_tag, verdict_tags
 from artifacts.evidence.bundle import BundleVerdict, write_bundle
-from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.card import write_card
-from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
+from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
 from artifacts.evidence.signing import Signer, sign_with_key
-from artifacts.evidence.verify import check_run, claims_of, find_missing
+from artifacts.evidence.verify import check_bundle, check_run, claims_of, find_missing
 from artifacts.registry import (
     EVIDENCE_TAG,
     MANIFEST_TAG,
@@ -42,13 +41,7 @@ from artifacts.registry import (
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
 from pipeline.checkpoint.source_info import find_source
-from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.checkpoint.weights_folder_files import (
-    ADDED_LATER,
-    BUNDLE,
-    digest_auxiliary_files,
-    plain_files,
-)
+from pipeline.checkpoint.weights_folder_files import ARCHIVE, BUNDLE, plain_files
 from pipeline.core.close_names import did_you_mean
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
@@ -56,10 +49,8 @@ from pipeline.core.events import Progress
 from pipeline.core.fsync import flush_folder
 from pipeline.core.private_files import is_shared, open_log, private_umask, share_with_group
 from pipeline.core.record import Record
-from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store, flush_to_disk
-from pipeline.stages import newest_revision
 from pipeline.stages.judge import policy_digest
 
 VERSIONS, REGISTRIES = "versions", "registries.jsonl"
@@ -446,7 +437,6 @@ def find_candidate(
     roots = [judged.quantize.record.as_reference(), judged.check_weights.record.as_reference()]
     roots += [StageReference(stage="judge", key=key) for key in claims.judges.values()]
     records = tuple(collect_stages(store.find, roots))
-    _check_keys(records)
     outcomes = {v.recipe: v.verdict for v in claims.variants}
     reports = []
     for each in sorted(claims.tried):
@@ -503,12 +493,18 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
             candidate.judged.evaluations(store.find),
         )
         manifest = write_bundle(partial, candidate.verdict, candidate.records, store)
-        _check_weights(partial, manifest, candidate.judged)
-        _check_verdicts(partial / BUNDLE, run.run)
         final = parent / digest_file(partial / BUNDLE / MANIFEST)
         if not final.exists():
             if candidate.signer is not None:
                 sign_with_key(partial, candidate.signer.private_key)
+            listed = {partial / each.path: each.sha256 for each in manifest.model_files}
+            if faults := check_bundle(partial, lambda file: listed[file]).faults:
+                raise EvidenceError(
+                    f"the evidence does not give the verdict of the record: {faults[0]}",
+                    where=str(source / "output"),
+                    hint=f"`prepare verify {run.run}` names what differs in the evidence; if the "
+                    "weights were changed, delete that stage's folder; then run the model again",
+                )
             if is_shared(store.root):
                 share_with_group(partial)
             flush_to_disk(partial)
@@ -547,57 +543,15 @@ def _link_files(source: Path, output: Path) -> None:
 
 def _check_unchanged(folder: Path) -> None:
     """Raise EvidenceError if a file was changed, added or removed since."""
-    manifest = read_manifest(folder / BUNDLE)
-    found = differences(folder / BUNDLE, manifest.evidence_files, (MANIFEST,))
-    found += differences(folder, manifest.model_files, (BUNDLE, *ADDED_LATER))
-    if digest_file(folder / BUNDLE / MANIFEST) != folder.name:
-        found.append(f"{folder / BUNDLE / MANIFEST}: the file was changed")
+    bundle = folder / BUNDLE
+    found = find_changes(bundle, read_manifest(bundle), has_weights=True)
+    if not (folder / ARCHIVE).exists():
+        found.append(f"{folder / ARCHIVE}: the file is missing")
+    if digest_file(bundle / MANIFEST) != folder.name:
+        found.append(f"{bundle / MANIFEST}: the file was changed")
     if found:
         raise EvidenceError(
             f"the folder is not as it was when it was judged: {found[0]}",
             where=str(folder),
             hint="delete the folder, and promote the run again: it is made again",
         )
-
-
-def _check_weights(output: Path, manifest: Manifest, judged: VerdictInputs) -> None:
-    """Raise EvidenceError if weights, or files next to them, differ from the judged ones."""
-    digests = {each.path: each.sha256 for each in manifest.model_files}
-    digest = weights_digest(output, lambda file: digests[file.name])
-    for are_those, words in (
-        (judged.is_of(digest), "weights"),
-        (
-            judged.has_auxiliary_files(digest_auxiliary_files(output)),
-            "config, tokenizer and other files",
-        ),
-    ):
-        if not are_those:
-            raise EvidenceError(
-                f"the {words} are not those that were judged: a user changed them since",
-                where=f"stages/quantize/{judged.quantize.record.key}/output",
-                hint="delete that stage's folder and run the model again",
-            )
-
-
-def _check_verdicts(bundle: Path, run: str) -> None:
-    """Raise EvidenceError if a verdict of the bundle, computed again, differs."""
-    check = check_bundle(bundle)
-    faults = [*check.problems, *(each for one in check.variants for each in one.differences)]
-    if faults:
-        raise EvidenceError(
-            f"the evidence does not give the verdict of the record: {faults[0]}",
-            where=str(bundle),
-            hint=f"`prepare verify {run}` names every difference; run the model again",
-        )
-
-
-def _check_keys(records: Sequence[StageRecord]) -> None:
-    """Raise EvidenceError if a record's parameters do not give its key."""
-    for record in records:
-        revision = newest_revision(record.stage)
-        if stage_key(record.stage, revision, record.parameters, record.inputs) != record.key:
-            raise EvidenceError(
-                "a stage's parameters do not give its key: they were changed afterwards",
-                where=f"stages/{record.stage}/{record.key}",
-                hint="delete that folder and run the model again",
-            )

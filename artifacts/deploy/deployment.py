@@ -10,13 +10,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from artifacts.evidence.bundle_check import find_bundle, read_verdict
-from artifacts.evidence.manifest import MANIFEST, differences, read_manifest
+from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
 from artifacts.evidence.signing import check_with_key
+from artifacts.evidence.verify import find_bundle, read_verdict
 from artifacts.push import fetch
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import VERSIONS
-from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, BUNDLE, SIGNATURE
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNATURE
 from pipeline.core.close_names import did_you_mean
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, RegistryError, UsageError
@@ -129,14 +129,7 @@ def check_files(
         )
     manifest = read_manifest(bundle)
     digest = digests.digest if digests else digest_file
-    answers = Path(ANSWERS).name  # which a copy may lack
-    listed = tuple(
-        each
-        for each in manifest.evidence_files
-        if each.path != answers or (bundle / answers).exists()
-    )
-    changed = differences(bundle, listed, (MANIFEST,))
-    changed += differences(folder, manifest.model_files, (BUNDLE, *added), digest)
+    changed = find_changes(bundle, manifest, has_weights=True, added=added, digest=digest)
     if changed:
         raise RegistryError(
             f"the files are not those that were judged: {clip(changed[0], 300)}",
@@ -144,7 +137,8 @@ def check_files(
             hint="a user changed, added or removed a file; the verdict says nothing of these",
         )
     check_signed(version, folder, public_key)
-    return len(listed) + len(manifest.model_files) + 1
+    withheld = not (folder / ARCHIVE).exists()  # of a copy without questions and answers
+    return len(manifest.evidence_files) - withheld + len(manifest.model_files) + 1
 
 
 def check_signed(version: Version, folder: Path, public_key: Path | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.bundle import BundleVerdict, open_bundle
-from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verdict
+from artifacts.evidence.verify import check_bundle, find_bundle, read_verdict
 from artifacts.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
 from artifacts.verdict_inputs import Find, VerdictInputs, record_of
 from eval_gates.suites.question_source import QuestionSource
@@ -126,10 +126,9 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
             "that run registers it with its evidence",
         )
     check = check_bundle(bundle)
-    problems = [*check.problems, *(d for each in check.variants for d in each.differences)]
-    if problems:
+    if check.faults:
         raise EvidenceError(
-            f"the evidence does not give the verdict: {problems[0]}",
+            f"the evidence does not give the verdict: {check.faults[0]}",
             where=str(bundle),
             hint=f"`prepare verify {bundle}` names every difference; get the version again with "
             "`prepare pull`",

@@ -2,13 +2,13 @@
 
 Layout of `prepare-evidence/`::
 
-    manifest.json     size and sha256 of every file, weights included
-    verdict.json      verdicts on all variants of the run, and their subjects
-    records.tar.gz    stages/<stage>/<key>/stage.json of all stages, byte for byte as in the store
-    answers.tar.gz    the files of stages that asked, answered, measured or judged
+    manifest.json    size and sha256 of every file, weights included
+    verdict.json     verdicts on all variants of the run, and their subjects
+    stages.tar.gz    stages/<stage>/<key>/ of the store: all records, byte for byte, and the files
+                     of stages that asked, answered, measured or judged
 
-Equal files pack to equal bytes. A copy may lack the answers, which are private like the questions.
-Unpacked, a bundle is a store to read from.
+Equal files pack to equal bytes. A copy may lack the archive: questions and answers are private.
+Unpacked, it is a store to read from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.run_record import VariantReport
 from pipeline import __version__
 from pipeline.checkpoint.source_info import SourceInfo
-from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, BUNDLE
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
@@ -38,10 +38,9 @@ from pipeline.core.store import RECORD, Store
 from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, open_regular
 
 VERDICT = "verdict.json"
-RECORDS = "records.tar.gz"
 ABOUT = (
     "Verdicts on quantized variants of one checkpoint that were tried together, each against the "
-    "baseline, and where the evidence of each begins: stages/judge/<key> in records.tar.gz."
+    "baseline, and where the evidence of each begins: stages/judge/<key> in stages.tar.gz."
 )
 # Stages whose files are in the bundle, and files that only name paths of this machine.
 WITH_FILES = ("questions", "evaluate", "speed", "judge")
@@ -95,21 +94,13 @@ def write_bundle(
     """
     bundle = folder / BUNDLE
     _write_json(bundle / VERDICT, verdict.model_dump(mode="json"))
-    places = {
-        f"stages/{each.stage}/{each.key}": store.stage_folder(each.stage, each.key)
-        for each in records
-    }
-    pack(bundle / RECORDS, {f"{name}/{RECORD}": path / RECORD for name, path in places.items()})
-    pack(
-        folder / ANSWERS,
-        {
-            f"{name}/{file.name}": file
-            for name, path in places.items()
-            if name.split("/")[1] in WITH_FILES
-            for file in path.iterdir()
-            if file.is_file() and file.name not in (RECORD, *LEFT_IN_THE_STORE)
-        },
-    )
+    files = {}
+    for each in records:
+        place = store.stage_folder(each.stage, each.key)
+        for file in place.iterdir() if each.stage in WITH_FILES else [place / RECORD]:
+            if file.is_file() and file.name not in LEFT_IN_THE_STORE:
+                files[f"stages/{each.stage}/{each.key}/{file.name}"] = file
+    pack(folder / ARCHIVE, files)
     manifest = Manifest(
         prepare_version=__version__,
         recipe=verdict.recipe,
@@ -125,14 +116,11 @@ def open_bundle(bundle: Path) -> Iterator[tuple[Store, set[str]]]:
     """Yield a bundle as a store to read from, and its stages as `stages/<stage>/<key>`.
 
     Raises:
-        EvidenceError: an archive is missing, damaged, too large, or has other files.
+        EvidenceError: the archive is missing, damaged, too large, or has other files.
     """
     with TemporaryDirectory(prefix="prepare-evidence-") as folder:
-        root = Path(folder)
-        names = unpack(bundle / RECORDS, root)
-        if (answers := bundle / Path(ANSWERS).name).exists():
-            names |= unpack(answers, root)
-        yield Store(root), {name.rpartition("/")[0] for name in names}
+        names = unpack(bundle / Path(ARCHIVE).name, Path(folder))
+        yield Store(Path(folder)), {name.rpartition("/")[0] for name in names}
 
 
 def pack(archive: Path, files: dict[str, Path]) -> None:

@@ -1,18 +1,19 @@
 """Size and sha256 of each file of an evidence bundle and of the weights.
 
-Paths are relative: bundle files to `prepare-evidence/`, weights to its parent.
+Paths are relative: bundle files to `prepare-evidence/`, weights to its parent. A copy may lack the
+archive of stages, which has the questions and answers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.checkpoint.weights_folder_files import plain_files
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE, plain_files
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, raise_as
 from pipeline.core.record import Record
@@ -20,11 +21,9 @@ from pipeline.core.untrusted import read_record
 
 MANIFEST = "manifest.json"
 ABOUT = (
-    "Every file of an evidence bundle of prepare (`evidence_files`, paths from this folder) and "
-    "of the "
-    "weights folder that it lies in (`model_files`, paths from there). `prepare verify FOLDER` "
-    "checks "
-    "them and computes the verdict again."
+    "Every file of an evidence bundle of prepare (`evidence_files`, paths from this folder) and of "
+    "the weights folder around it (`model_files`, paths from there). `prepare verify FOLDER` "
+    "checks them and computes the verdict again."
 )
 
 
@@ -75,32 +74,50 @@ def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestF
     )
 
 
-def differences(
-    folder: Path,
-    listed: tuple[ManifestFile, ...],
-    leave_out: tuple[str, ...] = (),
+def find_changes(
+    bundle: Path,
+    manifest: Manifest,
+    *,
+    has_weights: bool,
+    added: tuple[str, ...] = ADDED_LATER,
     digest: Callable[[Path], str] = digest_file,
 ) -> list[str]:
-    """Return the changed, missing and added files of a folder.
+    """Return the changed, missing and added files of a bundle, and of the folder around it.
 
     Args:
-        digest: of a file.
+        has_weights: whether the bundle is next to its weights.
+        added: files that may be there without being listed.
+        digest: of a file of the weights folder.
 
     Raises:
         EvidenceError: as `plain_files`, or a file cannot be read.
     """
+    name = Path(ARCHIVE).name
+    listed = [e for e in manifest.evidence_files if e.path != name or (bundle / name).exists()]
+    found = _differences(bundle, listed, (MANIFEST,), digest_file)
+    if has_weights:
+        found += _differences(bundle.parent, manifest.model_files, (BUNDLE, *added), digest)
+    return found
+
+
+def _differences(
+    folder: Path,
+    listed: Iterable[ManifestFile],
+    leave_out: tuple[str, ...],
+    digest: Callable[[Path], str],
+) -> list[str]:
     wanted = {each.path: each for each in listed}
     with raise_as(EvidenceError, "a file cannot be read", folder):
         there = dict(plain_files(folder, leave_out))
-        return [
-            *(f"{folder / path}: the file is missing" for path in wanted if path not in there),
-            *(f"{folder / path}: the file was added" for path in there if path not in wanted),
-            *(
-                f"{folder / path}: the file was changed (its {what} is another)"
-                for path, file in there.items()
-                if path in wanted and (what := _find_change(file, wanted[path], digest))
-            ),
-        ]
+        found = [f"{folder / path}: the file is missing" for path in wanted if path not in there]
+        for path, file in there.items():
+            if path not in wanted:
+                found.append(f"{file}: the file was added")
+            elif file.stat().st_size != wanted[path].size:
+                found.append(f"{file}: the file was changed (its size is another)")
+            elif digest(file) != wanted[path].sha256:
+                found.append(f"{file}: the file was changed (its digest is another)")
+        return found
 
 
 def read_manifest(bundle: Path) -> Manifest:
@@ -117,10 +134,3 @@ def read_manifest(bundle: Path) -> Manifest:
         ),
     ):
         return read_record(file, Manifest)
-
-
-def _find_change(file: Path, wanted: ManifestFile, digest: Callable[[Path], str]) -> str:
-    """Return the file's difference from the list: '', 'size' or 'digest'."""
-    if file.stat().st_size != wanted.size:
-        return "size"
-    return "" if digest(file) == wanted.sha256 else "digest"

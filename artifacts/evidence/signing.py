@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, SIGNATURE
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ARCHIVE, SIGNATURE
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvidenceError, UsageError, raise_as
 from pipeline.core.untrusted import MEBIBYTE, open_regular, read_regular
@@ -227,7 +227,7 @@ def _hashing(folder: Path) -> Any:
 
     config = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
     # A copy may lack the answers; the manifest, which is signed, has their digest.
-    there = [path for path in (*ADDED_LATER, ANSWERS) if (folder / path).is_file()]
+    there = [path for path in (*ADDED_LATER, ARCHIVE) if (folder / path).is_file()]
     # Also what git keeps: a hook in .git runs for everyone who works in the folder.
     return config.set_ignored_paths(paths=[*{SIGNATURE, *there}], ignore_git_paths=False)
 

@@ -1,40 +1,61 @@
 """Checks recorded verdicts offline, in a store that is only read; an open bundle is one.
 
 Every record gives its key and every file its digest; `judge` runs again, and its result is compared
-with the recorded one.
+with the recorded one. An author can forge an entire bundle; only a signature (`signing.py`)
+identifies the author.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
 from artifacts.evidence.load_log_check import find_draw_mismatches
+from artifacts.evidence.manifest import MANIFEST, Manifest, find_changes, read_manifest
 from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.run_record import RunReport, VariantReport, report_judged
+from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.gate_rule import build_rule
 from eval_gates.speed.load_run import LOADS, LoadRun
 from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
+from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import (
+    ARCHIVE,
+    BUNDLE,
+    SIGNATURE,
+    digest_auxiliary_files,
+)
 from pipeline.core.digest import digest_file, digest_json
-from pipeline.core.errors import PrepareError, UsageError
+from pipeline.core.errors import (
+    CheckpointError,
+    EvidenceError,
+    PrepareError,
+    StoreError,
+    UsageError,
+    raise_as,
+)
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
+from pipeline.core.untrusted import read_record
 from pipeline.stages import newest_revision
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JUDGE, JudgeResult
+from pipeline.stages.judge import JUDGE, JudgeResult, policy_digest
+from pipeline.stages.judge.consistency import find_served_otherwise
 from pipeline.stages.judge.verdict import StageInputs, judge_evidence
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import SPEED
 from recipes.workload import read_pinned
 
 # What records raise that do not fit together.
-UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, OSError, PrepareError)
+CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
+UNREADABLE = (*CONTRADICTIONS, OSError, PrepareError)
 # The promotion says more in these, and attribution describes: no verdict depends on them.
 NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "ablation")
 # Sums of floating-point numbers may differ in the last digits on another machine.
@@ -50,6 +71,30 @@ class VariantCheck:
     computed: str | None
     answers: int
     differences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BundleCheck:
+    """Result of a bundle check."""
+
+    run: str  # that it was made in
+    recipe: str  # of the variant that it is about
+    verdict: str  # on that variant, as kept
+    override: str | None  # why it was promoted though it did not pass
+    files: int  # checked against their digests
+    weights_checked: bool  # whether it was next to weights
+    problems: tuple[str, ...]  # changed files, and contradictions
+    variants: tuple[VariantCheck, ...]
+    made_by: str = ""  # who made the weights; '' if a recipe did, or in a copy without answers
+    answers_withheld: bool = False  # the copy lacks its stages, so only digests were checked
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.faults
+
+    @property
+    def faults(self) -> list[str]:
+        return [*self.problems, *(each for one in self.variants for each in one.differences)]
 
 
 @dataclass(frozen=True)
@@ -73,18 +118,16 @@ class Evidence:
     Attributes:
         bundle: that the store was unpacked from; None for a store of runs, in which stages that
             answers depend on may have been deleted.
-        has_answers: whether the files of stages are there.
     """
 
     store: Store
     bundle: Path | None = None
-    has_answers: bool = True
 
-    def place(self, stage: str, key: str) -> str:
+    def place(self, reference: StageReference) -> str:
         """Location of the stage, for messages."""
         if self.bundle is not None:
-            return f"{self.bundle.name}: stages/{stage}/{key}"
-        return str(self.store.stage_folder(stage, key))
+            return f"{self.bundle.name}: stages/{reference.stage}/{reference.key}"
+        return str(self.store.stage_folder(reference.stage, reference.key))
 
 
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
@@ -96,7 +139,7 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
     if report.tuning is not None:
         return [check_tuning(report, Evidence(store))]
     claims = claims_of(report)
-    checks = check_claims(claims, Evidence(store))
+    checks = _check_claims(claims, Evidence(store))
     if not checks:
         raise UsageError(
             f"no variant of run {report.run} was judged, so there is no verdict to compute again",
@@ -106,14 +149,9 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
     missing = find_missing(report) if report.status == "finished" else []
     return [
         replace(
-            check,
-            differences=(
-                *check.differences,
-                *_find_uncounted(claims, check.recipe, store),
-                *missing,
-            ),
+            each, differences=(*each.differences, *_find_uncounted(claims, each, store), *missing)
         )
-        for check in checks
+        for each in checks
     ]
 
 
@@ -142,13 +180,179 @@ def claims_of(report: RunReport) -> RecordedVerdicts:
     )
 
 
-def check_claims(claims: RecordedVerdicts, evidence: Evidence) -> list[VariantCheck]:
-    """Check every variant that has or needs a judge stage."""
-    return [
-        _VariantEvidence(claims, variant, evidence).check()
+def find_bundle(folder: Path) -> Path | None:
+    """Return the bundle that a folder is or contains, or None.
+
+    Raises:
+        EvidenceError: the bundle is a link to another folder.
+    """
+    for place in (folder / BUNDLE, folder):
+        if not (place / MANIFEST).is_file():
+            continue
+        for path in (place, place / MANIFEST):
+            if path.is_symlink():
+                raise EvidenceError(
+                    "the evidence is a link to somewhere else",
+                    where=str(path),
+                    hint="name the folder that it leads to, or get it again with `prepare pull`",
+                )
+        return place
+    return None
+
+
+def read_verdict(bundle: Path) -> BundleVerdict:
+    """Return a bundle's verdict; raises EvidenceError if it is missing or damaged."""
+    file = bundle / VERDICT
+    with raise_as(
+        EvidenceError,
+        "the verdict is missing, damaged, or of a newer prepare",
+        file,
+        errors=(OSError, ValueError),
+    ):
+        return read_record(file, BundleVerdict)
+
+
+def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> BundleCheck:
+    """Check a bundle with the weights next to it, or a bundle's folder alone.
+
+    Args:
+        digest: of a file of the weights folder.
+
+    Raises:
+        EvidenceError: there is no readable bundle.
+    """
+    bundle = find_bundle(folder)
+    if bundle is None:
+        raise EvidenceError(
+            "there is no evidence bundle here",
+            where=str(folder / BUNDLE),
+            hint="name a folder that `prepare pull` made, or its prepare-evidence/",
+        )
+    manifest, has_weights = read_manifest(bundle), bundle != folder
+    problems = find_changes(bundle, manifest, has_weights=has_weights, digest=digest)
+    # After these: what is listed is a plain file, and no pipe that never ends.
+    verdict = read_verdict(bundle)
+    if has_weights and verdict.signer and not (folder / SIGNATURE).is_file():
+        problems.append(f"{folder / SIGNATURE}: the signature is missing")
+    problems += find_contradictions(manifest, verdict)
+    withheld = not (bundle / Path(ARCHIVE).name).exists()
+    files = len(manifest.evidence_files) - withheld + len(manifest.model_files) * has_weights
+    kept = verdict.variant.verdict
+    check = BundleCheck(
+        verdict.run, verdict.recipe, kept, verdict.override, files, has_weights, (), ()
+    )
+    if withheld:
+        judged = [each for each in verdict.variants if each.recipe in verdict.judges]
+        unknown = [VariantCheck(each.recipe, each.verdict, None, 0, ()) for each in judged]
+        return replace(
+            check, problems=tuple(problems), variants=tuple(unknown), answers_withheld=True
+        )
+    try:
+        with open_bundle(bundle) as (store, stages):
+            evidence, seen = Evidence(store, bundle), dict[str, StageRecord]()
+            claims = RecordedVerdicts(verdict.variants, verdict.attempted, verdict.judges)
+            variants = _check_claims(claims, evidence, seen)
+            if len({policy_digest(each) for each in seen.values() if each.stage == JUDGE.name}) > 1:
+                problems.append(f"{VERDICT}: the variants were judged by different policies")
+            unused = stages - {f"stages/{each.stage}/{each.key}" for each in seen.values()}
+            problems += [f"{place}: no verdict depends on this stage" for place in sorted(unused)]
+            made_by = ""
+            try:
+                if key := verdict.judges.get(verdict.recipe):
+                    inputs = VerdictInputs.load_by_key(store.find, key)
+                    made_by = inputs.made_by
+                    problems += _find_other_subject(verdict, inputs)
+                    if has_weights:
+                        problems += _find_other_weights(folder, manifest, inputs)
+            except (EvidenceError, StoreError) as error:  # a record is gone or damaged
+                problems.append(f"{error.where}: {error.message}")
+    except CONTRADICTIONS as error:
+        raise EvidenceError(
+            f"the records of the bundle cannot be understood: {type(error).__name__}: {error}",
+            where=str(bundle),
+            hint="it was changed, or another version of prepare wrote it: "
+            f"{manifest.prepare_version}",
+        ) from error
+    return replace(check, problems=tuple(problems), variants=tuple(variants), made_by=made_by)
+
+
+def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]:
+    """Return where a bundle's manifest and verdict contradict each other, or themselves."""
+    names = [variant.recipe for variant in verdict.variants]
+    attempted, judges, recipe = verdict.attempted, verdict.judges, verdict.recipe
+    unjudged = [each for each in verdict.variants if each.recipe not in judges]
+    faults = (
+        (manifest.recipe != recipe, f"{MANIFEST} is about '{manifest.recipe}', not '{recipe}'"),
+        (
+            len({*names}) != len(names) or len({*attempted}) != len(attempted),
+            "a variant is named twice",
+        ),
+        (
+            {*names} != {*attempted},
+            f"{', '.join(attempted) or 'nothing'} was tried, and there are verdicts on "
+            f"{', '.join(names) or 'nothing'}",
+        ),
+        (len({*judges.values()}) != len(judges), "two variants have the same stage 'judge'"),
+        (not judges.keys() <= {*names}, "a stage 'judge' is of a variant without a verdict"),
+        (
+            any(
+                each.p_value is not None or each.gates or each.speed or each.cost
+                for each in unjudged
+            ),
+            "a variant has gates, and no stage 'judge'",
+        ),
+        (recipe not in judges, f"no stage 'judge' is named for '{recipe}'"),
+        (
+            verdict.variant.verdict != "pass" and not verdict.override,
+            f"the verdict on '{recipe}' is '{verdict.variant.verdict}', and no reason is given for "
+            "promoting it anyway",
+        ),
+        (
+            any(
+                NOT_PREFERRED in each.reason or each.promoted or each.registry_version
+                for each in verdict.variants
+            ),
+            "a variant is said to be promoted, and there was no promotion yet",
+        ),
+    )
+    return [f"{VERDICT}: {words}" for is_fault, words in faults if is_fault]
+
+
+def _find_other_subject(verdict: BundleVerdict, inputs: VerdictInputs) -> Iterator[str]:
+    """Yield where the judged models are not those that the verdict names."""
+    if verdict.source.digest != inputs.screen.parameters.checkpoint:
+        yield f"{VERDICT}: the source is not the checkpoint that was the baseline"
+    profile = inputs.judge.parameters.profile
+    for side, found in (("baseline", inputs.baseline_screen), ("candidate", inputs.screen)):
+        yield from find_served_otherwise("screen", side, found.parameters, profile)
+
+
+def _find_other_weights(folder: Path, manifest: Manifest, inputs: VerdictInputs) -> Iterator[str]:
+    """Yield how the weights and auxiliary files differ from the judged ones."""
+    listed = {each.path: each.sha256 for each in manifest.model_files}
+    try:
+        if not inputs.is_of(weights_digest(folder, lambda file: listed.get(file.name, ""))):
+            yield f"{folder}: the weights are not those that were judged"
+        if not inputs.has_auxiliary_files(digest_auxiliary_files(folder)):
+            yield f"{folder}: config, tokenizer and other files are not those that were judged"
+    except CheckpointError as error:
+        yield f"{folder}: {error.message}"
+
+
+def _check_claims(
+    claims: RecordedVerdicts, evidence: Evidence, seen: dict[str, StageRecord] | None = None
+) -> list[VariantCheck]:
+    """Check every variant that has or needs a judge stage; add the records read to `seen`."""
+    found = [
+        _VariantEvidence(claims, variant, evidence)
         for variant in claims.variants
         if variant.recipe in claims.judges or variant.verdict in ("pass", "undecided")
     ]
+    checks = [each.check() for each in found]
+    for each in found:
+        if seen is not None:
+            seen |= each.seen
+    return checks
 
 
 class _VariantEvidence:
@@ -158,37 +362,83 @@ class _VariantEvidence:
         self, claims: RecordedVerdicts, variant: VariantReport, evidence: Evidence
     ) -> None:
         self._claims, self._variant, self._evidence = claims, variant, evidence
-        self._checked: set[str] = set()
+        self.seen: dict[str, StageRecord] = {}  # by place
         self._problems: list[str] = []
-        self._has_gap = False
-        self._answers = 0
 
     def check(self) -> VariantCheck:
-        variant, computed = self._variant, None
+        variant, computed, answers = self._variant, None, 0
         key = self._claims.judges.get(variant.recipe)
         if key is None:
-            self._miss("the run names no stage 'judge' for it: its evidence is missing")
+            self._problems.append("the run names no stage 'judge' for it: its evidence is missing")
         else:
-            judge = self._find("judge", StageReference(stage=JUDGE.name, key=key))
-            if judge is not None:
-                try:
-                    self._check_judge(judge)
-                    computed = self._judge_again(judge)
-                except UNREADABLE as error:
-                    self._problems.append(f"the verdict cannot be computed: {error}")
+            judge = StageReference(stage=JUDGE.name, key=key)
+            try:
+                is_complete = self._read(judge)
+                found = self.seen.get(self._evidence.place(judge))
+                if found is not None:
+                    self._check_trial(found)
+                    computed = self._judge_again(found) if is_complete else None
+                asked = [each for each in self.seen.values() if each.stage == EVALUATE.name]
+                answers = sum(EVALUATE.result_of(each).n for each in asked)
+            except UNREADABLE as error:
+                self._problems.append(f"the verdict cannot be computed: {error}")
         if computed is not None:
             again = report_judged(variant.recipe, variant.weights_bytes, computed)
             self._problems += find_differing(variant, again)
+        verdict = computed.verdict if computed is not None else None
         return VariantCheck(
-            recipe=variant.recipe,
-            kept=variant.verdict,
-            computed=computed.verdict if computed is not None else None,
-            answers=self._answers,
-            differences=tuple(self._problems),
+            variant.recipe, variant.verdict, verdict, answers, tuple(self._problems)
         )
 
-    def _check_judge(self, judge: StageRecord) -> None:
-        self._check_record(judge)
+    def _read(self, judge: StageReference) -> bool:
+        """Check all that a verdict depends on; return whether there is enough to judge again."""
+        is_complete = True
+        pending: list[tuple[str, StageReference, str | None, int]] = [("judge", judge, None, 0)]
+        for role, reference, digest, depth in pending:
+            place = self._evidence.place(reference)
+            is_needed = depth < 2 or self._evidence.bundle is not None
+            try:
+                record = self._evidence.store.find(reference.stage, reference.key)
+                fault = f"{role}: {place} is missing" if record is None and is_needed else ""
+            except PrepareError as error:
+                record, fault = None, f"{role}: {place}: {error.message}; its evidence is missing"
+            if fault:
+                self._problems.append(fault)
+                is_complete = is_complete and not is_needed
+            if record is None:
+                continue
+            if digest is not None and digest_json(record.result) != digest:
+                self._problems.append(f"{role}: {place}: its result is not the one that was used")
+            if place in self.seen:
+                continue
+            self.seen[place] = record
+            if key_of(record) != record.key:
+                self._problems.append(
+                    f"{place}: its parameters do not give its key, so they were changed afterwards "
+                    "(or another version of prepare wrote them)"
+                )
+            is_complete = self._check_file(f"{role}: {place}", record) and is_complete
+            for name, each in record.inputs.items():
+                path = f"{role}'s {name}" if depth else name
+                pending.append((path, each, record.input_digests.get(name, ""), depth + 1))
+        return is_complete
+
+    def _check_file(self, place: str, record: StageRecord) -> bool:
+        """Check a stage's file against the digest in its record; return whether it is there."""
+        listed = listed_file(record)
+        if listed is None:
+            return True
+        file = self._evidence.store.stage_folder(record.stage, record.key) / listed[0]
+        if not file.is_file():
+            self._problems.append(f"{place}/{file.name} is missing")
+            return False
+        if digest_file(file) != listed[1]:
+            self._problems.append(
+                f"{place}/{file.name}: the file was changed since (its digest is another)"
+            )
+        return True
+
+    def _check_trial(self, judge: StageRecord) -> None:
         parameters, tried = JUDGE.parameters_of(judge), self._claims.tried
         if parameters.recipe not in (None, self._variant.recipe):
             self._problems.append(f"its stage 'judge' is on another variant, {parameters.recipe!r}")
@@ -197,21 +447,8 @@ class _VariantEvidence:
                 f"its trial is of {', '.join(sorted(parameters.trial.variants))}, "
                 f"and {', '.join(sorted(tried))} are named"
             )
-        for role, reference in judge.inputs.items():
-            record = self._find(role, reference)
-            if record is None:
-                continue
-            self._check_record(record)
-            if digest_json(record.result) != judge.input_digests.get(role):
-                place = self._evidence.place(record.stage, record.key)
-                self._problems.append(f"{role}: {place}: its result is not the one that was judged")
-            self._check_earlier(role, record)
-            self._check_files(role, record)
 
-    def _judge_again(self, judge: StageRecord) -> JudgeResult | None:
-        """Return the recomputed verdict, or None if the evidence is insufficient."""
-        if self._has_gap or not self._evidence.has_answers:
-            return None
+    def _judge_again(self, judge: StageRecord) -> JudgeResult:
         kept, inputs = JUDGE.typed(judge), StageInputs(self._evidence.store, judge.inputs)
         for role, reference in judge.inputs.items():
             if reference.stage == SPEED.name:
@@ -221,66 +458,6 @@ class _VariantEvidence:
         ours, theirs = (report_judged("", None, each) for each in (kept.result, again))
         self._problems += [f"its stage 'judge': {each}" for each in find_differing(ours, theirs)]
         return again
-
-    def _find(self, role: str, reference: StageReference) -> StageRecord | None:
-        """Return a stage's record, or None, which is a gap."""
-        place = self._evidence.place(reference.stage, reference.key)
-        try:
-            record = self._evidence.store.find(reference.stage, reference.key)
-        except PrepareError as error:
-            self._miss(f"{role}: {place}: {error.message}; its evidence is missing")
-            return None
-        if record is None:
-            self._miss(f"{role}: {place} is missing")
-        return record
-
-    def _miss(self, problem: str) -> None:
-        self._problems.append(problem)
-        self._has_gap = True
-
-    def _check_record(self, record: StageRecord) -> None:
-        """Check that the stage's parameters and inputs give its key."""
-        if key_of(record) != record.key:
-            self._problems.append(
-                f"{self._evidence.place(record.stage, record.key)}: its parameters do not give "
-                "its key, so they were changed afterwards (or another version of prepare wrote "
-                "them)"
-            )
-
-    def _check_files(self, role: str, record: StageRecord) -> None:
-        """Check a stage's file against the digest in its record."""
-        if record.stage == EVALUATE.name:
-            self._answers += EVALUATE.result_of(record).n
-        if not self._evidence.has_answers or (listed := listed_file(record)) is None:
-            return
-        name, digest = listed
-        file = self._evidence.store.stage_folder(record.stage, record.key) / name
-        place = f"{role}: {self._evidence.place(record.stage, record.key)}/{name}"
-        if not file.is_file():
-            self._miss(f"{place} is missing")
-        elif digest_file(file) != digest:
-            self._problems.append(f"{place}: the file was changed since (its digest is another)")
-
-    def _check_earlier(self, role: str, record: StageRecord) -> None:
-        """Check that what a stage depends on is what it depended on then."""
-        is_whole = self._evidence.bundle is not None
-        for name, reference in record.inputs.items():
-            place = self._evidence.place(reference.stage, reference.key)
-            try:
-                source = self._evidence.store.find(reference.stage, reference.key)
-            except PrepareError as error:
-                self._problems.append(f"{role}: its '{name}', {place}: {error.message}")
-                continue
-            if source is None:
-                if is_whole:
-                    self._miss(f"{role}: its '{name}', {place} is missing")
-                continue
-            if digest_json(source.result) != record.input_digests.get(name):
-                self._problems.append(f"{role}: depends on another '{name}' than is in {place} now")
-            if is_whole and reference.key not in self._checked:
-                self._checked.add(reference.key)
-                self._check_record(source)
-                self._check_earlier(role, source)
 
 
 def key_of(record: StageRecord) -> str:
@@ -299,9 +476,9 @@ def listed_file(record: StageRecord) -> tuple[str, str] | None:
     return None
 
 
-def _find_uncounted(claims: RecordedVerdicts, recipe: str, store: Store) -> Iterator[str]:
+def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store) -> Iterator[str]:
     """Yield attempts of verdicts that the store's ledger lacks."""
-    key = claims.judges.get(recipe)
+    key = claims.judges.get(check.recipe)
     judge = store.find(JUDGE.name, key) if key is not None else None
     if judge is None:
         return
@@ -333,7 +510,7 @@ def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
             hint="`prepare runs show` has the screening",
         )
     key, computed = tuning.stage or "", None
-    place = evidence.place(SPEED.name, key)
+    place = evidence.place(StageReference(stage=SPEED.name, key=key))
     differences: list[str] = []
     try:
         record = evidence.store.find(SPEED.name, key)

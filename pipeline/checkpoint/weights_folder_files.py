@@ -11,7 +11,7 @@ from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError
 
 BUNDLE = "prepare-evidence"
-ANSWERS = f"{BUNDLE}/answers.tar.gz"
+ARCHIVE = f"{BUNDLE}/stages.tar.gz"
 CARD = "README.md"
 RESULTS = ".eval_results/prepare.yaml"
 SIGNATURE = "model.sig"

@@ -22,8 +22,7 @@ from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.escape import MAX_NAME_CHARACTERS, log_line
 
 if TYPE_CHECKING:
-    from artifacts.evidence.bundle_check import BundleCheck
-    from artifacts.evidence.verify import VariantCheck
+    from artifacts.evidence.verify import BundleCheck, VariantCheck
 
 MAX_LINES = 50  # of one list
 
@@ -149,7 +148,7 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
     Raises:
         EvidenceError: there is no evidence, or the signature does not hold.
     """
-    from artifacts.evidence.bundle_check import check_bundle
+    from artifacts.evidence.verify import check_bundle
 
     signature = check_signature(folder, public_key)
     check = check_bundle(folder)

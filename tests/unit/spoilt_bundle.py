@@ -10,11 +10,11 @@ from typing import Any
 from fake_run import RECIPE
 from pretend_stages import edit
 
-from artifacts.evidence import bundle_check
-from artifacts.evidence.bundle import RECORDS, VERDICT, pack, unpack
-from artifacts.evidence.bundle_check import BundleCheck
+from artifacts.evidence import verify as bundle_check
+from artifacts.evidence.bundle import VERDICT, pack, unpack
 from artifacts.evidence.manifest import MANIFEST, list_files
-from pipeline.checkpoint.weights_folder_files import ANSWERS, BUNDLE
+from artifacts.evidence.verify import BundleCheck
+from pipeline.checkpoint.weights_folder_files import ARCHIVE, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
@@ -32,8 +32,7 @@ def opened(deployed: Path) -> Path:
     """The bundle's stages, unpacked next to the folder; what is changed there is packed again."""
     place = deployed.with_name(f"{deployed.name} opened")
     if not place.exists():
-        unpack(deployed / BUNDLE / RECORDS, place)
-        unpack(deployed / ANSWERS, place)
+        unpack(deployed / ARCHIVE, place)
     return place / "stages"
 
 
@@ -41,13 +40,12 @@ def repack(deployed: Path) -> None:
     place = deployed.with_name(f"{deployed.name} opened")
     if place.exists():
         files = {p.relative_to(place).as_posix(): p for p in place.rglob("*") if p.is_file()}
-        pack(deployed / BUNDLE / RECORDS, {k: v for k, v in files.items() if v.name == RECORD})
-        pack(deployed / ANSWERS, {k: v for k, v in files.items() if v.name != RECORD})
+        pack(deployed / ARCHIVE, files)
 
 
 def found(check: BundleCheck) -> str:
     """All that is wrong, as text."""
-    return "\n".join([*check.problems, *(d for each in check.variants for d in each.differences)])
+    return "\n".join(check.faults)
 
 
 def refuse(deployed: Path) -> None:

@@ -18,7 +18,6 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
-from artifacts.evidence.bundle_check import read_verdict
 from artifacts.evidence.card import card_text, fence, hub_entries, serve_command, write_card
 from artifacts.evidence.card_text import (
     describe_calibration,
@@ -27,6 +26,7 @@ from artifacts.evidence.card_text import (
     describe_license,
     describe_optimization,
 )
+from artifacts.evidence.verify import read_verdict
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.source_info import SourceInfo, find_source, front_matter
 from pipeline.checkpoint.weights_folder_files import RESULTS

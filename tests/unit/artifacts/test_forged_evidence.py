@@ -1,4 +1,4 @@
-"""Forged and damaged evidence, by kind: each is found."""
+"""Forged and damaged evidence: one table of forgeries, and what finds each."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ from spoilt_bundle import (
     stage_folder,
 )
 
-from artifacts.evidence import bundle_check
-from artifacts.evidence.bundle import RECORDS, VERDICT
+from artifacts.evidence import verify
+from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.manifest import MANIFEST, ManifestFile
-from pipeline.checkpoint.weights_folder_files import BUNDLE
+from pipeline.checkpoint.weights_folder_files import ARCHIVE, BUNDLE
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
 
 # Answers lost, with which it passes alone and not next to another, and the first of them.
 CLOSE, FIRST = 4, 58
+OTHER = "awq-w4a16"
+Change = Callable[[dict[str, Any]], Any]
+Forge = Callable[[Path], Any]
 
 
 @pytest.fixture(scope="module")
@@ -68,493 +71,404 @@ def deployed(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "deployed"))
 
 
-@pytest.mark.parametrize("path", [".gitattributes/x", "model.sig/x.py"])
-def test_a_folder_in_the_place_of_a_file_that_may_come_later(deployed: Path, path: str) -> None:
-    (deployed / path).parent.mkdir()
-    (deployed / path).write_text("x")
-    assert "the file was added" in found(check_bundle(deployed))
+def verdict(change: Change) -> Forge:
+    """Change verdict.json."""
+    return lambda folder: edit(folder / BUNDLE / VERDICT, change)
 
 
-class TestForgedSides:
-    """Nobody can make answers that pass, but others that do lie in the bundle already."""
-
-    def swap(self, folder: Path, role: str, stage: str, of: str) -> str:
-        """Judge the variant by another stage, and make every key and digest right."""
-        judge = stage_folder(folder, "judge")
-        other = json.loads((stage_folder(folder, stage, of) / RECORD).read_text())
-
-        def change(record: dict[str, Any]) -> None:
-            record["inputs"][role]["key"] = other["key"]
-            record["input_digests"][role] = digest_json(other["result"])
-
-        edit(judge / RECORD, change)
-        rename_stage(folder, judge)
-        rewrite_manifest(folder)
-        check = check_bundle(folder)
-        assert not check.is_sound
-        return found(check)
-
-    def test_answers_of_another_variant(self, deployed: Path) -> None:
-        text = self.swap(deployed, "candidate.code", "evaluate", "awq-w4a16")
-        assert "the weights are not those that were judged" in text
-
-    def test_the_baseline_as_the_variant(self, deployed: Path) -> None:
-        text = self.swap(deployed, "candidate.code", "evaluate", "baseline")
-        assert "this verdict is on endpoints" in text
-
-    def test_a_variant_as_the_baseline(self, deployed: Path) -> None:
-        text = self.swap(deployed, "baseline.code", "evaluate", "awq-w4a16")
-        assert "candidate.code: it followed other 'baseline'" in text
+def record(stage: str, change: Change, variant: str = RECIPE) -> Forge:
+    """Change a stage's record and nothing that depends on it."""
+    return lambda folder: edit(stage_folder(folder, stage, variant) / RECORD, change)
 
 
-class TestForgedRules:
-    """Rules follow from policy, profile and trial; answers to other rules are found."""
+def judge(change: Change) -> Forge:
+    """Change the judge stage's record, and its key wherever it is named."""
 
-    @pytest.mark.parametrize("rule", [{"margin": {"points": 0.5}}, {"alpha": 0.4}])
-    def test_asked_by_another_rule_than_the_policys(
-        self, deployed: Path, rule: dict[str, Any]
-    ) -> None:
-        place, judge = stage_folder(deployed, "evaluate"), stage_folder(deployed, "judge")
-        edit(place / RECORD, lambda record: record["parameters"]["rule"].update(rule))
-        rename_stage(deployed, place)
-        key = json.loads((stage_folder(deployed, "evaluate") / RECORD).read_text())["key"]
-        named = "candidate.code"
-        edit(judge / RECORD, lambda record: record["inputs"][named].update(key=key))
-        rename_stage(deployed, judge)
-        rewrite_manifest(deployed)
-        assert "candidate.code: asked by another rule" in found(check_bundle(deployed))
+    def forge(folder: Path) -> None:
+        place = stage_folder(folder, "judge")
+        edit(place / RECORD, change)
+        rename_stage(folder, place)
 
-    def test_a_wider_margin(self, deployed: Path) -> None:
-        judge = stage_folder(deployed, "judge")
-
-        def widen(record: dict[str, Any]) -> None:
-            record["parameters"]["policy"]["suites"]["code"]["margins"]["fp8"]["points"] = 0.5
-
-        edit(judge / RECORD, widen)
-        rename_stage(deployed, judge)
-        rewrite_manifest(deployed)
-        text = found(check_bundle(deployed))
-        assert "the trial has other criteria than the policy" in text
-
-    @pytest.mark.parametrize("key", ["gates", "cost", "speed"])
-    def test_rules_that_are_written_into_the_record(self, deployed: Path, key: str) -> None:
-        judge = stage_folder(deployed, "judge")
-        edit(judge / RECORD, lambda record: record["parameters"].update({key: {}}))
-        rename_stage(deployed, judge)
-        rewrite_manifest(deployed)
-        with contextlib.suppress(EvidenceError):
-            assert not check_bundle(deployed).is_sound
+    return forge
 
 
-class TestForgedCounts:
-    """A pass depends on how many variants were tried, so each of them is held to its evidence.
+def result(stage: str, variant: str = RECIPE, **changes: Any) -> Forge:
+    """Change a stage's result, and the digest of it wherever it was an input: no key covers it."""
 
-    The manifest is rewritten to match every time, as who may write all of the bundle would.
-    """
-
-    @pytest.fixture
-    def forged(self, close: Path, tmp_path: Path) -> Path:
-        """A copy with the verdict that the variant would have had alone."""
-        folder = Path(shutil.copytree(close, tmp_path / "deployed"))
-        assert check_bundle(folder).is_sound
-
-        def alone(verdict: dict[str, Any]) -> None:
-            verdict["override"] = None
-            for variant in verdict["variants"]:
-                if variant["recipe"] == RECIPE:
-                    assert variant["verdict"] == "undecided"
-                    variant.update(verdict="pass")
-
-        edit(folder / BUNDLE / VERDICT, alone)
-        return folder
-
-    def drop(self, folder: Path) -> None:
-        """Take the variant that failed out of all that names it."""
-
-        def change(verdict: dict[str, Any]) -> None:
-            verdict["variants"] = [v for v in verdict["variants"] if v["recipe"] == RECIPE]
-            verdict["attempted"] = [RECIPE]
-            verdict["judges"].pop("bad")
-
-        edit(folder / BUNDLE / VERDICT, change)
-
-    def finish(self, folder: Path) -> str:
-        rewrite_manifest(folder)
-        check = check_bundle(folder)
-        assert not check.is_sound
-        return found(check)
-
-    def test_the_others_are_left_out(self, forged: Path) -> None:
-        self.drop(forged)
-        text = self.finish(forged)
-        assert "no verdict depends on this stage" in text
-        assert f"its trial is of bad, {RECIPE}" in text
-
-    def test_and_their_stages_too(self, forged: Path) -> None:
-        self.drop(forged)
-        for stage in ("judge", "quantize", "check_weights", "screen", "evaluate"):
-            shutil.rmtree(stage_folder(forged, stage, "bad"))
-        text = self.finish(forged)
-        assert "no verdict rests" not in text
-        assert f"its trial is of bad, {RECIPE}" in text
-
-    def test_and_the_count_with_its_key(self, forged: Path) -> None:
-        """The rounds were asked at a level that says how many there were."""
-        self.drop(forged)
-        judge = stage_folder(forged, "judge")
-        edit(judge / RECORD, lambda record: record["parameters"]["trial"]["variants"].pop("bad"))
-        rename_stage(forged, judge)
-        text = self.finish(forged)
-        assert "its trial is of" not in text
-        assert "candidate.code: asked by another rule" in text
-
-    def test_one_without_evidence_is_said_to_be_sure(self, forged: Path) -> None:
-        """Holm would let the others through after it."""
-
-        def change(verdict: dict[str, Any]) -> None:
-            verdict["judges"].pop("bad")
-            for variant in verdict["variants"]:
-                if variant["recipe"] == "bad":
-                    variant.update(verdict="error", p_value=1e-9)
-
-        edit(forged / BUNDLE / VERDICT, change)
-        text = self.finish(forged)
-        assert "has gates of 'bad', and names no stage 'judge'" in text
-        assert "verdict: kept 'pass', computed 'undecided'" in text
-
-    @pytest.mark.parametrize("of", ["judge", "variant", "attempted"])
-    def test_one_is_doubled(self, forged: Path, of: str) -> None:
-        def change(verdict: dict[str, Any]) -> None:
-            if of == "judge":
-                verdict["judges"]["bad"] = verdict["judges"][RECIPE]
-            elif of == "variant":
-                verdict["variants"] = [v for v in verdict["variants"] if v["recipe"] == RECIPE] * 2
-            else:
-                verdict["attempted"] = [RECIPE, RECIPE]
-
-        edit(forged / BUNDLE / VERDICT, change)
-        text = self.finish(forged)
-        assert "twice" in text or "the same stage 'judge'" in text
-
-    def test_one_is_added(self, deployed: Path) -> None:
-        def change(verdict: dict[str, Any]) -> None:
-            extra = {**verdict["variants"][0], "recipe": "another"}
-            verdict["variants"].append({**extra, "verdict": "error", "p_value": None})
-            verdict["attempted"].append("another")
-
-        edit(deployed / BUNDLE / VERDICT, change)
-        assert "and another, awq-w4a16" in self.finish(deployed)
-
-    def test_nobody_was_tried(self, deployed: Path) -> None:
-        edit(deployed / BUNDLE / VERDICT, lambda verdict: verdict.update(attempted=[]))
-        assert "says that nothing was tried" in self.finish(deployed)
-
-
-class TestForgedAnswers:
-    """No stage's key covers what came out of it, so results and their digests can be rewritten."""
-
-    def record(self, folder: Path, stage: str, variant: str, **result: Any) -> None:
-        """Change a stage's result, and the digest of it wherever it was an input."""
+    def forge(folder: Path) -> None:
         place = stage_folder(folder, stage, variant)
-        edit(place / RECORD, lambda record: record["result"].update(result))
+        edit(place / RECORD, lambda kept: kept["result"].update(changes))
         changed = json.loads((place / RECORD).read_text())
 
-        def follow(record: dict[str, Any]) -> None:
-            for role, reference in record["inputs"].items():
+        def follow(kept: dict[str, Any]) -> None:
+            for role, reference in kept["inputs"].items():
                 if reference["key"] == changed["key"]:
-                    record["input_digests"][role] = digest_json(changed["result"])
+                    kept["input_digests"][role] = digest_json(changed["result"])
 
         for file in opened(folder).glob(f"*/*/{RECORD}"):
             edit(file, follow)
 
-    def answer(self, folder: Path, variant: str, rows: list[dict[str, Any]]) -> None:
-        """Put these rows in the place of the answers, with every digest of them."""
-        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        self.put(folder, variant, content, len(rows))
-
-    def put(self, folder: Path, variant: str, content: bytes, n: int) -> None:
-        file = stage_folder(folder, "evaluate", variant) / "answers.jsonl"
-        file.write_bytes(content)
-        found = {"n": n, "answers_digest": digest_bytes(content)}
-        self.record(folder, "evaluate", variant, **found)
-
-    def rows(self, folder: Path, variant: str) -> list[dict[str, Any]]:
-        file = stage_folder(folder, "evaluate", variant) / "answers.jsonl"
-        return [json.loads(line) for line in file.read_bytes().splitlines()]
-
-    def judge_again(self, folder: Path) -> str:
-        """The verdict that follows from what is there now, as a forger would have it."""
-        for _ in range(2):  # what was rewritten last is judged by what it then says
-            rewrite_manifest(folder)
-            check = check_bundle(folder)
-        assert not check.is_sound
-        return found(check)
-
-    def test_the_answers_that_suit_are_picked(self, deployed: Path) -> None:
-        for variant in ("baseline", RECIPE):
-            rows = self.rows(deployed, variant)
-            self.answer(deployed, variant, [row for row in rows if int(row["id"]) % 3])
-        text = self.judge_again(deployed)
-        assert f"{RECIPE}: candidate.code" not in text
-        assert "candidate.code: its answers are not those to the first of the questions" in text
-        assert "baseline.code: 96 questions had to be asked, and 64 were answered" in text
-
-    def test_a_fixed_number_that_is_not_reached(self, deployed: Path) -> None:
-        self.answer(deployed, "baseline", self.rows(deployed, "baseline")[:50])
-        assert "baseline.code: 96 questions had to be asked, and 50 were" in self.judge_again(
-            deployed
-        )
-
-    def test_an_answer_twice(self, deployed: Path) -> None:
-        rows = self.rows(deployed, RECIPE)
-        self.answer(deployed, RECIPE, [*rows[:-1], rows[0]])
-        assert "candidate.code: its answers are not those" in self.judge_again(deployed)
-
-    @pytest.mark.parametrize("depth", [1, 100_000])
-    def test_rows_that_are_none(self, deployed: Path, depth: int) -> None:
-        self.put(deployed, RECIPE, b"[" * depth + b"]" * depth + b"\n", 1)
-        assert "a file is gone or damaged" in self.judge_again(deployed)
-
-    def test_more_questions_than_there_are(self, deployed: Path) -> None:
-        self.record(deployed, "questions", "code", questions=500)
-        assert "questions.code: its record counts 500 questions of 96" in self.judge_again(deployed)
-
-    def test_clusters_that_there_are_none_of(self, deployed: Path) -> None:
-        self.record(deployed, "questions", "code", clusters=3)
-        assert "counts clusters, and the suite has none" in self.judge_again(deployed)
-
-    def test_what_the_stage_judge_itself_says(self, deployed: Path) -> None:
-        self.record(deployed, "judge", RECIPE, p_value=0.01)
-        assert "its stage 'judge': p_value: kept 0.01, computed" in self.judge_again(deployed)
-
-    @pytest.mark.parametrize(
-        "reason", ["all 1 gates passed, and we vouch for it", "all 1 gates passed; registered, but"]
-    )
-    def test_words_that_were_added(self, deployed: Path, reason: str) -> None:
-        def change(verdict: dict[str, Any]) -> None:
-            verdict["variants"][0]["reason"] = f"{reason} nobody"
-
-        edit(deployed / BUNDLE / VERDICT, change)
-        assert "reason" in self.judge_again(deployed)
-
-    def test_another_source(self, deployed: Path) -> None:
-        edit(
-            deployed / BUNDLE / VERDICT,
-            lambda verdict: verdict["source"].update(digest="0" * 64),
-        )
-        assert "the source is not the checkpoint" in self.judge_again(deployed)
+    return forge
 
 
-class TestTampering:
-    """Each spoils one thing; `rewritten` is where the manifest was made to match afterwards."""
+def answers(pick: Callable[[list[str]], list[str]], *variants: str) -> Forge:
+    """Put other lines in the place of the answers, with every digest of them."""
 
-    @pytest.fixture(params=[False, True], ids=["plain", "rewritten"])
-    def finish(self, request: pytest.FixtureRequest) -> Callable[[Path], str]:
-        def check(deployed: Path) -> str:
-            if request.param:
-                rewrite_manifest(deployed)
-            result = check_bundle(deployed)
-            assert not result.is_sound
-            return found(result)
+    def forge(folder: Path) -> None:
+        for variant in variants or (RECIPE,):
+            file = stage_folder(folder, "evaluate", variant) / "answers.jsonl"
+            lines = pick(file.read_text().splitlines(keepends=True))
+            file.write_text("".join(lines))
+            digest = digest_bytes(file.read_bytes())
+            result("evaluate", variant, n=len(lines), answers_digest=digest)(folder)
 
-        return check
+    return forge
 
-    def test_a_byte_of_the_weights(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        weights = deployed / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-        text = finish(deployed)
-        assert "model.safetensors: the file was changed" in text or "those that were judged" in text
 
-    @pytest.mark.parametrize(
-        "name",
-        [
+def swap(role: str, of: str) -> Forge:
+    """Judge by another stage's answers, with every key and digest right."""
+
+    def forge(folder: Path) -> None:
+        other = json.loads((stage_folder(folder, "evaluate", of) / RECORD).read_text())
+
+        def change(kept: dict[str, Any]) -> None:
+            kept["inputs"][role]["key"] = other["key"]
+            kept["input_digests"][role] = digest_json(other["result"])
+
+        judge(change)(folder)
+
+    return forge
+
+
+def asked_by(rule: dict[str, Any]) -> Forge:
+    """Change the rule that the answers were asked by, with every key right."""
+
+    def forge(folder: Path) -> None:
+        place = stage_folder(folder, "evaluate")
+        edit(place / RECORD, lambda kept: kept["parameters"]["rule"].update(rule))
+        rename_stage(folder, place)
+        key = json.loads((stage_folder(folder, "evaluate") / RECORD).read_text())["key"]
+        judge(lambda kept: kept["inputs"]["candidate.code"].update(key=key))(folder)
+
+    return forge
+
+
+def written(name: str, text: str) -> Forge:
+    """Write a file next to the weights or the evidence."""
+
+    def forge(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+    return forge
+
+
+def spoilt(stage: str, name: str, change: Callable[[bytes], bytes], of: str = RECIPE) -> Forge:
+    """Change a stage's file, without its digest."""
+    return lambda folder: change_file(stage_folder(folder, stage, of) / name, change)
+
+
+def widen(kept: dict[str, Any]) -> None:
+    kept["parameters"]["policy"]["suites"]["code"]["margins"]["fp8"]["points"] = 0.5
+
+
+def add_variant(kept: dict[str, Any]) -> None:
+    extra = {**kept["variants"][0], "recipe": "another"}
+    kept["variants"].append({**extra, "verdict": "error", "p_value": None})
+    kept["attempted"].append("another")
+
+
+def first(**changes: Any) -> Forge:
+    """Change the first variant's verdict."""
+    return verdict(lambda kept: kept["variants"][0].update(changes))
+
+
+JUDGED = "are not those that were judged"
+# Forgeries by a writer of the whole bundle, who makes every digest of a file right, and a part of
+# what is found.
+FORGERIES: dict[str, tuple[Forge, str]] = {
+    "answers of another variant": (swap("candidate.code", OTHER), JUDGED),
+    "the baseline as the variant": (swap("candidate.code", "baseline"), "verdict is on endpoints"),
+    "a variant as the baseline": (swap("baseline.code", OTHER), "it followed other 'baseline'"),
+    "asked by a wider margin": (asked_by({"margin": {"points": 0.5}}), "asked by another rule"),
+    "asked at another level": (asked_by({"alpha": 0.4}), "asked by another rule"),
+    "a wider margin": (judge(widen), "the trial has other criteria than the policy"),
+    "a wider margin, not its key": (record("judge", widen), "were changed afterwards"),
+    "a record far from the verdict": (
+        record("quantize", lambda kept: kept["parameters"].update(environment="another")),
+        "were changed afterwards",
+    ),
+    "the engine's version": (
+        record("screen", lambda kept: kept["result"].update(engine_version="0.99")),
+        "its result is not the one that was used",
+    ),
+    "a stage that is left out": (
+        lambda folder: shutil.rmtree(stage_folder(folder, "screen", "baseline")),
+        "is missing",
+    ),
+    "answers that suit are picked": (
+        answers(lambda lines: [each for n, each in enumerate(lines) if n % 3], "baseline", RECIPE),
+        "its answers are not those to the first of the questions",
+    ),
+    "a fixed number that is not reached": (
+        answers(lambda lines: lines[:50], "baseline"),
+        "96 questions had to be asked, and 50 were answered",
+    ),
+    "an answer twice": (
+        answers(lambda lines: [*lines[:-1], lines[0]]),
+        "its answers are not those to the first of the questions",
+    ),
+    "a row that is none": (answers(lambda _: ["[]\n"]), "a file is gone or damaged"),
+    "a row that is deep": (
+        answers(lambda _: ["[" * 100_000 + "]" * 100_000 + "\n"]),
+        "a file is gone or damaged",
+    ),
+    "a byte of an answer": (
+        spoilt("evaluate", "answers.jsonl", lambda text: text.replace(b'"x ', b'"y ', 1)),
+        "answers.jsonl: the file was changed",
+    ),
+    "a missing answer": (
+        spoilt("evaluate", "answers.jsonl", lambda text: text[: text.rindex(b"\n", 0, -1) + 1]),
+        "answers.jsonl: the file was changed",
+    ),
+    "all answers missing": (
+        lambda folder: (stage_folder(folder, "evaluate") / "answers.jsonl").unlink(),
+        "answers.jsonl is missing",
+    ),
+    "a question": (
+        spoilt("questions", "questions.jsonl", lambda text: text.replace(b"95", b"94"), "code"),
+        "questions.jsonl: the file was changed",
+    ),
+    "more questions than there are": (
+        result("questions", "code", questions=500),
+        "its record counts 500 questions of 96",
+    ),
+    "clusters that there are none of": (
+        result("questions", "code", clusters=3),
+        "counts clusters, and the suite has none",
+    ),
+    "the stage 'judge' itself": (result("judge", p_value=0.01), "'judge': p_value: kept 0.01"),
+    "words that were added": (first(reason="all 1 gates passed, we vouch"), "reason: kept"),
+    "words of a promotion": (
+        first(reason="all 1 gates passed; registered, but not preferred"),
+        "there was no promotion yet",
+    ),
+    "another source": (
+        verdict(lambda kept: kept["source"].update(digest="0" * 64)),
+        "the source is not the checkpoint",
+    ),
+    "a figure of a gate": (
+        verdict(lambda kept: kept["variants"][0]["gates"][0].update(candidate=0.99)),
+        "gates[0].candidate: kept 0.99",
+    ),
+    "another variant's p-value": (first(p_value=0.9), "p_value: kept 0.9"),
+    "another variant's name": (verdict(lambda kept: kept.update(recipe=OTHER)), JUDGED),
+    "a variant is added": (verdict(add_variant), "and another, awq-w4a16"),
+    "nothing was tried": (verdict(lambda kept: kept.update(attempted=[])), "nothing was tried"),
+    "weights": (
+        lambda folder: change_file(folder / "model.safetensors", lambda x: x[:-1] + b"\1"),
+        f"the weights {JUDGED}",
+    ),
+    **{
+        f"a file next to the weights: {name}": (written(name, '{"a": "b"}'), f"files {JUDGED}")
+        for name in (
             *("config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"),
             *("modeling_x.py", "consolidated.safetensors"),
-        ],
-    )
-    def test_a_file_beside_the_weights(
-        self, deployed: Path, finish: Callable[[Path], str], name: str
-    ) -> None:
-        (deployed / name).write_text('{"another": "one"}')
-        text = finish(deployed)
-        assert "other files are not those that were judged" in text
-
-    def test_a_byte_of_an_answer(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        file = stage_folder(deployed, "evaluate") / "answers.jsonl"
-        change_file(file, lambda text: text.replace(b'"x ', b'"y ', 1))
-        assert "answers.jsonl: the file was changed" in finish(deployed)
-
-    def test_a_missing_answer(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        file = stage_folder(deployed, "evaluate") / "answers.jsonl"
-        change_file(file, lambda text: text[: text.rindex(b"\n", 0, -1) + 1])
-        assert "answers.jsonl: the file was changed" in finish(deployed)
-
-    def test_all_answers_missing(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        (stage_folder(deployed, "evaluate") / "answers.jsonl").unlink()
-        assert "answers.jsonl is missing" in finish(deployed)
-
-    def test_a_damaged_file(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        file = deployed / BUNDLE / RECORDS
-        file.write_bytes(file.read_bytes()[:-5])
-        with pytest.raises(EvidenceError, match="cannot be read"):
-            finish(deployed)
-
-    def test_a_question(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        file = stage_folder(deployed, "questions", "code") / "questions.jsonl"
-        change_file(file, lambda text: text.replace(b"95", b"94"))
-        assert "questions.jsonl: the file was changed" in finish(deployed)
-
-    def test_the_policy(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        def widen(record: dict[str, Any]) -> None:
-            record["parameters"]["policy"]["suites"]["code"]["margins"]["fp8"]["points"] = 0.5
-
-        edit(stage_folder(deployed, "judge") / RECORD, widen)
-        text = finish(deployed)
-        assert "were changed afterwards" in text
-        assert "the trial has other criteria than the policy" in text
-
-    def test_the_engines_version(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        edit(
-            stage_folder(deployed, "screen") / RECORD,
-            lambda record: record["result"].update(engine_version="0.99"),
         )
-        text = finish(deployed)
-        assert "depends on another 'screen'" in text
-
-    def test_a_record_far_from_the_verdict(
-        self, deployed: Path, finish: Callable[[Path], str]
-    ) -> None:
-        edit(
-            stage_folder(deployed, "quantize") / RECORD,
-            lambda record: record["parameters"].update(environment="another"),
-        )
-        assert "were changed afterwards" in finish(deployed)
-
-    def test_a_stage_that_is_left_out(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        shutil.rmtree(stage_folder(deployed, "screen", "baseline"))
-        assert "is missing" in finish(deployed)
-
-    def test_the_verdict(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        def better(verdict: dict[str, Any]) -> None:
-            verdict["variants"][0]["gates"][0]["candidate"] = 0.99
-
-        edit(deployed / BUNDLE / VERDICT, better)
-        assert "gates[0].candidate: kept 0.99" in finish(deployed)
-
-    def test_another_variants_p_value(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        """It has a part in the correction, so its own evidence is there, too."""
-        edit(
-            deployed / BUNDLE / VERDICT,
-            lambda verdict: verdict["variants"][0].update(p_value=0.9),
-        )
-        assert "p_value: kept 0.9" in finish(deployed)
-
-    def test_of_which_variant_it_is(self, deployed: Path, finish: Callable[[Path], str]) -> None:
-        edit(deployed / BUNDLE / VERDICT, lambda verdict: verdict.update(recipe="awq-w4a16"))
-        text = finish(deployed)
-        assert f"is about '{RECIPE}'" in text
-        assert "the weights are not those that were judged" in text
+    },
+}
 
 
-class TestOneByte:
-    """Whichever byte of whichever file is changed, it is seen."""
-
-    @settings(max_examples=40, deadline=None)
-    @given(data=st.data())
-    def test_anywhere(self, copy_to_spoil: Path, data: st.DataObject) -> None:
-        files = sorted(p for p in copy_to_spoil.rglob("*") if p.is_file() and p.name != MANIFEST)
-        file = data.draw(st.sampled_from(files))
-        content = bytearray(file.read_bytes())
-        place = data.draw(st.integers(0, len(content) - 1))
-        before = bytes(content)
-        content[place] ^= data.draw(st.integers(1, 255))
-        # The weights' copy here is a separate file, so nothing else changes with it.
-        file.write_bytes(content)
-        try:
-            assert not bundle_check.check_bundle(copy_to_spoil).is_sound
-        except EvidenceError:
-            pass  # what says the verdict itself cannot be read any more
-        finally:
-            file.write_bytes(before)
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_is_found(deployed: Path, name: str) -> None:
+    forge, finding = FORGERIES[name]
+    forge(deployed)
+    assert not check_bundle(deployed).is_sound
+    rewrite_manifest(deployed)
+    assert finding in found(check_bundle(deployed))
 
 
-class TestFiles:
-    @pytest.mark.parametrize("place", ["added.py", f"{BUNDLE}/added.json", "sub/added"])
-    def test_one_added(self, deployed: Path, place: str) -> None:
-        (deployed / place).parent.mkdir(exist_ok=True)
-        (deployed / place).write_text("x")
-        assert f"{place}: the file was added" in found(check_bundle(deployed))
+@pytest.mark.parametrize("key", ["gates", "cost", "speed"])
+def test_rules_that_are_written_into_the_record(deployed: Path, key: str) -> None:
+    judge(lambda kept: kept["parameters"].update({key: {}}))(deployed)
+    rewrite_manifest(deployed)
+    with contextlib.suppress(EvidenceError):
+        assert not check_bundle(deployed).is_sound
 
-    def test_one_removed(self, deployed: Path) -> None:
-        (deployed / "tokenizer.json").unlink()
-        assert "tokenizer.json: the file is missing" in found(check_bundle(deployed))
 
-    def test_a_card_edited(self, deployed: Path) -> None:
-        (deployed / "README.md").write_text("better than ever")
-        assert "README.md: the file was changed" in found(check_bundle(deployed))
+def drop(folder: Path) -> None:
+    """Take the variant that failed out of all that names it."""
 
-    @pytest.mark.parametrize("name", [".git/hooks/x", ".github/x", ".cache/huggingface/x"])
-    def test_what_git_and_the_hub_keep_is_not_covered(self, deployed: Path, name: str) -> None:
-        (deployed / name).parent.mkdir(parents=True, exist_ok=True)
-        (deployed / name).write_text("x")
-        assert f"{name}: the file was added" in found(check_bundle(deployed))
+    def change(kept: dict[str, Any]) -> None:
+        kept["variants"] = [v for v in kept["variants"] if v["recipe"] == RECIPE]
+        kept["attempted"] = [RECIPE]
+        kept["judges"].pop("bad")
 
-    def test_what_the_hub_puts_into_every_repository(self, deployed: Path) -> None:
-        (deployed / ".gitattributes").write_text("x")
-        assert check_bundle(deployed).is_sound
+    verdict(change)(folder)
 
-    def test_a_link_is_refused(self, deployed: Path, tmp_path: Path) -> None:
-        config = deployed / "config.json"
-        config.rename(tmp_path / "config.json")
-        config.symlink_to(tmp_path / "config.json")
-        with pytest.raises(EvidenceError) as caught:
-            check_bundle(deployed)
-        assert caught.value.where == str(config)
 
-    def test_evidence_that_is_a_link(self, deployed: Path, tmp_path: Path) -> None:
-        shutil.move(deployed / BUNDLE, tmp_path / "another")
-        (deployed / BUNDLE).symlink_to(tmp_path / "another")
-        with pytest.raises(EvidenceError) as caught:
-            check_bundle(deployed)
-        assert caught.value.where == str(deployed / BUNDLE)
+def drop_stages(folder: Path) -> None:
+    drop(folder)
+    for stage in ("judge", "quantize", "check_weights", "screen", "evaluate"):
+        shutil.rmtree(stage_folder(folder, stage, "bad"))
 
-    @pytest.mark.parametrize("part", ["evidence_files", "model_files"])
-    def test_a_path_that_is_listed_twice(self, deployed: Path, part: str) -> None:
-        edit(deployed / BUNDLE / MANIFEST, lambda listed: listed[part].append(listed[part][0]))
-        with pytest.raises(EvidenceError, match=r"manifest\.json"):
-            check_bundle(deployed)
 
-    def test_a_pipe_does_not_keep_it_waiting(self, deployed: Path) -> None:
-        (deployed / BUNDLE / VERDICT).unlink()
-        os.mkfifo(deployed / BUNDLE / VERDICT)
-        with pytest.raises(EvidenceError) as caught:
-            check_bundle(deployed)
-        assert caught.value.where == str(deployed / BUNDLE / VERDICT)
+def drop_count(folder: Path) -> None:
+    """Leave it out of the trial; but the answers were asked at a level for two."""
+    drop(folder)
+    judge(lambda kept: kept["parameters"]["trial"]["variants"].pop("bad"))(folder)
 
-    def test_no_bundle(self, tmp_path: Path) -> None:
-        with pytest.raises(EvidenceError) as caught:
-            check_bundle(tmp_path)
-        assert caught.value.where == str(tmp_path / BUNDLE)
 
-    @pytest.mark.parametrize("name", [MANIFEST, VERDICT])
-    def test_what_says_it_all_is_damaged(self, deployed: Path, name: str) -> None:
-        (deployed / BUNDLE / name).write_text("{")
-        with pytest.raises(EvidenceError) as caught:
-            check_bundle(deployed)
-        assert caught.value.where == str(deployed / BUNDLE / name)
+def unjudge(kept: dict[str, Any]) -> None:
+    """Holm would let the others through after it."""
+    kept["judges"].pop("bad")
+    for variant in kept["variants"]:
+        if variant["recipe"] == "bad":
+            variant.update(verdict="error", p_value=1e-9)
 
-    @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a//b", "./a"])
-    def test_no_path_leads_out(self, path: str) -> None:
-        with pytest.raises(ValueError, match="path"):
-            ManifestFile(path=path, size=1, sha256="0" * 64)
 
-    def test_a_manifest_whose_paths_lead_out(self, deployed: Path) -> None:
-        edit(
-            deployed / BUNDLE / MANIFEST,
-            lambda manifest: manifest["evidence_files"][0].update(path="../../config.json"),
-        )
-        with pytest.raises(EvidenceError, match=r"\.\./\.\./config\.json"):
-            check_bundle(deployed)
+COUNTS: dict[str, tuple[Forge, tuple[str, ...]]] = {
+    "left out": (drop, ("no verdict depends on this stage", f"its trial is of bad, {RECIPE}")),
+    "left out with its stages": (drop_stages, (f"its trial is of bad, {RECIPE}",)),
+    "left out of the trial": (drop_count, ("candidate.code: asked by another rule",)),
+    "said to be sure": (
+        verdict(unjudge),
+        ("a variant has gates, and no stage 'judge'", "kept 'pass', computed 'undecided'"),
+    ),
+    "judged by another's stage": (
+        verdict(lambda kept: kept["judges"].update(bad=kept["judges"][RECIPE])),
+        ("two variants have the same stage 'judge'",),
+    ),
+    "doubled": (
+        verdict(lambda kept: kept["variants"].append(kept["variants"][-1])),
+        ("a variant is named twice",),
+    ),
+    "attempted twice": (
+        verdict(lambda kept: kept.update(attempted=[RECIPE, RECIPE])),
+        ("a variant is named twice",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_variant_that_counts_cannot_be_hidden(close: Path, tmp_path: Path, name: str) -> None:
+    """A pass depends on how many variants were tried, so each of them is held to its evidence."""
+    folder = Path(shutil.copytree(close, tmp_path / "deployed"))
+    assert check_bundle(folder).is_sound
+
+    def alone(kept: dict[str, Any]) -> None:
+        kept["override"] = None
+        for variant in kept["variants"]:
+            if variant["recipe"] == RECIPE:
+                variant.update(verdict="pass")
+
+    verdict(alone)(folder)
+    forge, findings = COUNTS[name]
+    forge(folder)
+    rewrite_manifest(folder)
+    check = check_bundle(folder)
+    assert not check.is_sound
+    assert all(each in found(check) for each in findings)
+
+
+@pytest.mark.parametrize(
+    ("forge", "finding"),
+    [
+        (written("added.py", "x"), "added.py: the file was added"),
+        (written(f"{BUNDLE}/added.json", "x"), "added.json: the file was added"),
+        (written("sub/added", "x"), "added: the file was added"),
+        (written(".git/hooks/x", "x"), ".git/hooks/x: the file was added"),
+        (written(".github/x", "x"), ".github/x: the file was added"),
+        (written(".cache/huggingface/x", "x"), "x: the file was added"),
+        # A folder in the place of a file that may come later.
+        (written(".gitattributes/x", "x"), "the file was added"),
+        (written("model.sig/x.py", "x"), "the file was added"),
+        (written("README.md", "better than ever"), "README.md: the file was changed"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: the file is mis"),
+    ],
+)
+def test_a_file_that_is_not_listed_so(deployed: Path, forge: Forge, finding: str) -> None:
+    forge(deployed)
+    assert finding in found(check_bundle(deployed))
+
+
+def test_what_the_hub_puts_into_every_repository(deployed: Path) -> None:
+    (deployed / ".gitattributes").write_text("x")
+    assert check_bundle(deployed).is_sound
+
+
+def link(place: str) -> Forge:
+    def forge(folder: Path) -> None:
+        elsewhere = folder.with_name("elsewhere")
+        shutil.move(folder / place, elsewhere)
+        (folder / place).symlink_to(elsewhere)
+
+    return forge
+
+
+def pipe(folder: Path) -> None:
+    (folder / BUNDLE / VERDICT).unlink()
+    os.mkfifo(folder / BUNDLE / VERDICT)
+
+
+def listed(change: Change) -> Forge:
+    return lambda folder: edit(folder / BUNDLE / MANIFEST, change)
+
+
+@pytest.mark.parametrize(
+    ("forge", "where"),
+    [
+        (lambda folder: shutil.rmtree(folder / BUNDLE), BUNDLE),
+        (link("config.json"), "config.json"),
+        (link(BUNDLE), BUNDLE),
+        (pipe, f"{BUNDLE}/{VERDICT}"),
+        (written(f"{BUNDLE}/{VERDICT}", "{"), f"{BUNDLE}/{VERDICT}"),
+        (written(f"{BUNDLE}/{MANIFEST}", "{"), f"{BUNDLE}/{MANIFEST}"),
+        (written(ARCHIVE, "x"), ARCHIVE),
+        (lambda folder: os.truncate(folder / ARCHIVE, 2000), ARCHIVE),
+        *(
+            (
+                listed(lambda kept, part=part: kept[part].append(kept[part][0])),
+                f"{BUNDLE}/{MANIFEST}",
+            )
+            for part in ("evidence_files", "model_files")
+        ),
+        (
+            listed(lambda kept: kept["evidence_files"][0].update(path="../../config.json")),
+            f"{BUNDLE}/{MANIFEST}",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_place(deployed: Path, forge: Forge, where: str) -> None:
+    forge(deployed)
+    with pytest.raises(EvidenceError) as caught:
+        check_bundle(deployed)
+    assert caught.value.where == str(deployed / where)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a//b", "./a"])
+def test_no_path_of_a_manifest_leads_out(path: str) -> None:
+    with pytest.raises(ValueError, match="path"):
+        ManifestFile(path=path, size=1, sha256="0" * 64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_one_byte_anywhere(copy_to_spoil: Path, data: st.DataObject) -> None:
+    files = sorted(p for p in copy_to_spoil.rglob("*") if p.is_file() and p.name != MANIFEST)
+    file = data.draw(st.sampled_from(files))
+    content = bytearray(file.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    before = bytes(content)
+    content[place] ^= data.draw(st.integers(1, 255))
+    # The weights' copy here is a separate file, so nothing else changes with it.
+    file.write_bytes(content)
+    try:
+        assert not verify.check_bundle(copy_to_spoil).is_sound
+    except EvidenceError:
+        pass  # what says the verdict itself cannot be read any more
+    finally:
+        file.write_bytes(before)
 
 
 SECONDS, MIB = 2.0, 300.0

@@ -15,7 +15,7 @@ from oci_stand_in import LOGIN, OciStandIn
 from typer.testing import CliRunner
 
 from artifacts.push import fetch
-from pipeline.checkpoint.weights_folder_files import ANSWERS
+from pipeline.checkpoint.weights_folder_files import ARCHIVE
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import RegistryError, UsageError
@@ -99,7 +99,7 @@ class TestOci:
         prepare("pull", sent["digest_reference"], str(tmp_path / "pulled"))
         (version,) = run.registry.versions("model")
         whole = content(Path(version.source))
-        answers = whole.pop(ANSWERS)
+        answers = whole.pop(ARCHIVE)
         assert content(tmp_path / "pulled") == whole
         assert answers not in oci.content.blobs.values()
         done = CliRunner().invoke(app, ["verify", str(tmp_path / "pulled")])
@@ -214,7 +214,7 @@ class TestHub:
         (version,) = run.registry.versions("model")
         assert content(tmp_path / "pulled") == content(Path(version.source))
         prepare("pull", "hf://acme/model@best", str(tmp_path / "by tag"))
-        assert ANSWERS not in content(tmp_path / "by tag")
+        assert ARCHIVE not in content(tmp_path / "by tag")
         assert hub.models["acme/model"].private
 
     def test_a_repository_that_is_not_there(self, hub: HubWriteStandIn, tmp_path: Path) -> None:

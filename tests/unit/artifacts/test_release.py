@@ -22,9 +22,8 @@ from typer.testing import CliRunner
 
 from artifacts import release
 from artifacts.evidence.bundle import VERDICT
-from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import list_files
-from artifacts.evidence.verify import check_run
+from artifacts.evidence.verify import check_bundle, check_run
 from artifacts.garbage_collection import find_garbage, remove
 from artifacts.mlflow_store import MlflowStore
 from artifacts.registry import Cause, Registry

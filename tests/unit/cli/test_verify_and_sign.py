@@ -12,9 +12,8 @@ from fake_run import FakeRun, judged_run
 from key_pair import key_pair
 from typer.testing import CliRunner
 
-from artifacts.evidence.bundle_check import BundleCheck
 from artifacts.evidence.signing import sign_with_key
-from artifacts.evidence.verify import VariantCheck
+from artifacts.evidence.verify import BundleCheck, VariantCheck
 from pipeline.cli.main import app
 from pipeline.cli.verify import print_folder
 from pipeline.core.errors import EvidenceError, UsageError

@@ -13,7 +13,7 @@ from small_checkpoint import write_files
 from sound_variants import source_files
 
 from artifacts.deploy.recorded_verdict import read_past
-from artifacts.evidence.bundle_check import check_bundle
+from artifacts.evidence.verify import check_bundle
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from recipes.quantizers.adopted import AdoptedQuantization
 

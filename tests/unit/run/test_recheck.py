@@ -456,7 +456,7 @@ class TestErrors:
         edit(judge, lambda record: record["parameters"]["policy"].update(alpha=0.4))
         repack(copy)
         # The list of digests is the first to tell; who changes it too, is told by the evidence.
-        self.refused(site, RegistryError, "records.tar.gz", weights=copy)
+        self.refused(site, RegistryError, "stages.tar.gz", weights=copy)
         rewrite_manifest(copy)
         listed = {MANIFEST_TAG: digest_file(copy / BUNDLE / MANIFEST)}
         site.registry.set_tags(NAME, "1", listed)
