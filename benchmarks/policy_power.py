@@ -78,14 +78,12 @@ def replay(name: str, runs: int) -> dict[str, object]:
     told = policy_power(policy, recipes, counts, level)
     rates: dict[str, dict[str, float]] = {}
     for gate in told:
-        suite = policy.suites[gate.suite]
+        suite = policy.suites[gate.gate]
         if suite.tier == "critical":
-            rate = pass_rate(suite, gate.family, counts[gate.suite], level, runs)
-            rates.setdefault(gate.family, {})[gate.suite] = rate
+            rate = pass_rate(suite, gate.family, counts[gate.gate], level, runs)
+            rates.setdefault(gate.family, {})[gate.gate] = rate
     gaps = {
-        f"{gate.suite}, {gate.family}": round(
-            (gate.usual_passes or 0) - rates[gate.family][gate.suite], 3
-        )
+        f"{gate.gate}, {gate.family}": round((gate.usual or 0) - rates[gate.family][gate.gate], 3)
         for gate in told
         if gate.tier == "critical"
     }

@@ -26,7 +26,7 @@ from pipeline.cli.options import (
     VariantOption,
     VerboseOption,
 )
-from pipeline.cli.policy import check_policy, print_claims, print_power
+from pipeline.cli.policy import check_policy, print_power
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import ExitCode, UsageError
@@ -145,7 +145,6 @@ def plan(
     for row in found.size_rows():
         print(": ".join((row[0], ", ".join(row[1:]))))
     print_power(found.power)
-    print_claims(found.claims)
     if found.attempt:
         print(found.attempt)
     if verbose:

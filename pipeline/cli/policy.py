@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.plan.power import GatePower
-    from pipeline.plan.speed_power import SpeedPower
 
 
 def check_policy(
@@ -30,10 +29,9 @@ def check_policy(
     from pipeline.environments.settings import load_settings
     from pipeline.plan.data_sources import SourceResolver
     from pipeline.plan.independence import note_repeated_fields
-    from pipeline.plan.power import check_power, joint_power, policy_power
+    from pipeline.plan.power import check_power, policy_power, speed_power
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
     from pipeline.plan.speed_plan import check_own_workloads
-    from pipeline.plan.speed_power import claim_powers
     from recipes import catalog
     from recipes.traffic_file import check_workload
 
@@ -54,46 +52,25 @@ def check_policy(
             progress,
         )
         counts = sources.counts(policy)
-        power = policy_power(policy, recipes, counts)
-        claims = claim_powers(policy, len(recipes))
+        power = policy_power(policy, recipes, counts) + speed_power(policy, len(recipes))
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
-            answer |= {"gates": [asdict(gate) for gate in power]}
-            answer["joint"] = [asdict(joint) for joint in joint_power(power)]
-            if policy.speed is not None:
-                answer["speed"] = [claim.to_dict() for claim in claims]
-            print_json(answer)
+            print_json(answer | {"gates": [asdict(gate) for gate in power]})
         else:
             print_power(power)
-            print_claims(claims)
         note_repeated_fields(policy, sources, progress)
         check_power(policy, recipes, counts, progress)
 
 
 def print_power(power: Sequence[GatePower]) -> None:
-    """Print one line a gate: its chances to pass."""
+    """Print one line a gate, its chances to pass; and one a family, of all suites together."""
     from pipeline.plan.power import format_chance, joint_power
 
     for gate in power:
         print(gate.words)
-    for joint in joint_power(power):
-        usual = ""
-        if joint.usual_passes is not None:
-            usual = f", {format_chance(joint.usual_passes)} of usual variants"
+    for family, (passes, usual) in joint_power(power).items():
+        of_usual = f", {format_chance(usual)} of usual variants" if usual is not None else ""
         print(
-            f"all suites, {joint.family}: {format_chance(joint.passes)} of variants that lose "
-            f"nothing pass{usual}"
+            f"all suites, {family}: {format_chance(passes)} of variants that lose nothing "
+            f"pass{of_usual}"
         )
-
-
-def print_claims(claims: Sequence[SpeedPower]) -> None:
-    """Print one line a speed gate: its chances to pass, and what it takes."""
-    from pipeline.plan.speed_power import NOISE
-
-    for claim in claims:
-        takes = f"; {claim.starts} starts of servers"
-        if claim.minutes is not None:
-            takes += f", about {claim.minutes:.0f} minutes"
-        if claim.gpu_minutes is not None:
-            takes += f", {claim.gpu_minutes:.0f} GPU-minutes a variant"
-        print(f"{claim.words}; if starts and loads each vary by {100 * NOISE:g} %{takes}")

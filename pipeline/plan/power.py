@@ -1,32 +1,41 @@
-"""Chance that a gate passes, before any work: one formula for every gate of answers.
+"""Chance that a gate passes, before any work: one formula for answers, one for speed.
 
 A variant changes a share `flips` of the scores by plus or minus `size`, and loses `loss` on
 average. At each planned look the distance of Gaffke's bound from the mean is that of one typical
 sample, and the mean is normal around its expectation. Looks share their first values, so their
-joint chance is that of correlated normals. `benchmarks/policy_power.py` compares it with replays.
+joint chance is that of correlated normals. Speed gates are Student's t of normal values.
+`benchmarks/policy_power.py` and `benchmarks/speed_power.py` compare both with replays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from eval_gates.speed.gate_rule import ClaimRule, apply_gate_rate, build_rule
+from eval_gates.speed.load_run import LENGTH_FACTOR
+from eval_gates.speed.report import describe_gate
+from eval_gates.speed.rules import RatioRule
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import planned_looks
 from eval_gates.statistics.multiplicity import gate_level
+from eval_gates.statistics.paired_t import chance_above
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.plan.independence import check_known_tasks
+from pipeline.plan.speed_plan import find_claims
 from pipeline.stages.questions import QuestionsResult
-from recipes.policy import AnySuite, Policy, UsualChange
-from recipes.schema import Family, Recipe
+from recipes.catalog import load_workload
+from recipes.policy import AnySuite, Policy
+from recipes.schema import Family, Recipe, ServingProfile
+from recipes.workload import AnyWorkload
 
 Counts = Mapping[str, int | None]
 
@@ -35,7 +44,13 @@ MIN_CHANCE = 0.2
 DOUBTFUL = 0.8
 """Below it a run notes the gate."""
 _FLIPS, _GRADED_FLIPS = 0.04, 0.6  # share of changed scores, where the policy states none
-_MOST = 1 << 20
+START_SECONDS = 120.0
+"""Taken for a server's start while none was measured here."""
+NOISE = 0.02
+"""Assumed standard deviation of ln(output tokens/s) of a load, and of a start; 1 to 3 % are usual.
+A percentile of latency is taken to vary by twice as much."""
+RATIO, ROOM = (1.0, 1.05), (1.1, 1.25)
+"""True ratios, and limits over times: if nothing changes, and of a usual good variant."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,27 @@ class Chances:
 
     passes: float
     fails: float
+
+
+@dataclass(frozen=True)
+class GatePower:
+    """Chances that one gate lets a variant in: that it passes, or does not fail as a supporter."""
+
+    gate: str  # name of a suite, or of a speed gate
+    tier: str
+    family: Family | None  # None: the gate is the same for all families
+    alpha: float
+    units: int | None  # questions, clusters or blocks; None if known only once they are read
+    passes: float | None  # of a variant that loses nothing; None where `units` is
+    usual: float | None  # of the policy's usual good variant; None without one
+    words: str  # all this as a sentence
+    starts: int = 0  # of servers
+    minutes: float | None = None  # of loads and starts; None where the workload is a profile's
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the gate may well not pass a variant without loss."""
+        return self.tier == "critical" and self.passes is not None and self.passes < DOUBTFUL
 
 
 def chances(
@@ -56,7 +92,7 @@ def chances(
     size: float = 1.0,
     baseline: float = 0.5,
 ) -> Chances:
-    """Return a gate's chances of a pass and a fail.
+    """Return the chances of a gate of answers.
 
     Args:
         alpha: level of the gate, over all its looks.
@@ -66,17 +102,24 @@ def chances(
         size: of a change of one score.
         baseline: mean score; a recovery depends on it.
     """
+    from eval_gates.statistics.bound import counted_bounds
+
     outcomes = _outcomes(comparison, flips, loss, size, baseline)
     mean = sum(value * chance for value, chance in outcomes)
     variance = sum((value - mean) ** 2 * chance for value, chance in outcomes)
-    room = mean - comparison.threshold
-    looks = planned_looks(values)
-    reach = [_distances(comparison, alpha * look.share, outcomes, mean, look.n) for look in looks]
+    above, below, looks = [], [], planned_looks(values)
+    for look in looks:
+        bounds = counted_bounds(
+            [value for value, _ in outcomes],
+            [look.n * chance for _, chance in outcomes],
+            alpha * look.share,
+            lowest=comparison.lowest,
+            highest=comparison.highest,
+        )
+        above.append(bounds.lower - comparison.threshold)
+        below.append(comparison.threshold - bounds.upper)
     counts = [look.n for look in looks]
-    return Chances(
-        _chance_of_any([room - below for below, _ in reach], variance, counts),
-        _chance_of_any([-room - above for _, above in reach], variance, counts),
-    )
+    return Chances(_any_above(above, variance, counts), _any_above(below, variance, counts))
 
 
 def _outcomes(
@@ -97,27 +140,7 @@ def _outcomes(
     return [(rest - size, lost), (rest, 1 - lost - gained), (rest + size, gained)]
 
 
-def _distances(
-    comparison: Comparison,
-    level: float,
-    outcomes: Sequence[tuple[float, float]],
-    mean: float,
-    n: int,
-) -> tuple[float, float]:
-    """Return the distances of both bounds from the mean of a typical sample of n values."""
-    from eval_gates.statistics.bound import counted_bounds
-
-    bounds = counted_bounds(
-        [value for value, _ in outcomes],
-        [n * chance for _, chance in outcomes],
-        level,
-        lowest=comparison.lowest,
-        highest=comparison.highest,
-    )
-    return mean - bounds.lower, bounds.upper - mean
-
-
-def _chance_of_any(room: Sequence[float], variance: float, counts: Sequence[int]) -> float:
+def _any_above(room: Sequence[float], variance: float, counts: Sequence[int]) -> float:
     """Return the chance that the mean of the first n values is above its limit at any look.
 
     Args:
@@ -139,76 +162,29 @@ def _chance_of_any(room: Sequence[float], variance: float, counts: Sequence[int]
     return float(min(1.0, max(0.0, 1 - none)))
 
 
-@dataclass(frozen=True)
-class GatePower:
-    """Chances of one suite's gate for one recipe family."""
+def joint_power(gates: Sequence[GatePower]) -> dict[Family, tuple[float | None, float | None]]:
+    """Return by family the chance that all suites let a variant in, without loss and usual.
 
-    suite: str  # its name in the policy
-    tier: str
-    family: Family
-    margin: str  # in words
-    alpha: float  # level of the gate
-    questions: int | None  # or clusters; None where that is not known before they are read
-    # Chances for a variant that loses nothing; None where the number is not known.
-    passes: float | None
-    fails: float | None
-    # Chances for the policy's usual variant; None without one.
-    usual_passes: float | None
-    usual_fails: float | None
-    words: str  # all this as a sentence
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether the gate may well not pass a variant without loss."""
-        return self.tier == "critical" and self.passes is not None and self.passes < DOUBTFUL
-
-    def lets_in(self, *, usual: bool) -> float | None:
-        """Return the chance that the gate does not keep such a variant out."""
-        passes = self.usual_passes if usual else self.passes
-        fails = self.usual_fails if usual else self.fails
-        if self.tier == "critical":
-            return passes
-        if self.tier == "supporting":
-            return 1 - fails if fails is not None else None
-        return 1.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    Suites count as independent. None where a number of questions or a usual variant is not known.
+    """
+    found: dict[Family, tuple[float | None, float | None]] = {}
+    for family in dict.fromkeys(g.family for g in gates if g.family and g.tier == "critical"):
+        of = [gate for gate in gates if gate.family == family and gate.tier != "advisory"]
+        nothing = [gate.passes for gate in of]
+        usual = [gate.usual for gate in of]
+        found[family] = (_product(nothing), _product(usual))
+    return found
 
 
-@dataclass(frozen=True)
-class JointPower:
-    """Chance that all suites of a policy let a variant of one family in."""
-
-    family: Family
-    passes: float | None  # if nothing is lost; None where a number of questions is not known
-    usual_passes: float | None  # of the policy's usual variant
-
-
-def joint_power(gates: Sequence[GatePower]) -> tuple[JointPower, ...]:
-    """Return the joint chances of each family, as if suites had independent questions."""
-    families = dict.fromkeys(gate.family for gate in gates if gate.tier == "critical")
-    return tuple(
-        JointPower(
-            family,
-            *(
-                _product(gate.lets_in(usual=usual) for gate in gates if gate.family == family)
-                for usual in (False, True)
-            ),
-        )
-        for family in families
-    )
-
-
-def _product(found: Iterable[float | None]) -> float | None:
-    known = list(found)
-    return None if None in known else math.prod(each for each in known if each is not None)
+def _product(found: Sequence[float | None]) -> float | None:
+    known = [each for each in found if each is not None]
+    return math.prod(known) if len(known) == len(found) else None
 
 
 def policy_power(
     policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None = None
 ) -> tuple[GatePower, ...]:
-    """Compute the chances of every gate; milliseconds each.
+    """Compute the chances of every suite; milliseconds each.
 
     Args:
         policy: every suite must have a margin for each recipe's family.
@@ -251,14 +227,11 @@ def check_counted(
     laid_out: Mapping[str, QuestionsResult],
     progress: Progress,
 ) -> None:
-    """Check suites whose questions or clusters only laying out counts.
+    """Check suites whose questions or clusters only laying out counts; raises as check_power.
 
     Args:
         laid_out: by suite, the result of its stage `questions`.
         progress: receives notes on wrong estimates and on gates of low power.
-
-    Raises:
-        UsageError: as :func:`check_power`.
     """
     suites = {
         name: suite
@@ -284,42 +257,29 @@ def check_counted(
 
 
 @dataclass(frozen=True)
-class _PlannedGate:
+class _SuiteGate:
     """One suite for one family, with what its power depends on."""
 
     name: str
     suite: AnySuite
     family: Family
     alpha: float
-    available: int | None
+    questions: int | None
 
     @property
     def comparison(self) -> Comparison:
         return comparison_of(self.suite.margins[self.family])
 
     @property
-    def questions(self) -> int | None:
-        known = (self.suite.questions, self.available)
-        return min((number for number in known if number is not None), default=None)
-
-    @property
     def kind(self) -> SuiteKind[Any]:
         return kind_of(self.suite)
 
     @property
-    def size(self) -> float:
-        return self.kind.typical_change(self.suite)
-
-    @property
-    def usual(self) -> UsualChange | None:
-        return self.suite.usual.get(self.family)
-
-    @property
     def flips(self) -> float:
         """Share of scores that change even if nothing is lost."""
-        if self.usual is not None:
-            return self.usual.flips
-        return _FLIPS if self.size == 1 else _GRADED_FLIPS
+        if (usual := self.suite.usual.get(self.family)) is not None:
+            return usual.flips
+        return _FLIPS if self.kind.typical_change(self.suite) == 1 else _GRADED_FLIPS
 
     @property
     def must_exceed(self) -> float:
@@ -329,84 +289,92 @@ class _PlannedGate:
         return self.kind.guessing / self.comparison.size
 
     def power(self) -> GatePower:
-        nothing = usual = None
-        if self.questions is not None:
-            nothing = self.chances(0.0)
-            usual = self.chances(self.usual.loss) if self.usual is not None else None
-        refusal = self.refusal()
+        refusal, usual = self.refusal(), self.suite.usual.get(self.family)
+        let_in = usual_let_in = None
+        words = f"{self.name}, {self.family}, {self.suite.tier}: {self.comparison.words}"
+        if self.questions is None:
+            words += "; how many questions there are is known once they are read"
+        else:
+            looks = " or ".join(f"{look.n:,}" for look in planned_looks(self.questions))
+            let_in = self._let_in(0.0)
+            words += f", decided after {looks} questions; {self._outcome(let_in, 'nothing')}"
+            if usual is not None:
+                usual_let_in = self._let_in(usual.loss)
+                lost = f"{100 * usual.loss:g} points (usual, {100 * self.flips:g} % flips)"
+                words += f"; {self._outcome(usual_let_in, lost)}"
+            if self.must_exceed:
+                words += (
+                    "; insensitive unless the baseline is shown to score more than "
+                    f"{100 * self.must_exceed:.3g} %"
+                )
         return GatePower(
-            suite=self.name,
+            gate=self.name,
             tier=self.suite.tier,
             family=self.family,
-            margin=self.suite.margins[self.family].words,
             alpha=self.alpha,
-            questions=self.questions,
-            passes=nothing.passes if nothing else None,
-            fails=nothing.fails if nothing else None,
-            usual_passes=usual.passes if usual else None,
-            usual_fails=usual.fails if usual else None,
-            words=refusal.message if refusal else self._words(nothing, usual),
-        )
-
-    def chances(self, loss: float) -> Chances:
-        assert self.questions is not None
-        return chances(
-            self.comparison,
-            self.alpha,
-            self.questions,
-            flips=self.flips,
-            loss=loss,
-            size=self.size,
-            baseline=self.kind.assumed_baseline,
+            units=self.questions,
+            passes=let_in,
+            usual=usual_let_in,
+            words=refusal.message if refusal else words,
         )
 
     def refusal(self) -> UsageError | None:
         """Return why the gate cannot be used; None if it can."""
         if self.must_exceed >= 1:
-            return self._insensitivity("which cannot be")
+            return self._insensitive("which cannot be")
         if self.questions is None:
             return None
         least = min_questions_for_sensitivity(self.comparison, self.kind.guessing, self.alpha)
         if least is None or least > self.questions:
-            return self._insensitivity(f"which {self.questions} questions cannot show")
-        least = self._min_questions(self.comparison)
-        if least > self.questions:
+            return self._insensitive(f"which {self.questions} questions cannot show")
+        margin = self.suite.margins[self.family].words
+        if (least := self._min_questions()) > self.questions:
             return self._error(
-                f"the suite '{self.name}' cannot decide its margin of "
-                f"{self.suite.margins[self.family].words}: even when no answer changes it takes "
-                f"{least} questions, and there are {self.questions}",
-                "; or ".join(self._hints()),
+                f"the suite '{self.name}' cannot decide its margin of {margin}: even when no "
+                f"answer changes it takes {least} questions, and there are {self.questions}",
+                "give more questions (suites.*.questions, --eval-data, or where the Hub can be "
+                "reached); or a wider margin; or 'tier: advisory'",
             )
         if self.suite.tier != "critical" or self._is_likely():
             return None
-        passes = self.chances(0.0).passes
-        if passes >= MIN_CHANCE:
+        if (passes := self._let_in(0.0)) >= MIN_CHANCE:
             return None
         return self._error(
             f"the suite '{self.name}' would pass only {100 * passes:.0f} % of the variants that "
-            f"lose nothing: {self.suite.margins[self.family].words}, {self.questions} questions, "
-            f"{100 * self.flips:g} % of the answers expected to flip",
+            f"lose nothing: {margin}, {self.questions} questions, {100 * self.flips:g} % of the "
+            "answers expected to flip",
             "a wider margin; or more questions; or 'tier: supporting'",
         )
+
+    def _let_in(self, loss: float) -> float:
+        assert self.questions is not None
+        found = chances(
+            self.comparison,
+            self.alpha,
+            self.questions,
+            flips=self.flips,
+            loss=loss,
+            size=self.kind.typical_change(self.suite),
+            baseline=self.kind.assumed_baseline,
+        )
+        return 1 - found.fails if self.suite.tier == "supporting" else found.passes
 
     def _is_likely(self) -> bool:
         """Return whether about half of such variants pass; needs no numpy."""
         assert self.questions is not None
         last = planned_looks(self.questions)[-1]
-        deviation = self.size * math.sqrt(self.flips / last.n)
+        deviation = self.kind.typical_change(self.suite) * math.sqrt(self.flips / last.n)
         reach = NormalDist().inv_cdf(1 - self.alpha * last.share) * deviation + 1 / last.n
         return self.comparison.kind == "points" and reach <= self.comparison.size
 
-    def _min_questions(self, comparison: Comparison) -> int:
+    def _min_questions(self) -> int:
         """Return how many questions could pass the gate if no answer changes."""
-        margin = comparison.allowed_drop(1.0)
+        margin = self.comparison.allowed_drop(1.0)
         least = min_identical_values(margin, self.alpha)
-        # With several looks, the last has its share of alpha.
-        if planned_looks(least)[-1].share == 1:
-            return least
-        return min_identical_values(margin, self.alpha * planned_looks(least)[-1].share)
+        share = planned_looks(least)[-1].share  # of several looks, the last has its part of alpha
+        return least if share == 1 else min_identical_values(margin, self.alpha * share)
 
-    def _insensitivity(self, why: str) -> UsageError:
+    def _insensitive(self, why: str) -> UsageError:
         return self._error(
             f"the suite '{self.name}' is insensitive at its margin of "
             f"{self.suite.margins[self.family].words}: it reaches down to what guessing scores "
@@ -419,43 +387,117 @@ class _PlannedGate:
         where = f"policy key suites.{self.name}.margins.{self.family}"
         return UsageError(message, where=where, hint=hint)
 
-    def _hints(self) -> Iterator[str]:
-        if self.suite.questions is not None and self.suite.questions == self.questions:
-            yield f"ask more than {self.questions} questions (suites.{self.name}.questions)"
+    def _outcome(self, let_in: float, lost: str) -> str:
+        if self.suite.tier == "supporting":
+            return f"fails {format_chance(1 - let_in)} of variants that lose {lost}"
+        return f"passes {format_chance(let_in)} of variants that lose {lost}"
+
+
+def _gates(
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None
+) -> Iterator[_SuiteGate]:
+    families = dict.fromkeys(each.family for each in recipes if each.family != "baseline")
+    alpha = gate_level(policy.alpha, policy.attempts, len(recipes)) if level is None else level
+    for name, suite in policy.suites.items():
+        known = [number for number in (suite.questions, counts[name]) if number is not None]
+        for family in families:
+            yield _SuiteGate(name, suite, family, alpha, min(known, default=None))
+
+
+def speed_power(
+    policy: Policy,
+    tried: int,
+    profile: ServingProfile | None = None,
+    level: float | None = None,
+    start_seconds: float | None = None,
+) -> tuple[GatePower, ...]:
+    """Compute the chances of each speed gate.
+
+    Args:
+        tried: number of variants.
+        profile: its workloads, accelerator and starts count. With None a ratio has the first of its
+            minimums, and servers stay up.
+        level: of each gate; None for that of a first attempt.
+        start_seconds: measured start of a server; None: unknown.
+
+    Raises:
+        UsageError: with a profile, as `find_claims`.
+    """
+    if (speed := policy.speed) is None:
+        return ()
+    alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
+    planned = {}
+    if profile is not None:
+        planned = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
+    some = next(iter(speed.ratio.min_ratio)) if speed.ratio is not None else None
+    found = []
+    for claim in speed.claims_on(profile.accelerator) if profile else speed.claims:
+        workload: AnyWorkload | None = None
+        if claim.name in planned:
+            rule, workload = planned[claim.name].rule, planned[claim.name].workload
         else:
-            yield "give more questions (--eval-data, or where the Hub can be reached)"
-        if self.comparison.kind == "points":
-            tenths = range(round(1000 * self.comparison.size) + 1, 1000)
-            enough = (
-                each / 1000
-                for each in tenths
-                if self._min_questions(Comparison.points(each / 1000)) <= (self.questions or 0)
+            rule = build_rule(claim, alpha, some)
+            try:
+                workload = apply_gate_rate(claim, load_workload(claim.workload, speed)[0])
+            except UsageError:  # it may be a profile's
+                workload = None
+        truths = RATIO if isinstance(rule, RatioRule) else ROOM
+        nothing, usual = (_let_in(rule, claim.tier, truth) for truth in truths)
+        loads = rule.blocks * (2 if rule.compares else 1)
+        starts = loads if rule.starts == "fresh" else 1 + rule.compares
+        minutes = None
+        if workload is not None:
+            start = START_SECONDS if start_seconds is None else start_seconds
+            minutes = (loads * _seconds(workload) + starts * start * (profile is not None)) / 60
+        of = "ratio" if isinstance(rule, RatioRule) else "limit over time"
+        chance = ", ".join(
+            f"{format_chance(each)} at {truth:g}"
+            for each, truth in zip((nothing, usual), truths, strict=True)
+        )
+        lets = "does not fail" if claim.tier == "supporting" else "passes"
+        words = (
+            f"speed {claim.name}, {claim.tier}: {describe_gate(rule, claim.workload, claim.at)}; "
+            f"{rule.blocks} {rule.unit}; {lets} by true {of}: {chance}, if starts and loads each "
+            f"vary by {100 * NOISE:g} %; {starts} starts of servers"
+            + (f", about {minutes:.0f} minutes" if minutes is not None else "")
+        )
+        found.append(
+            GatePower(
+                gate=claim.name,
+                tier=claim.tier,
+                family=None,
+                alpha=rule.alpha,
+                units=rule.blocks,
+                passes=nothing,
+                usual=usual,
+                words=words,
+                starts=starts,
+                minutes=minutes,
             )
-            if (margin := next(enough, None)) is not None:
-                yield f"a margin of at least {100 * margin:g} points ({margin:g})"
-        yield "'tier: advisory'"
+        )
+    return tuple(found)
 
-    def _words(self, nothing: Chances | None, usual: Chances | None) -> str:
-        start = f"{self.name}, {self.family}, {self.suite.tier}: {self.comparison.words}"
-        if nothing is None:
-            return f"{start}; how many questions there are is known once they are read"
-        assert self.questions is not None
-        looks = " or ".join(f"{look.n:,}" for look in planned_looks(self.questions))
-        parts = [f"{start}, decided after {looks} questions", self._outcome(nothing, "nothing")]
-        if usual is not None and self.usual is not None:
-            lost = f"{100 * self.usual.loss:g} points"
-            parts.append(self._outcome(usual, f"{lost} (usual, {100 * self.flips:g} % flips)"))
-        if self.must_exceed:
-            parts.append(
-                f"insensitive unless the baseline is shown to score more than "
-                f"{100 * self.must_exceed:.3g} %"
-            )
-        return "; ".join(parts)
 
-    def _outcome(self, found: Chances, lost: str) -> str:
-        if self.suite.tier == "critical":
-            return f"passes {format_chance(found.passes)} of variants that lose {lost}"
-        return f"fails {format_chance(found.fails)} of variants that lose {lost}"
+def speed_chance(rule: ClaimRule, truth: float) -> Chances:
+    """Return a speed gate's chances at a true ratio, or a true limit over its time."""
+    noise = NOISE * (math.sqrt(2) if isinstance(rule, RatioRule) else 2)
+    if rule.starts == "fresh":
+        noise *= math.sqrt(2)
+    away = math.log(truth / rule.threshold)
+    up, down = (chance_above(s * away, 0.0, noise, rule.blocks, rule.alpha) for s in (1, -1))
+    return Chances(up, down)
+
+
+def _let_in(rule: ClaimRule, tier: str, truth: float) -> float:
+    found = speed_chance(rule, truth)
+    return 1 - found.fails if tier == "supporting" else found.passes
+
+
+def _seconds(workload: AnyWorkload) -> float:
+    """Return the minimum duration of one load, with warm-up and end."""
+    if workload.arrivals.concurrency is not None:
+        return LENGTH_FACTOR * workload.seconds
+    return workload.seconds + 2 * workload.warmup_seconds
 
 
 def format_chance(chance: float | None) -> str:
@@ -465,15 +507,3 @@ def format_chance(chance: float | None) -> str:
     if 0 < chance < 0.005:
         return "< 1 %"
     return f"{100 * chance:.0f} %" if chance < 0.995 or chance == 1 else "> 99 %"
-
-
-def _gates(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None
-) -> Iterator[_PlannedGate]:
-    families: dict[Family, None] = {
-        recipe.family: None for recipe in recipes if recipe.family != "baseline"
-    }
-    alpha = gate_level(policy.alpha, policy.attempts, len(recipes)) if level is None else level
-    for name, suite in policy.suites.items():
-        for family in families:
-            yield _PlannedGate(name, suite, family, alpha, counts[name])

@@ -28,7 +28,7 @@ from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft, locate_variants
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.gpu_fit import spread_over_gpus
-from pipeline.plan.power import GatePower, joint_power, policy_power
+from pipeline.plan.power import GatePower, policy_power, speed_power
 from pipeline.plan.preflight import (
     early_faults,
     late_faults,
@@ -39,7 +39,6 @@ from pipeline.plan.preflight import (
 )
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.serving_profile import draft_reference
-from pipeline.plan.speed_power import SpeedPower, claim_powers
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
@@ -80,8 +79,7 @@ class PlanReport:
     choices: ResolvedOptions
     checkpoint: Checkpoint | None
     stages: tuple[PlannedStage, ...]
-    power: tuple[GatePower, ...]
-    claims: tuple[SpeedPower, ...]
+    power: tuple[GatePower, ...]  # suites, then speed gates
     environments: tuple[EnvironmentStatus, ...]
     weights_bytes: dict[str, int]
     not_here: str
@@ -103,8 +101,6 @@ class PlanReport:
             "stages": [vars(stage) for stage in self.stages],
             "forms": dict(self.forms),
             "gates": [asdict(gate) for gate in self.power],
-            "joint": [asdict(joint) for joint in joint_power(self.power)],
-            **({"speed": [claim.to_dict() for claim in self.claims]} if self.claims else {}),
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
                 for env in self.environments
@@ -260,9 +256,9 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         checkpoint=checkpoint,
         not_here=not_here,
         stages=tuple(with_servers(specs, store, seen)),
-        power=policy_power(policy, choices.recipes, sources.counts(policy), level),
-        claims=claim_powers(
-            choices.policy, len(choices.recipes), profile, level, start_seconds(seen)
+        power=(
+            *policy_power(policy, choices.recipes, sources.counts(policy), level),
+            *speed_power(choices.policy, len(choices.recipes), profile, level, start_seconds(seen)),
         ),
         attempt=attempt,
         notes=tuple(preflight.notes()) if preflight is not None else (),

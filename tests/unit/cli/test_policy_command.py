@@ -153,8 +153,8 @@ class TestCheck:
         said = prepare(*asked)
         for word in ("speed ratio.chat", "5 blocks", "speed slo.0", "6 loads", "by true ratio"):
             assert word in said
-        ratio, slo = json.loads(prepare(*asked, "--json"))["speed"]
-        assert (ratio["gate"], ratio["blocks"], ratio["starts"]) == ("ratio.chat", 5, 2)
+        *_, ratio, slo = json.loads(prepare(*asked, "--json"))["gates"]
+        assert (ratio["gate"], ratio["units"], ratio["starts"]) == ("ratio.chat", 5, 2)
         assert ratio["minutes"] == pytest.approx(2 * 5 * 1.2 * 30 / 60)
         assert slo["alpha"] == pytest.approx(0.05)
 
@@ -173,12 +173,12 @@ class TestCheck:
         )
         found = json.loads(said)
         assert (found["schema_version"], found["policy"], found["alpha"]) == (1, "mine", 0.05)
-        assert [(gate["suite"], gate["family"]) for gate in found["gates"]] == [
+        assert [(gate["gate"], gate["family"]) for gate in found["gates"]] == [
             ("mmlu", "fp8"),
             ("humaneval", "fp8"),
         ]
         assert found["gates"][0]["alpha"] == pytest.approx(0.05)  # one variant
-        assert found["gates"][0]["questions"] == 3000
+        assert found["gates"][0]["units"] == 3000
 
     def test_where_it_cannot_decide_it_says_so_and_is_refused(
         self, prepare: Callable[..., str], tmp_path: Path

@@ -309,17 +309,18 @@ class TestDone:
 class TestGates:
     def test_what_they_can_show(self, planning: Planning) -> None:
         found = planning.forecast(recipes=(RECIPE, "awq-w4a16"))
-        assert [(gate.suite, gate.family) for gate in found.power] == [
-            (suite, family) for suite in SUITES for family in ("fp8", "int4")
+        assert [(gate.gate, gate.family) for gate in found.power] == [
+            *((suite, family) for suite in SUITES for family in ("fp8", "int4")),
+            ("ratio.short", None),
         ]
         assert found.power[0].alpha == pytest.approx(0.025)
         assert found.to_dict()["gates"][0]["passes"] == found.power[0].passes
 
     def test_the_number_of_questions_is_the_sources(self, planning: Planning) -> None:
         data = write_files(planning.folder / "data", {"summarization_test.jsonl": b"{}\n" * 40})
-        by_suite = {gate.suite: gate for gate in planning.forecast(eval_data=data).power}
-        assert by_suite["rouge"].questions == 40
-        assert by_suite["humaneval"].questions == 16
+        by_suite = {gate.gate: gate for gate in planning.forecast(eval_data=data).power}
+        assert by_suite["rouge"].units == 40
+        assert by_suite["humaneval"].units == 16
 
     def test_of_a_checkpoint_that_is_not_here_yet(self, planning: Planning) -> None:
         demo = planning.forecast(checkpoint="demo:smollm2-135m")

@@ -115,7 +115,7 @@ class TestReadTexts:
     )
     def test_a_bad_line_is_named(self, file: Path, line: str) -> None:
         file.write_text(f'{{"text": "good"}}\n\n{line}\n{{"text": "good"}}\n')
-        with pytest.raises(StageError, match="'text'") as caught:
+        with pytest.raises(StageError, match="calibration line") as caught:
             read_texts(calibration(), str(file), LetterTokenizer())
         assert caught.value.where == f"{file}, line 3"
         assert '"text"' in caught.value.hint
