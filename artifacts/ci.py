@@ -127,7 +127,7 @@ def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
     text = "".join(_blocks(report)).encode()
     if len(text) <= limit:
         return text.decode()
-    note = f"\n\n*Cut: `prepare runs show {markdown_code(report.run)}` has everything.*\n".encode()
+    note = f"\n\n*Cut: `prepare runs {markdown_code(report.run)}` has everything.*\n".encode()
     kept = text[: max(0, limit - len(note))].rpartition(b"\n")[0]
     return (kept + note).decode() if kept else ""
 

@@ -146,12 +146,12 @@ def describe_weights(report: RunReport, variant: VariantReport) -> str:
 
 
 def next_command_after_show(report: RunReport) -> str:
-    """Return the next command for a user of `prepare runs show`."""
+    """Return the next command for a user of `prepare runs RUN`."""
     command = next_command(report)
-    if command != f"prepare runs show {report.run}":
+    if command != f"prepare runs {report.run}":
         return command
     if report.status == "running":
-        return f"prepare runs attach {report.run}"
+        return f"prepare runs {report.run} --follow"
     if report.status == "finished":
         return f"prepare report {report.run}"
     return repeating_command(report)
@@ -166,7 +166,7 @@ def next_command(report: RunReport) -> str:
         return f"prepare model {checkpoint} --profile {report.tuning.profile}"
     if report.status == "finished" and list_passed(report):
         return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
-    return f"prepare runs show {report.run}"
+    return f"prepare runs {report.run}"
 
 
 def next_steps(report: RunReport) -> list[str]:

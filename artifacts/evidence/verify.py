@@ -144,7 +144,7 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
         raise UsageError(
             f"no variant of run {report.run} was judged, so there is no verdict to compute again",
             where=f"{store.root}/runs/{report.run}",
-            hint="`prepare runs list` names the runs and their verdicts",
+            hint="`prepare runs` names the runs and their verdicts",
         )
     missing = find_missing(report) if report.status == "finished" else []
     return [
@@ -507,7 +507,7 @@ def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
         raise UsageError(
             f"run {report.run} measured no winner, so there is nothing to compute",
             where=f"run {report.run}",
-            hint="`prepare runs show` has the screening",
+            hint="`prepare runs latest` has the screening",
         )
     key, computed = tuning.stage or "", None
     place = evidence.place(StageReference(stage=SPEED.name, key=key))

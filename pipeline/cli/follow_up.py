@@ -14,8 +14,10 @@ WITH_REGISTRY = frozenset(
     | {"rollback", "serve", "tune", "verify"}
 )
 WITHOUT_STORE = frozenset({"doctor", "show"})
-# With an argument: "`prepare model` makes variants" is no command to copy.
-_COMMAND = re.compile(r"`(prepare (\w+) [^`]+)`|(?<=Next: )(prepare (\w+) [^`,;\n]+)")
+# With an argument, but for `runs`: "`prepare model` makes variants" is no command to copy.
+_COMMAND = re.compile(
+    r"`(prepare (?=runs|\w+ )(\w+)[^`]*)`|(?<=Next: )(prepare (?=runs|\w+ )(\w+)[^`,;\n]*)"
+)
 
 
 def given(store: Path | None, registry: str | None = None) -> str:

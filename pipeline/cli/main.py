@@ -69,10 +69,10 @@ app.command("push")(push.push)
 app.command("serve")(serve.serve)
 app.command("export")(export.export)
 app.command("recheck")(recheck.recheck)
+app.command("runs")(runs.runs)
 app.command("gc")(gc.gc)
 app.command("show")(show.show)
 app.command("doctor")(doctor.doctor)
-app.add_typer(runs.app, name="runs")
 app.add_typer(registry.app, name="registry")
 
 

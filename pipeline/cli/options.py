@@ -218,7 +218,6 @@ ReferenceArgument = Annotated[
     ),
 ]
 RegisteredArgument = Annotated[str, argument("Registered name.")]
-RunArgument = Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")]
 JudgedRunArgument = Annotated[
     str, typer.Argument(help="Run id, its beginning, or 'latest': the last that was judged.")
 ]

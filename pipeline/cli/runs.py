@@ -8,35 +8,77 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, RunArgument, StoreOption, option
+from pipeline.cli.options import JsonOption, StoreOption, option
 from pipeline.cli.tables import print_ending, print_json, print_run, print_stages, print_table
 from pipeline.cli.tuning_tables import print_tuning
 from pipeline.core.errors import StoreError, from_dict
 from pipeline.core.run_folders import RunFolders
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from artifacts.run_record import RunReport
+    from pipeline.core.store import Store
 
 POLL_INTERVAL_S = 1.0
 
-app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Runs: what was done, and its evidence."
-)
 
+def runs(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Run id, its beginning, or 'latest'. Default: list all, newest last."),
+    ] = None,
+    follow: Annotated[
+        bool, option("--follow", "Follow the run until it ends, and exit with its code.")
+    ] = False,
+    paths: Annotated[bool, option("--paths", "Name the folder of each stage.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List runs; show one, with its stages and evidence; or follow one of another process.
 
-@app.command("list")
-def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List runs, newest last.
+    A run may be on any machine that shares the store. Ctrl-C leaves a run that is followed
+    alone. If its process was killed, the command reports it and exits with 1.
 
-    Example
+    Examples
 
-      prepare runs list
+      prepare runs
+
+      prepare runs latest --json
+
+      prepare runs latest --follow --store /shared/store
     """
-    from artifacts.run_loader import read_run
+    from artifacts.run_loader import find_run
     from pipeline.environments.settings import load_settings
 
+    found = load_settings(store).open_store()
+    if run is None and not (follow or paths):
+        print_runs(found, as_json=as_json)
+        return
+    report = find_run(found, run or "latest")
+    if follow:
+        follow_run(report, store, found, as_json=as_json)
+    elif as_json:
+        print(report.model_dump_json(indent=1))
+    else:
+        if report.tuning is None:
+            print_run(report, store, is_shown=True)
+        else:
+            print_tuning(report, store)
+            if report.tuning.verdict is None:
+                print_ending(report, store, is_shown=True)
+        for words in {each.history.words for each in report.variants if each.history}:
+            if words:
+                print(words)
+        print_stages(report, found, paths=paths)
+
+
+def print_runs(store: Store, *, as_json: bool) -> None:
+    """Print a line for each run, newest last."""
+    from artifacts.run_loader import read_run
+
     found = []
-    for folder in RunFolders(load_settings(store).open_store()).all():
+    for folder in RunFolders(store).all():
         try:
             found.append(read_run(folder))
         except StoreError as error:  # one damaged record must not hide the others
@@ -58,69 +100,22 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 
 def verdicts_in(report: RunReport) -> list[str]:
-    """One row for each variant; for a tuning, for the winner."""
+    """Return each variant's verdict; for a tuning, the winner's."""
     if report.tuning is not None and report.tuning.verdict is not None:
         return [f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"]
     return [f"{variant.recipe}: {variant.verdict}" for variant in report.variants]
 
 
-@app.command("show")
-def show(
-    run: RunArgument = "latest",
-    paths: Annotated[bool, option("--paths", "Name the folder of each stage.")] = False,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show one run: its table, stages and where the evidence is.
+def follow_run(report: RunReport, named: Path | None, store: Store, *, as_json: bool) -> None:
+    """Print the notes of a run until it ends; exit with its code.
 
-    Examples
-
-      prepare runs show
-
-      prepare runs show latest --json
-    """
-    from artifacts.run_loader import find_run
-    from pipeline.environments.settings import load_settings
-
-    found = load_settings(store).open_store()
-    report = find_run(found, run)
-    if as_json:
-        print(report.model_dump_json(indent=1))
-        return
-    if report.tuning is not None:
-        print_tuning(report, store)
-        if report.tuning.verdict is None:
-            print_ending(report, store, is_shown=True)
-    else:
-        print_run(report, store, is_shown=True)
-    print_stages(report, found, paths=paths)
-
-
-@app.command("attach")
-def attach(
-    run: RunArgument = "latest",
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Follow a run of another process until it ends, and exit with its code.
-
-    It reads the run's record in the store, so the run may be on any machine that shares it.
-    Ctrl-C leaves it alone. If the process of the run was killed, the command reports it
-    and exits with 1.
-
-    Examples
-
-      sbatch --wrap "prepare model ./my-checkpoint --store /shared/store"
-
-      prepare runs attach --store /shared/store
+    Raises:
+        StoreError: its process was killed.
     """
     from artifacts.run_loader import find_run
     from artifacts.run_outcome import how_to_continue
     from pipeline.cli.display import open_display
-    from pipeline.environments.settings import load_settings
 
-    found = load_settings(store).open_store()
-    report = find_run(found, run)
     told = 0
     with open_display(as_json=as_json) as progress:
         while True:
@@ -130,52 +125,17 @@ def attach(
             if report.status != "running":
                 break
             time.sleep(POLL_INTERVAL_S)
-            report = find_run(found, report.run)
+            report = find_run(store, report.run)
     if as_json:
         print(report.model_dump_json(indent=1))
     elif report.error is None and report.tuning is None:
-        print_run(report, store)
+        print_run(report, named)
     if report.error is not None:
         print(f"error: {from_dict(report.error)}", file=sys.stderr)
     if report.status == "killed":
         raise StoreError(
             f"the run {report.run} was killed",
-            where=str(found.root / "runs" / report.run),
+            where=str(store.root / "runs" / report.run),
             hint=how_to_continue(report),
         )
     raise typer.Exit(report.exit_code or 0)
-
-
-@app.command("attempts")
-def list_attempts(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List every attempt so far, by baseline.
-
-    An attempt is a set of variants that are tried together under one policy, or a gate
-    of theirs measured again. It counts with the first answer or load of a candidate.
-
-    Example
-
-      prepare runs attempts
-    """
-    from pipeline.environments.settings import load_settings
-    from pipeline.stages.attempts import AttemptLedger
-
-    found = list(AttemptLedger(load_settings(store).open_store()).all())
-    if as_json:
-        print_json([attempt.model_dump(mode="json") for attempt in found])
-        return
-    rows = [
-        [
-            ", ".join(f"{name} {value[:12]}" for name, value in attempt.trial.baseline.items()),
-            str(attempt.number),
-            attempt.trial.policy,
-            "" if attempt.trial.attempts is None else f"of {attempt.trial.attempts}",
-            ", ".join(sorted(attempt.trial.variants)),
-            ", ".join(f"{gate} ({number})" for gate, number in attempt.measured.items()),
-            f"{attempt.trial.level:.2g}",
-            attempt.run,
-        ]
-        for attempt in found
-    ]
-    headings = ["baseline", "attempt", "policy", "allowed", "variants", "again", "level", "run"]
-    print_table(headings, rows)

@@ -103,7 +103,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
 
 
 def print_ending(report: RunReport, store: Path | None, *, is_shown: bool = False) -> None:
-    """Why the run failed as a whole, where `prepare runs show` has it; and its last line."""
+    """Why the run failed as a whole, where `prepare runs` has it; and its last line."""
     from rich.text import Text
 
     if is_shown and report.error is not None:

@@ -72,7 +72,9 @@ def this_process() -> str:
 
 
 def holder_of(path: Path) -> str:
-    """Return who holds the lock, as its file tells."""
+    """Return who holds the lock, as its file tells; an empty text if it is free."""
+    if not is_locked(path):
+        return ""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

@@ -293,7 +293,7 @@ class Store:
             f"{f'run {alive[0]}' if alive else 'a process'} works on this store, and what it will "
             "use is not known yet",
             where=str(runs / alive[0] if alive else self.root),
-            hint="wait until it is done: `prepare runs list` shows the runs in progress",
+            hint="wait until it is done: `prepare runs` shows the runs in progress",
         )
 
     def make_root(self) -> None:

@@ -11,13 +11,14 @@ another version of prepare, other hardware, another plan.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from artifacts.run_loader import read_run
 from artifacts.run_record import RunReport, StageReport
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.escape import make_visible
 from pipeline.core.events import Progress, forward_progress
 from pipeline.core.exclusive_file import create_exclusively
 from pipeline.core.installation import this_prepare
@@ -54,6 +56,7 @@ INDEX_VARIABLES = ("PREPARE_COPY", "JOB_COMPLETION_INDEX")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 REQUEST, PLAN = "request.json", "plan.json"
 READ_S = 0.5
+MAX_EVENT_BYTES = 65_536
 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
 PREPARE = ("-P", "-m", "pipeline.cli.main")
 
@@ -120,7 +123,8 @@ def join_run(
         retry: try failed pieces again, of a run that may have ended.
 
     Raises:
-        UsageError: the run was asked for something else, or by another version of prepare.
+        UsageError: the run was asked for something else, or by another version of prepare; or it is
+            in progress, and failed pieces are to be tried again.
     """
     index = copy_index()
     if run_id is None:
@@ -157,6 +161,12 @@ def join_run(
     if request is None and Path(shared.cwd).is_dir():  # its options' paths are from there
         os.chdir(shared.cwd)
     if retry and not index:
+        if is_alive(folder):
+            raise UsageError(
+                f"run '{run_id}' is in progress, and its copies do not try failed pieces again",
+                where=str(folder),
+                hint=f"wait for its end (`prepare runs {run_id} --follow`), then give --retry",
+            )
         forget_failures(folder)
         _reopen(folder)
     ended = None
@@ -211,12 +221,19 @@ def check_plan(folder: Path, plan: Plan, hardware: str) -> None:
 
 
 class OtherCopies:
-    """What the other copies of a run tell, for the main one's record and display."""
+    """What the other copies of a run tell, for the main one's record and display.
 
-    def __init__(self, log: RunRecorder, progress: Progress) -> None:
+    Args:
+        only_new: skip what they told so far; the main copy that died has recorded it.
+    """
+
+    def __init__(self, log: RunRecorder, progress: Progress, *, only_new: bool = False) -> None:
         self._folder = log.folder / COPIES
         self._log, self._progress = log, progress
         self._offsets: dict[Path, int] = {}
+        self._is_cut: set[Path] = set()  # at the offset is the rest of an overlong line
+        if only_new:
+            self._offsets = {path: path.lstat().st_size for path in self._folder.glob("*.jsonl")}
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -239,21 +256,31 @@ class OtherCopies:
     def read(self) -> None:
         """Pass on what is new."""
         for path in sorted(self._folder.glob("*.jsonl")):
-            try:
-                with open_regular(path, None) as file:
-                    file.seek(self._offsets.get(path, 0))
-                    content = file.read(MAX_RECORD_BYTES)
-            except OSError:  # no copy's: a pipe, a folder, a link to nothing
+            if path.name == self._log.events_name:
                 continue
-            whole = content[: content.rfind(b"\n") + 1]
-            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
-            for line in whole.splitlines():
+            for line in self._new_lines(path):
                 try:
                     event = parse_json(line)  # NaN or half a letter would spoil run.json
                 except UntrustedJsonError:
                     continue
                 if isinstance(event, dict):
-                    self._pass_on(event)
+                    self._pass_on(_visible(event))
+
+    def _new_lines(self, path: Path) -> Iterator[bytes]:
+        """Yield whole lines of at most MAX_EVENT_BYTES; longer ones are skipped."""
+        try:
+            with io.BufferedReader(open_regular(path, None)) as file:
+                file.seek(self._offsets.get(path, 0))
+                while line := file.readline(MAX_EVENT_BYTES):
+                    is_end = line.endswith(b"\n")
+                    if not is_end and len(line) < MAX_EVENT_BYTES:
+                        return  # it is being written
+                    self._offsets[path] = self._offsets.get(path, 0) + len(line)
+                    if is_end and path not in self._is_cut:
+                        yield line
+                    (self._is_cut.discard if is_end else self._is_cut.add)(path)
+        except OSError:  # no copy's: a pipe, a folder, a link to nothing
+            return
 
     def _pass_on(self, event: Mapping[str, Any]) -> None:
         match event:
@@ -268,31 +295,60 @@ class OtherCopies:
                 forward_progress(event, self._progress)
 
 
-@dataclass
-class LocalCopies:
-    """Further copies on this node, one for each further lot of GPUs; they end with us."""
+class Lead:
+    """What the main copy does besides pieces: hears the other copies, has some on this node.
 
-    log: RunRecorder
-    store: Store
-    _held: ExitStack = field(default_factory=ExitStack)
+    A copy that becomes the main one because that was killed does the same.
 
-    def start(self, count: int) -> None:
-        """Start that many."""
-        folder = self.log.folder / COPIES
+    Args:
+        further_copies: to start on this node, one for each further lot of GPUs; they end with it.
+    """
+
+    def __init__(
+        self, log: RunRecorder, progress: Progress, store: Store, further_copies: int = 0
+    ) -> None:
+        self._log, self._progress, self._store = log, progress, store
+        self._further_copies = further_copies
+        self._is_taken = False
+        self._held = ExitStack()
+
+    def __enter__(self) -> Lead:
+        self.try_to()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def try_to(self) -> None:
+        """Take the lead, if this is the main copy, or that was killed."""
+        was_main = self._log.is_main
+        if self._is_taken or not self._log.take_over():
+            return
+        self._is_taken = True
+        others = OtherCopies(self._log, self._progress, only_new=not was_main)
+        self._held.enter_context(others.heard())
+        folder = self._log.folder / COPIES
         make_folder(folder)
-        for index in range(1, count + 1):
-            command = [*PREPARE, "model", "--run", self.log.run_id, "--store", str(self.store.root)]
+        run = ["--run", self._log.run_id, "--store", str(self._store.root)]
+        for index in range(1, self._further_copies + 1):
             with open_log(folder / f"{index}.log") as output:
                 process = SupervisedProcess(
-                    [sys.executable, *command],
+                    [sys.executable, *PREPARE, "model", *run],
                     environment={**without_registry(os.environ), INDEX_VARIABLES[0]: str(index)},
                     output=output,
                 )
             self._held.callback(process.stop)
 
-    def stop(self) -> None:
-        """End them."""
-        self._held.close()
+
+def _visible(value: Any) -> Any:
+    """Return the JSON value with its text escaped: it comes from a file that others may write."""
+    if isinstance(value, str):
+        return make_visible(value)
+    if isinstance(value, list):
+        return [_visible(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _visible(each) for key, each in value.items()}
+    return value
 
 
 def _request_of(shared: SharedRequest, folder: Path) -> ModelRequest:
@@ -317,7 +373,7 @@ def _read(path: Path, shape: type[Any], missing: str) -> Any:
     try:
         return parse_record(read_regular(path, MAX_RECORD_BYTES), shape)
     except FileNotFoundError:
-        hint = "give the options of the run with its id; `prepare runs list` shows the runs"
+        hint = "give the options of the run with its id; `prepare runs` shows the runs"
         raise UsageError(missing, where=str(path), hint=hint) from None
     except (OSError, ValueError) as error:
         raise StoreError(f"a run's file is damaged: {error}", where=str(path)) from error

@@ -140,7 +140,7 @@ def count_copies(plan: Plan, choices: ResolvedOptions, session: RunSession, memo
         session: of this process.
         memory: bytes that making a variant takes.
     """
-    if not session.log.is_main or choices.profile.accelerator != "cuda" or not choices.node.machine:
+    if session.log.is_numbered or choices.profile.accelerator != "cuda" or not choices.node.machine:
         return 1
     gpus = choices.profile.gpus_a_copy or 1
     lots = session.node.count_lots(Needs(gpus=gpus))

@@ -55,8 +55,12 @@ class Pieces:
         self._going = list(plan.variants)
         self._is_checked = False
 
-    def do(self, copy: Copy) -> None:
+    def do(self, copy: Copy, before_each: Callable[[], object] = lambda: None) -> None:
         """Work up to the verdicts.
+
+        Args:
+            copy: that works.
+            before_each: called before it looks for the next piece.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
@@ -64,7 +68,12 @@ class Pieces:
         if self._plan.trial is not None:
             self._log.note_counted(sorted(self._plan.trial.variants))
         self._check_sandbox()
-        copy.work(self.find)
+
+        def find(failures: Failures) -> list[Piece]:
+            before_each()
+            return self.find(failures)
+
+        copy.work(find)
 
     def find(self, failures: Failures) -> list[Piece]:
         """Return what can be done now; as `work.Find`."""

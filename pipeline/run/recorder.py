@@ -65,8 +65,11 @@ class RunRecorder:
         self.is_main = index == 0 and self._held.enter_context(folders.hold_alive(self.folder))
         self._held.enter_context(doing(f"run {self.run_id}"))
         self._events: EventWriter | None = None
+        self.events_name = ""
         if not self.is_main:
-            self._events = EventWriter(self._held.enter_context(open_events(self.folder, index)))
+            self.events_name = f"{index}.{platform.node()}.{os.getpid()}.jsonl"
+            file = open_events(self.folder, self.events_name)
+            self._events = EventWriter(self._held.enter_context(file))
         self._started = time.monotonic()
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
@@ -83,6 +86,11 @@ class RunRecorder:
             notes=[],
         )
         self._save()
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether a launcher started it as another copy than the first: it never leads."""
+        return self._index > 0
 
     def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
         self._update(checkpoint=checkpoint, registered_name=registered_name)
@@ -142,11 +150,20 @@ class RunRecorder:
         if not self.is_main and not self._index:
             with ExitStack() as tried:
                 is_free = tried.enter_context(self._folders.hold_alive(self.folder))
-                if is_free and read_run(self.folder).status == "running":
+                if is_free and (dead := read_run(self.folder)).status == "running":
                     self._held.push(tried.pop_all())
                     self.is_main = True
-                    self._save()
+                    self._go_on_with(dead)
         return self.is_main
+
+    def _go_on_with(self, dead: RunReport) -> None:
+        """Keep what a main copy that was killed has recorded."""
+        with self._guard:
+            known = {each.key for each in dead.stages if each.key}
+            mine = [each for each in self._report.stages if each.key not in known]
+            told = set(dead.notes)
+            notes = [*dead.notes, *(note for note in self._report.notes if note not in told)]
+            self._update(stages=[*dead.stages, *mine], notes=notes, started=dead.started)
 
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         if status == "failed":
@@ -187,10 +204,9 @@ class RecordingProgress:
 
 
 @contextmanager
-def open_events(folder: Path, index: int) -> Iterator[int]:
+def open_events(folder: Path, name: str) -> Iterator[int]:
     """Open a copy's file of events, to append to it."""
     make_folder(folder / COPIES)
-    name = f"{index}.{platform.node()}.{os.getpid()}.jsonl"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     with private_umask(folder):
         descriptor = os.open(folder / COPIES / name, flags, 0o660)

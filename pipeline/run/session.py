@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 from artifacts.recorded_command import RunKind
@@ -18,7 +17,7 @@ from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Accelerator, identity, interpreters
 from pipeline.environments.settings import Settings
 from pipeline.plan.plan import Plan
-from pipeline.run.copies import JoinedRun, LocalCopies, OtherCopies
+from pipeline.run.copies import JoinedRun, Lead
 from pipeline.run.pieces import LaidOut, Pieces
 from pipeline.run.recorder import RecordingProgress, RunRecorder
 from pipeline.run.serving import LocalServers, Serving
@@ -80,21 +79,17 @@ class RunSession:
 
         Args:
             check_laid_out: as for Pieces.
-            further_copies: to start on this machine.
+            further_copies: to start on this machine by the main copy.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
         """
         pieces = Pieces(plan, self.stages, self.serving(plan), self.log, check_laid_out)
         copy = Copy(self.stages.store, self.log.folder, self.node, self.progress)
-        with ExitStack() as held:
-            if self.log.is_main:
-                forget_tries(self.log.folder)
-                held.enter_context(OtherCopies(self.log, self.progress).heard())
-                others = LocalCopies(self.log, self.stages.store)
-                held.callback(others.stop)
-                others.start(further_copies)
-            pieces.do(copy)
+        if self.log.is_main:
+            forget_tries(self.log.folder)
+        with Lead(self.log, self.progress, self.stages.store, further_copies) as lead:
+            pieces.do(copy, lead.try_to)
 
     def run(self, work: Callable[[], ExitCode]) -> RunReport:
         """Do the work and close the run's record.

@@ -83,11 +83,11 @@ class StageRunner:
             started = time.monotonic()
             self.log.note_running([f"{spec.variant}: {title_of(spec)}"])
             try:
-                self.do(ready)
+                is_ours = self.do(ready)
             except BaseException:
                 self._report(spec, "failed", started)
                 raise
-            self._report(spec, "ran", started)
+            self._report(spec, "ran" if is_ours else "reused", started)
             record = self.store.find(spec.stage, spec.key)
             if record is not None:
                 self._found[spec.key] = record
@@ -96,10 +96,13 @@ class StageRunner:
                 record = self.find_finished(spec)
         return record
 
-    def do(self, spec: StageSpec) -> None:
-        """Carry out a stage that has to run; raises as the stage."""
+    def do(self, spec: StageSpec) -> bool:
+        """Carry out a stage that has to run; return whether no other process did meanwhile.
+
+        Raises as the stage.
+        """
         with private_umask(self.store.root):
-            advance(spec, self.store, self.progress)
+            return advance(spec, self.store, self.progress)[1]
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
         """Return the stage's record if it need not run; else None, after removing its remains.

@@ -108,7 +108,8 @@ class Copy:
         if free:
             self._try(free[0], wait=True)
             return
-        self._tell(holder_of(locks[pieces[0].name]))
+        if who := holder_of(locks[pieces[0].name]):
+            self._tell(who)
         time.sleep(POLL_S)
 
     def _tell(self, who: str) -> None:

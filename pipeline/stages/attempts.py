@@ -165,8 +165,7 @@ class AttemptLedger:
                 f"the policy '{trial.policy}' allows {trial.attempts} attempts against one "
                 f"baseline, and {used} were made",
                 where=str(self._attempts / _key(trial.baseline)),
-                hint="judge the same variants again, change the baseline, or use another policy; "
-                "`prepare runs attempts` lists the attempts",
+                hint="judge the same variants again, change the baseline, or use another policy",
             )
 
     def begin(self, counted: Counted, number: int = 1) -> None:

@@ -172,16 +172,18 @@ class StageContext(Generic[Parameters, Runtime]):
 
 def execute(spec: StageSpec, progress: Progress) -> StageRecord:
     """Run a stage that needs no server into the store; raises as `advance`."""
-    record = advance(spec, Store(Path(spec.store)), progress)
+    record, _ = advance(spec, Store(Path(spec.store)), progress)
     if record is None:
         raise errors.StageError(f"the stage '{spec.stage}' is not over")
     return record
 
 
-def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | None:
-    """Run one stage into its store, or return the record that another process just made.
+def advance(spec: StageSpec, store: Store, progress: Progress) -> tuple[StageRecord | None, bool]:
+    """Run one stage into its store, or find the record that another process made meanwhile.
 
-    It returns None if the stage must run again with other servers; see StageImplementation.
+    Returns:
+        the record, None if the stage must run again with other servers (StageImplementation); and
+        whether it was run here.
 
     Raises:
         PrepareError: the stage failed; its files stay in `<key>.*.partial`.
@@ -194,7 +196,7 @@ def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | 
             context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
             result = code.run(context)
             if result is None:
-                return None
+                return None, True
             record = StageRecord(
                 **spec.model_dump(include={"stage", "variant", "key", "parameters"}),
                 inputs=spec.inputs,
@@ -210,4 +212,4 @@ def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | 
     record_found = store.find(spec.stage, spec.key)
     if record_found is None:
         raise errors.StoreError("a stage that another process finished has vanished")
-    return record_found
+    return record_found, folder is not None

@@ -132,7 +132,7 @@ def test_nothing_outlives_the_command(demo: Demo) -> None:
 
 def test_interruption_has_its_exit_code_and_record(demo: Demo) -> None:
     assert demo.interrupted_code == 130
-    runs = json.loads(demo.prepare("runs", "list", "--json").stdout)
+    runs = json.loads(demo.prepare("runs", "--json").stdout)
     assert [run["status"] for run in runs][-2:] == ["interrupted", "finished"]
 
 
@@ -290,7 +290,7 @@ def test_the_plan_knows_the_engines_kv_cache(demo: Demo, cpu_profile: ServingPro
 
 
 def test_the_report_is_kept(demo: Demo) -> None:
-    shown = json.loads(demo.prepare("runs", "show", "latest", "--json").stdout)
+    shown = json.loads(demo.prepare("runs", "latest", "--json").stdout)
     assert shown == demo.report
     assert demo.report["schema_version"] == 1
     assert demo.report["checkpoint"]["ref"] == "demo:smollm2-135m"
@@ -429,7 +429,7 @@ def test_a_champion_is_rechecked_where_something_changed(demo: Demo, tmp_path: P
     assert [g["difference"] for g in outcome["now"]["gates"]] == [
         g["difference"] for g in outcome["then"]["gates"]
     ]
-    shown = json.loads(demo.prepare("runs", "show", outcome["run"], "--json").stdout)
+    shown = json.loads(demo.prepare("runs", outcome["run"], "--json").stdout)
     status = {(s["name"], s["variant"]): s["status"] for s in shown["stages"]}
     assert not [stage for stage, _ in status if stage == "quantize"]
     recipe = outcome["recipe"]
@@ -443,6 +443,6 @@ def test_a_champion_is_rechecked_where_something_changed(demo: Demo, tmp_path: P
     assert (kept.run, kept.verdict) == (outcome["run"], verdict)
 
     _, again = rechecked()
-    shown = json.loads(demo.prepare("runs", "show", again["run"], "--json").stdout)
+    shown = json.loads(demo.prepare("runs", again["run"], "--json").stdout)
     assert {stage["status"] for stage in shown["stages"]} == {"reused"}
     assert demo.prepare("verify", f"{name}@champion").returncode == 0

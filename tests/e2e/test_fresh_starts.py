@@ -57,7 +57,7 @@ def test_both_sides_of_a_block_are_asked_the_same(demo_model: Path, tmp_path: Pa
     record, server_runs = None, 0
     while record is None:
         with answering(tmp_path / f"s{server_runs}") as socket:
-            record = advance(stage(store, demo_model, socket), Store(store), NullProgress())
+            record, _ = advance(stage(store, demo_model, socket), Store(store), NullProgress())
         server_runs += 1
     found = SpeedResult.model_validate(record.result)
     # The client's lag is long against a server that answers immediately: a block may be refused.

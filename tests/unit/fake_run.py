@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.run.ablation import AblationRun
-from pipeline.run.copies import OtherCopies
+from pipeline.run.copies import Lead
 from pipeline.run.pieces import LaidOut, Pieces
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
@@ -291,9 +290,8 @@ class FakeRun:
         plan = self.plan(log.run_id, again)
         serving = Serving(plan, stages, self.models, node)
         copy = Copy(store, log.folder, node, stages.progress)
-        others = OtherCopies(log, stages.progress).heard() if log.is_main else nullcontext()
-        with others:
-            Pieces(plan, stages, serving, log, self.check_laid_out).do(copy)
+        with Lead(log, stages.progress, store) as lead:
+            Pieces(plan, stages, serving, log, self.check_laid_out).do(copy, lead.try_to)
         if self.ablate:
             AblationRun(plan, stages, serving, log, "queries are quantized, too").run()
         for served in ("baseline", *command["recipes"]):

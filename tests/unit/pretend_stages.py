@@ -130,9 +130,10 @@ class PretendStages(StageRunner):
         super().__init__(store, lambda _: Path("python"), log, progress)
         self.models = models
 
-    def do(self, spec: StageSpec) -> None:
+    def do(self, spec: StageSpec) -> bool:
         """Pretend what needs an environment; all else is the stage's own code."""
         run_stage(spec, self.store, self.models)
+        return True
 
 
 class PretendContext(StageContext[Any, Any]):

@@ -72,7 +72,7 @@ def test_a_run_that_is_not_over_has_no_verdict() -> None:
         ),
         ("fail", "no variant passed, and at least one failed its gates", "which gate failed"),
         ("undecided", "no variant passed or failed: undecided", "Run the same command again: "),
-        ("not made", "at least one could not be made or served", "`prepare runs show"),
+        ("not made", "at least one could not be made or served", "`prepare runs"),
         ("refused", "there is no such folder", "name a folder that is there"),
         ("gate", "candidate passed; nothing was promoted", "`prepare verify"),
     ],
@@ -106,7 +106,7 @@ def test_a_run_that_is_not_over_is_told_too(status: str) -> None:
     report = run_report(status=status, exit_code=None, variants=[])
     assert outcome(report) == status
     assert headline(report) == f"the run is {status}"
-    assert next_command(report) == f"prepare runs show {report.run}"
+    assert next_command(report) == f"prepare runs {report.run}"
 
 
 def test_a_promotion_that_failed_is_not_told_as_a_pass() -> None:
@@ -115,6 +115,6 @@ def test_a_promotion_that_failed_is_not_told_as_a_pass() -> None:
     failed = {"status": "failed", "exit_code": 1, "error": error}
     report = RUNS["not promoted"].model_copy(update=failed)
     assert (outcome(report), headline(report)) == ("error", "no answer")
-    assert next_command(report) == f"prepare runs show {report.run}"
+    assert next_command(report) == f"prepare runs {report.run}"
     gate = report.model_copy(update={"kind": "gate"})
-    assert next_command(gate) == f"prepare runs show {report.run}"
+    assert next_command(gate) == f"prepare runs {report.run}"

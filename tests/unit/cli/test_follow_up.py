@@ -15,11 +15,11 @@ WHERE = ["promote", "--store", "/a b", "--registry=http://r:5000"]
     ("text", "expected"),
     [
         ("`prepare gc -n` is", "`prepare gc -n --store '/a b' --registry http://r:5000` is"),
-        ("`prepare runs show RUN`", "`prepare runs show RUN --store '/a b'`"),
+        ("`prepare runs RUN`", "`prepare runs RUN --store '/a b'`"),
         ("`prepare show policy`", "`prepare show policy`"),
         ("`prepare model` makes variants", "`prepare model` makes variants"),
         ("Next: prepare gc, or", "Next: prepare gc, or"),
-        ("Next: prepare runs list, or", "Next: prepare runs list --store '/a b', or"),
+        ("Next: prepare runs, or", "Next: prepare runs --store '/a b', or"),
         ("`prepare promote RUN --store x`", "`prepare promote RUN --store x --registry http://r:5000`"),
     ],
 )  # fmt: skip

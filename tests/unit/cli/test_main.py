@@ -219,7 +219,7 @@ def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path)
         "import artifacts.run_loader\n"
         "artifacts.run_loader.read_run = lambda folder: {}['checkpoint']\n"
     )
-    done = prepare(tmp_path, "runs", "list", PYTHONPATH=str(defect))
+    done = prepare(tmp_path, "runs", PYTHONPATH=str(defect))
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     assert "error: unexpected KeyError" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_reports import COMMAND, failed_variant_report, run_report, stage_report
+from sample_reports import COMMAND, failed_variant_report, run_report, stage_report, variant_report
 from typer.testing import CliRunner
 
 from artifacts.registry import MANIFEST_TAG, Cause, Registry
@@ -21,6 +21,7 @@ from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageE
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
 from pipeline.run.recorder import RunRecorder
+from pipeline.stages.attempts import History
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 
@@ -66,10 +67,11 @@ def test_the_running_stage_is_shown_and_the_next_command_has_the_store(tmp_path:
     store = tmp_path / "a store"
     log = RunRecorder(Store(store), "model", dict(COMMAND))
     log.note_running(["baseline: screen", "baseline: evaluate mmlu", "fp8: quantize"])
-    lines = words("runs", "show", "--store", str(store))
+    lines = words("runs", "latest", "--store", str(store))
     assert any(line.startswith("running: baseline: screen; fp8: quantize") for line in lines)
     assert any(
-        line.endswith(f"Next: prepare runs attach {log.run_id} --store '{store}'") for line in lines
+        line.endswith(f"Next: prepare runs {log.run_id} --follow --store '{store}'")
+        for line in lines
     )
     log.finish("finished", 5)
 
@@ -79,13 +81,13 @@ def test_a_store_of_a_variable_is_not_repeated(
 ) -> None:
     monkeypatch.setenv("PREPARE_STORE", str(tmp_path / "store"))
     put_run(Store(tmp_path / "store"), run_report())
-    assert not any("--store" in line for line in words("runs", "show"))
+    assert not any("--store" in line for line in words("runs", "latest"))
 
 
 def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> None:
     log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
     log.note("before")
-    attach = [sys.executable, "-P", "-m", "pipeline.cli.main", "runs", "attach"]
+    attach = [sys.executable, "-P", "-m", "pipeline.cli.main", "runs", "latest", "--follow"]
     with subprocess.Popen(
         [*attach, "--store", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
     ) as follower:
@@ -101,7 +103,7 @@ def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> N
 def test_a_run_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     put_run(store, run_report().model_copy(update={"run": FIRST, "status": "running"}))
-    error = complaint(StoreError, "runs", "attach", "--store", str(tmp_path / "store"))
+    error = complaint(StoreError, "runs", "latest", "--follow", "--store", str(tmp_path / "store"))
     assert FIRST in error.where
 
 
@@ -124,8 +126,8 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_no_runs_yet() -> None:
-    assert value("runs", "list") == []
-    assert words("runs", "list")[0] == "run status checkpoint verdicts time"
+    assert value("runs") == []
+    assert words("runs")[0] == "run status checkpoint verdicts time"
 
 
 @pytest.mark.parametrize("command", ["verify", "report", "promote", "runs show"])
@@ -154,12 +156,12 @@ def test_what_is_kept_for_ever_has_no_number(command: str) -> None:
 
 @pytest.mark.usefixtures("store")
 def test_runs_are_listed_newest_last() -> None:
-    lines = words("runs", "list")
+    lines = words("runs")
     assert lines[-2:] == [
         f"{FIRST} finished demo:smollm2-135m fp8-dynamic: pass 372 s",
         f"{SECOND} finished ./mine awq-w4a16: error 12 s",
     ]
-    assert value("runs", "list") == [
+    assert value("runs") == [
         {"run": FIRST, "status": "finished", "exit_code": 0, "seconds": 372.4},
         {"run": SECOND, "status": "finished", "exit_code": 1, "seconds": 12.0},
     ]
@@ -167,7 +169,7 @@ def test_runs_are_listed_newest_last() -> None:
 
 def test_a_damaged_record_does_not_hide_the_others(store: Store) -> None:
     (store.root / "runs" / FIRST / RUN_RECORD).write_text("{")
-    result = CliRunner().invoke(app, ["runs", "list"], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["runs"], catch_exceptions=False)
     assert result.exit_code == 0
     assert SECOND in result.stdout
     assert FIRST in result.stderr
@@ -175,8 +177,8 @@ def test_a_damaged_record_does_not_hide_the_others(store: Store) -> None:
 
 
 def test_a_run_is_shown_with_its_stages(store: Store) -> None:
-    assert not any("/stages/" in line for line in words("runs", "show", FIRST[:8]))
-    lines = words("runs", "show", FIRST[:8], "--paths")
+    assert not any("/stages/" in line for line in words("runs", FIRST[:8]))
+    lines = words("runs", FIRST[:8], "--paths")
     assert lines[0].startswith("demo:smollm2-135m (0123456789ab), policy demo, profile cpu")
     assert "fp8-dynamic: promoted: all 2 gates passed" in lines
     heading = lines.index("stage variant status time")
@@ -202,7 +204,7 @@ def test_a_run_that_failed_is_shown_with_its_error(store: Store) -> None:
         command=COMMAND | {"checkpoint": "./mine", "registry": None},
     )
     put_run(store, failed)
-    lines = words("runs", "show", failed.run)
+    lines = words("runs", failed.run)
     assert "error: no such folder" in lines
     assert "where: ./mine" in lines
     assert "hint: look" in lines
@@ -217,21 +219,28 @@ def test_what_follows_a_run_that_is_shown_is_never_to_show_it(store: Store, stat
     code = {"running": None, "interrupted": 130, "failed": 1, "finished": 4}[status]
     run = SECOND[:-1] + "3"
     put_run(store, run_report(run=run, status=status, exit_code=code, variants=[]))
-    text = " ".join(words("runs", "show", run))
+    text = " ".join(words("runs", run))
     assert "Next: prepare " in text
-    assert "Next: prepare runs show" not in text
+    assert "Next: prepare runs 2" not in text
 
 
 def test_the_latest_is_shown_by_default(store: Store) -> None:
-    assert words("runs", "show")[0].startswith("./mine")
-    assert value("runs", "show")["run"] == SECOND
-    shown = RunReport.model_validate(value("runs", "show", FIRST))
+    assert words("runs", "latest")[0].startswith("./mine")
+    assert value("runs", "latest")["run"] == SECOND
+    shown = RunReport.model_validate(value("runs", FIRST))
     assert shown == run_report(run=FIRST)
-    assert value("runs", "show", "latest", "--store", str(store.root))["run"] == SECOND
+    assert value("runs", "latest", "--store", str(store.root))["run"] == SECOND
+
+
+def test_a_run_that_is_shown_has_its_attempt(store: Store) -> None:
+    history = History(attempt=2, variants=1)
+    run = SECOND[:-1] + "3"
+    put_run(store, run_report(run=run, variants=[variant_report(history=history)]))
+    assert history.words in words("runs", run)
 
 
 def test_an_unknown_run_names_the_known(store: Store) -> None:
-    error = complaint(UsageError, "runs", "show", "1999")
+    error = complaint(UsageError, "runs", "1999")
     assert FIRST in error.hint
     assert SECOND in error.hint
     assert error.where == str(store.root / "runs")
@@ -336,10 +345,9 @@ def test_rolling_back_and_nothing_further(registry: Registry, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "command",
     [
-        ["runs", "list"],
-        ["runs", "show"],
-        ["runs", "attach"],
-        ["runs", "attempts"],
+        ["runs"],
+        ["runs", "latest"],
+        ["runs", "latest", "--follow"],
         ["verify"],
         ["report"],
         ["gc"],

@@ -64,7 +64,7 @@ def test_a_gate_that_did_not_pass_says_why(capsys: Capture, verdict: str) -> Non
     assert f"fp8-dynamic: {verdict}: rouge is {verdict}" in lines
     assert any(line.startswith("rouge: 65.0 %, the baseline 65.1 %; ") for line in lines)
     assert "Nothing was promoted: " in lines[-1]
-    assert lines[-1].endswith("Next: prepare runs show 20261121-100000-000001")
+    assert lines[-1].endswith("Next: prepare runs 20261121-100000-000001")
 
 
 def test_a_gate_that_shows_little_says_so_where_it_passed(capsys: Capture) -> None:
@@ -157,7 +157,7 @@ def test_brackets_are_no_markup(capsys: Capture) -> None:
     )
     report = run_report(command=COMMAND | {"checkpoint": odd}, variants=[variant], run="[1]")
     text = "\n".join(shown(capsys, report))
-    for words in (odd, "[red]here[/blue]", "[link]it failed", "[dim]note[/]", "show [1]"):
+    for words in (odd, "[red]here[/blue]", "[link]it failed", "[dim]note[/]", "runs [1]"):
         assert words in text
 
 
@@ -170,7 +170,7 @@ def test_without_a_terminal_there_are_no_escape_codes(capsys: Capture) -> None:
 
 def test_next_step_names_what_there_is_to_look_at() -> None:
     assert "registry show" in last_line(run_report())
-    assert "runs show" in last_line(run_report(variants=[failed_variant_report()]))
+    assert "prepare runs 2" in last_line(run_report(variants=[failed_variant_report()]))
 
 
 def test_stages_show_where_their_evidence_lies(capsys: Capture, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pipeline.core.errors import StoreError
 from pipeline.core.file_locks import (
     find_mount,
     held_descriptors,
+    holder_of,
     is_locked,
     locked,
     refuse_local_locks,
@@ -57,6 +58,8 @@ def test_a_waiting_process_is_told_who_holds_it(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert f"process {os.getpid()} of " in other.stdout.readline()
     assert other.communicate(timeout=60)[0] == "held\n"
+    assert path.read_text()  # as a killed process leaves it
+    assert holder_of(path) == ""
 
 
 @pytest.mark.parametrize(("folder_mode", "mode"), [(0o700, 0o600), (0o2770, 0o660)])

@@ -21,7 +21,7 @@ from pipeline.core.errors import StageError, StoreError, UsageError
 from pipeline.core.lots import Node
 from pipeline.core.store import Store
 from pipeline.plan.resolved_options import ModelRequest
-from pipeline.run.copies import OtherCopies, check_plan, join_run
+from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.work import TRIES, Copy, Piece, forget_failures, forget_tries
 
@@ -81,6 +81,10 @@ class TestJoining:
         assert ended is not None
         assert ended.exit_code == 4
         assert join_run(None, "nightly", store, retry=True).ended is None
+        going_on = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="nightly")
+        with pytest.raises(UsageError, match="in progress"):
+            join_run(None, "nightly", store, retry=True)
+        going_on.finish("interrupted", 130)
         # Copies that a launcher starts are not told of the retry, and who follows them waits.
         assert join_run(None, "nightly", store).ended is None
 
@@ -202,14 +206,16 @@ def test_what_no_copy_wrote_neither_stops_nor_spoils_the_record(store: Store) ->
     (folder / "1.jsonl").mkdir()
     (folder / "2.jsonl").symlink_to("nowhere")
     facts = '"event": "stage", "stage": "s", "name": "s", "variant": "v", "status": "ran"'
+    long = '{"event": "note", "text": "' + "x" * MAX_EVENT_BYTES + '"}'
     (folder / "3.jsonl").write_text(
         f'{{{facts}, "key": null, "seconds": NaN}}\n'
-        '{"event": "running", "stages": ["\\ud800"]}\n{"event": "note", "text": "on"}\n'
+        f'{long}\n{{"event": "running", "stages": ["\\ud800"]}}\n'
+        '{"event": "note", "text": "on \\u001b[2J"}\n'
     )
     told = Listener()
     with OtherCopies(main, told).heard():
         pass
-    assert told.notes == ["on"]
+    assert told.notes == ["on \\u001b[2J"]
     assert read_run(main.folder).stages == []
 
 
@@ -219,11 +225,36 @@ def test_who_comes_while_the_killed_main_copy_still_ends_takes_over(store: Store
         RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r", index=i) for i in (0, 1)
     )
     assert not again.take_over()
+    main.note("found")
     main._held.close()  # killed, and its last child has ended
     assert not numbered.take_over()
     assert again.take_over()
+    again.note("goes on")
     again.finish("finished", 4)
-    assert read_run(again.folder).exit_code == 4
+    ended = read_run(again.folder)
+    assert ended.exit_code == 4
+    assert ended.notes == ["found", "goes on"]
+
+
+def test_a_copy_takes_over_in_the_middle_and_hears_the_others(store: Store) -> None:
+    """The main copy is killed at the first answer; a numbered copy tells something after it."""
+    main, other = (
+        RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r", index=i) for i in (0, 2)
+    )
+    other.note("before")
+
+    def score(variant: str, suite: str, number: int) -> float:
+        if variant == ONE and number == 0:
+            main._held.close()
+        if variant == TWO and number == 0:
+            other.note("after")
+        return equal(variant, suite, number)
+
+    bench = FakeRun(store.root, PretendModels(score, 24), recipes=(ONE, TWO), run_id="r")
+    notes = bench.run().notes
+    assert read_run(main.folder).status == "finished"
+    assert "after" in notes
+    assert "before" not in notes  # it is for the main copy that lived then
 
 
 def test_nobody_takes_over_a_run_that_ended(store: Store) -> None:
