@@ -61,10 +61,11 @@ def plan(
     """Show what `prepare model` with the same options would do; nothing is run.
 
     Expected times are medians of the store's earlier stages, on this hardware and of
-    models of a like size. For each gate the plan shows in a line the chance to pass for
-    a variant that loses nothing, and for the policy's usual one. If the run would be
-    refused, the plan names the reason, reads no weights, and exits with the code of
-    `prepare model`.
+    models of a like size. Weights of more than 2 GB are hashed with --verbose only;
+    without their digest it is not known which stages are cached. For each gate the plan
+    shows in a line the chance to pass for a variant that loses nothing, and for the
+    policy's usual one. If the run would be refused, the plan names the reason, reads no
+    weights, and exits with the code of `prepare model`.
 
     With --gpu it shows instead whether the checkpoint and each variant fit on such
     GPUs, and their capacity there. It needs no such GPU. It reads config.json and the
@@ -131,27 +132,26 @@ def plan(
             print_capacity(capacity, verbose=verbose)
         raise typer.Exit(ExitCode.USAGE if capacity.refused else ExitCode.SUCCESS)
     with open_display(as_json=as_json) as progress:
-        found = forecast(request, load_settings(store), progress)
+        found = forecast(request, load_settings(store), progress, hash_all=verbose)
     if as_json:
         print_json(found.to_dict())
         raise typer.Exit(found.exit_code)
     print(found.headline())
-    print(found.options_line())
+    for line in found.lines():
+        print(line)
     if verbose:
-        print_table(["stage", "variant", "state", "expected"], found.stage_rows())
+        print_table(["stage", "variant", "state", "expected"], [s.row for s in found.stages])
         for line in serving_lines(read_command(found.choices.to_dict())):
             print(line)
-        print(found.form_line())
-    for row in found.size_rows():
-        print(": ".join((row[0], ", ".join(row[1:]))))
+        print("asked as: " + ", ".join(f"{name} {form}" for name, form in found.forms.items()))
+        print_table(
+            ["environment", "state", "size"],
+            [
+                [e.key, str(e.state), f"{e.size_bytes / 1e9:.1f} GB" if e.size_bytes else "-"]
+                for e in found.environments
+            ],
+        )
     print_power(found.power)
-    if found.attempt:
-        print(found.attempt)
-    if verbose:
-        print_table(["environment", "state", "size"], found.environment_rows())
-    elif line := found.environment_line():
+    for line in found.last_lines():
         print(line)
-    for line in (*found.refusals(), *(f"note: {note}" for note in found.notes)):
-        print(line)
-    print(found.total())
     raise typer.Exit(found.exit_code)

@@ -61,6 +61,16 @@ class FileDigests:
         parts = (_FileProgress(progress, start, total) for start in starts)
         return self._digest_each(zip(paths, parts, strict=False))
 
+    def bytes_to_hash(self, paths: Iterable[Path]) -> int:
+        """Return the size of the files that have no valid cached digest."""
+        cache, size = self._read_cache(), 0
+        for path in paths:
+            status = path.stat()
+            known = cache.get(str(path.resolve()))
+            if known is None or known["identity"] != _identity(status):
+                size += status.st_size
+        return size
+
     def _digest_each(self, paths: Iterable[tuple[Path, Progress]]) -> Iterator[str]:
         known, fresh, size = self._read_cache(), dict[str, Any](), 0
         progress: Progress = NullProgress()

@@ -1,7 +1,7 @@
-"""A dry plan of `prepare model`.
+"""A dry plan of `prepare model`: sizes, power of the gates, refusals; cached stages and times.
 
-It has cached stages, sizes, expected times, and the power of the gates with the available
-questions.
+Options, hardware, config and headers come first. The weights are hashed last, and only if that
+takes seconds or is asked for: what is cached cannot be known before.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.hub import bytes_to_download
-from pipeline.core.errors import ExitCode, PrepareError
+from pipeline.checkpoint.weight_files import weight_files
+from pipeline.core.errors import EvaluationDataError, ExitCode, HubError, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import Hardware, this_node
 from pipeline.core.record import Record
 from pipeline.core.stage import TypedStageRecord
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
@@ -30,6 +31,7 @@ from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.power import GatePower, policy_power, speed_power
 from pipeline.plan.preflight import (
+    as_refusal,
     early_faults,
     late_faults,
     line,
@@ -52,14 +54,12 @@ Seen = dict[tuple[str, str], list[float]]
 SERVED = ("screen", "evaluate", "speed")
 NOT_MEASURED = "not measured here"
 LIKE_SIZE = 0.2  # relative difference of two checkpoints' weights
+HASHED_BYTES = 2 * 10**9  # at 250 MB/s and more, below 8 s
+HASH_RATE = 250e6  # bytes a second
 
 
-class _RefusedEarlyError(Exception):
-    """The run would be refused by what headers and options show."""
-
-
-class CheckpointNotLocalError(Exception):
-    """The checkpoint must be made or downloaded first, so later stages have no key yet."""
+class NotHereError(Exception):
+    """The checkpoint must be made, downloaded or hashed first, so later stages have no key yet."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,28 @@ class PlannedStage:
     cached: bool
     expected_seconds: float | None
 
+    @property
+    def row(self) -> list[str]:
+        """Cells of a table: name, variant, state, expected time."""
+        if self.cached:
+            return [self.name, self.variant, "cached", "-"]
+        seconds = self.expected_seconds
+        expected = NOT_MEASURED if seconds is None else f"{seconds:.0f} s"
+        return [self.name, self.variant, "to run", expected]
+
 
 @dataclass(frozen=True)
 class PlanReport:
     """All that `prepare plan` reports."""
 
     choices: ResolvedOptions
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None  # None: refused, or not here
     stages: tuple[PlannedStage, ...]
     power: tuple[GatePower, ...]  # suites, then speed gates
     environments: tuple[EnvironmentStatus, ...]
-    weights_bytes: dict[str, int]
-    not_here: str
+    weights_bytes: dict[str, int]  # by variant; empty if not known
+    not_here: str  # why stages after it are not known
+    source_bytes: int = 0  # of the checkpoint's weights
     forms: Mapping[str, str] = field(default_factory=dict)  # by suite, how it is asked
     faults: tuple[PrepareError, ...] = ()
     exit_code: ExitCode = ExitCode.SUCCESS  # of `prepare model`, where it would refuse to begin
@@ -107,46 +117,40 @@ class PlanReport:
             ],
             "expected_seconds": self.expected_seconds(),
             "refused": [fault.to_dict() for fault in self.faults],
+            "not_here": self.not_here,
             "notes": list(self.notes),
         }
 
     def headline(self) -> str:
-        if self.checkpoint is None and not self.not_here:
-            return f"{self.choices.reference.text}: refused"
-        if self.checkpoint is None:
+        if (c := self.checkpoint) is not None:
             return (
-                f"{self.choices.reference.text}: {self.not_here}; "
-                "what is cached of the later stages is known after that"
+                f"{c.ref}: {c.architecture}, {c.parameters / 1e6:,.0f} M parameters, {c.dtype}, "
+                f"{c.weights_bytes / 1e6:,.1f} MB, digest {c.digest[:12]}"
             )
-        c = self.checkpoint
-        return (
-            f"{c.ref}: {c.architecture}, {c.parameters / 1e6:,.0f} M parameters, {c.dtype}, "
-            f"{c.weights_bytes / 1e6:,.1f} MB, digest {c.digest[:12]}"
-        )
+        if self.faults:
+            return f"{self.choices.reference.text}: refused"
+        later = "what is cached of the later stages is known after that"
+        return f"{self.choices.reference.text}: {self.not_here}; {later}"
 
-    def stage_rows(self) -> list[list[str]]:
-        return [[s.name, s.variant, describe_state(s), describe_expected(s)] for s in self.stages]
+    def lines(self) -> Iterator[str]:
+        """Yield what follows the headline, without tables; the policy's power is not in it."""
+        yield f"policy {self.choices.policy.name}, profile {self.choices.profile.name}"
+        for name, size in self.weights_bytes.items():
+            share = f"{100 * size / self.source_bytes:.0f} % of the source"
+            yield f"{name}: {size / 1e6:,.1f} MB, {share}"
 
-    def size_rows(self) -> list[list[str]]:
-        """Rows of the variants' table; empty without a checkpoint to estimate from."""
-        if self.checkpoint is None:
-            return []
-        source = self.checkpoint.weights_bytes
-        return [
-            [recipe, f"{size / 1e6:,.1f} MB", f"{100 * size / source:.0f} % of the source"]
-            for recipe, size in self.weights_bytes.items()
-        ]
-
-    def environment_rows(self) -> list[list[str]]:
-        return [
-            [env.key, str(env.state), f"{env.size_bytes / 1e9:.1f} GB" if env.size_bytes else "-"]
-            for env in self.environments
-        ]
-
-    def environment_line(self) -> str:
-        """Name the environments that a run would build; empty if there are none."""
-        missing = [env.key for env in self.environments if str(env.state) in ("missing", "broken")]
-        return f"environments to build first: {', '.join(missing)}" if missing else ""
+    def last_lines(self) -> Iterator[str]:
+        """Yield attempts, missing environments, refusals, notes and the expected time."""
+        if self.attempt:
+            yield self.attempt
+        if missing := [env.key for env in self.environments if env.state in ("missing", "broken")]:
+            yield f"environments to build first: {', '.join(missing)}"
+        yield from self.refusals()
+        yield from (f"note: {note}" for note in self.notes)
+        to_run = sum(not stage.cached for stage in self.stages)
+        seconds = self.expected_seconds()
+        words = f"about {seconds / 60:.1f} minutes" if seconds is not None else NOT_MEASURED
+        yield f"{to_run} stages to run, {len(self.stages) - to_run} cached; {words}"
 
     def expected_seconds(self) -> float | None:
         """Sum over stages to run; None if one of them was never measured here."""
@@ -154,145 +158,121 @@ class PlanReport:
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
 
-    def form_line(self) -> str:
-        return "asked as: " + ", ".join(f"{name} {form}" for name, form in self.forms.items())
-
-    def options_line(self) -> str:
-        """Name what decides the gates and how models are served."""
-        return f"policy {self.choices.policy.name}, profile {self.choices.profile.name}"
-
     def refusals(self) -> list[str]:
         """Reasons why `prepare model` would refuse to begin, one per line."""
         return [f"would be refused: {line(fault)}" for fault in self.faults]
 
-    def total(self) -> str:
-        to_run = sum(not stage.cached for stage in self.stages)
-        seconds = self.expected_seconds()
-        words = f"about {seconds / 60:.1f} minutes" if seconds is not None else NOT_MEASURED
-        return "; ".join(
-            [
-                f"{to_run} stages to run, {len(self.stages) - to_run} cached",
-                words,
-            ]
-        )
 
-
-def describe_state(stage: PlannedStage) -> str:
-    """Describe what a run would do with it."""
-    return "cached" if stage.cached else "to run"
-
-
-def describe_expected(stage: PlannedStage) -> str:
-    """Describe the expected time."""
-    if stage.cached:
-        return "-"
-    if stage.expected_seconds is None:
-        return NOT_MEASURED
-    return f"{stage.expected_seconds:.0f} s"
-
-
-def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> PlanReport:
+def forecast(
+    request: ModelRequest, settings: Settings, progress: Progress, *, hash_all: bool = False
+) -> PlanReport:
     """Plan the request and look up what is cached; no stage is run.
 
+    Args:
+        hash_all: hash the weights, however long it takes.
+
     Raises:
-        PrepareError: as `prepare model` would, for bad options or a bad checkpoint.
+        PrepareError: as `prepare model` would, for bad options or a damaged checkpoint.
     """
-    node = this_node()
-    choices = spread_over_gpus(choose(request, settings, node), settings)
-    store = settings.open_store()
-    accelerator = Accelerator(choices.profile.accelerator)
-
-    def find_demo(spec: StageSpec) -> Path:
-        if store.find(spec.stage, spec.key) is None:
-            raise CheckpointNotLocalError("to be made first")
-        return store.stage_folder(spec.stage, spec.key) / "output"
-
-    def find(spec: StageSpec) -> StageRecord | None:
-        return find_finished(spec, store)
-
-    sources = find_data(choices, settings, progress)
-    checkpoint: Checkpoint | None = None
-    not_here, attempt = "", ""
-    hardware = choices.node.hardware(choices.profile.accelerator)
-    seen = seen_seconds(store, hardware, None)
-    level: float | None = None
-    profile = choices.profile
+    choices = spread_over_gpus(choose(request, settings, this_node()), settings)
+    store, profile = settings.open_store(), choices.profile
+    faults: list[PrepareError] = []
+    sources = None
+    try:
+        sources = find_data(choices, settings, progress)
+    except EvaluationDataError as error:
+        faults.append(as_refusal(error))
     preflight = preflight_of(choices, settings)
-    early = early_faults(preflight, choices) if preflight is not None else []
-    early += registry_faults(choices, settings)
-    late: list[PrepareError] = []
+    if preflight is not None:
+        faults += early_faults(preflight, choices)
+    faults += registry_faults(choices, settings)
     policy = choices.policy
     if preflight is not None:
         policy = resolve_generation(policy, preflight.source.generation)
+    checkpoint: Checkpoint | None = None
+    not_here, attempt, specs = "", "", list[StageSpec]()
+    level: float | None = None
+    hardware = choices.node.hardware(profile.accelerator)
+
+    def find_made(spec: StageSpec) -> Path:
+        if store.find(spec.stage, spec.key) is None:
+            raise NotHereError("to be made first")
+        return store.stage_folder(spec.stage, spec.key) / "output"
+
     try:
-        if early:  # a run would end here, before it reads any weights
-            raise _RefusedEarlyError
-        check_downloaded(choices)
-        checkpoint = locate(choices, settings, find_demo, progress)
-        adopted = locate_variants(choices, checkpoint, settings, progress)
-        draft = locate_draft(
-            choices.profile,
-            settings,
-            find_demo,
-            progress,
-            trust_remote_code=choices.trust_remote_code,
-        )
-        plan = make_plan(choices, checkpoint, settings, sources, draft=draft, adopted=adopted)
-        assert plan.trial is not None
-        policy = plan.policy
-        attempt, level = AttemptLedger(store).history(plan.trial).words, plan.trial.level
-        specs = plan.stages(find)
-        seen = seen_seconds(store, hardware, checkpoint)
-        late = late_faults(preflight, plan, find) if preflight is not None else []
-    except CheckpointNotLocalError as reason:
-        not_here = str(reason)
+        if not faults and sources is not None:  # else a run ends here, before it reads any weights
+            check_here(choices, settings, hash_all=hash_all)
+            trusted = choices.trust_remote_code
+            checkpoint = locate(choices, settings, find_made, progress)
+            adopted = locate_variants(choices, checkpoint, settings, progress)
+            draft = locate_draft(profile, settings, find_made, progress, trust_remote_code=trusted)
+            plan = make_plan(choices, checkpoint, settings, sources, draft=draft, adopted=adopted)
+            assert plan.trial is not None
+            policy = plan.policy
+            attempt, level = AttemptLedger(store).history(plan.trial).words, plan.trial.level
+            specs = plan.stages(lambda spec: store.find_current(spec.stage, spec.key))
+            if preflight is not None:
+                faults += late_faults(
+                    preflight, plan, lambda spec: store.find_current(spec.stage, spec.key)
+                )
+    except (NotHereError, HubError) as reason:
+        not_here = reason.message if isinstance(reason, HubError) else str(reason)
         specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
-    except _RefusedEarlyError:
-        specs = []
-    # A run ends with the first group of them that has any.
-    refused = refusal(early) or refusal(late)
+    seen = seen_seconds(store, hardware, checkpoint)
+    tried = choices.recipes
+    counts = sources.counts(policy) if sources else {}
+    refused = refusal(faults)
     return PlanReport(
         choices=choices,
         checkpoint=checkpoint,
         not_here=not_here,
         stages=tuple(with_servers(specs, store, seen)),
         power=(
-            *policy_power(policy, choices.recipes, sources.counts(policy), level),
-            *speed_power(choices.policy, len(choices.recipes), profile, level, start_seconds(seen)),
+            *(policy_power(policy, tried, counts, level) if sources else ()),
+            *speed_power(choices.policy, len(tried), profile, level, start_seconds(seen)),
         ),
         attempt=attempt,
         notes=tuple(preflight.notes()) if preflight is not None else (),
         forms={name: suite.prompt_format for name, suite in policy.suites.items()},
-        weights_bytes={
-            recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes
-        }
-        if checkpoint and preflight
+        weights_bytes={each.name: preflight.weights[each.name].bytes for each in tried}
+        if preflight and not faults
         else {},
+        source_bytes=preflight.source.weights_bytes if preflight else 0,
         environments=tuple(
-            status(name, accelerator, settings)
+            status(name, Accelerator(profile.accelerator), settings)
             for name in environments_for(
                 [
-                    *(recipe.quantization.environment for recipe in choices.recipes),
+                    *(recipe.quantization.environment for recipe in tried),
                     find_engine(profile.engine).environment,
                 ]
             )
         ),
-        faults=(*early, *late),
+        faults=tuple(faults),
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
     )
 
 
-def check_downloaded(choices: ResolvedOptions) -> None:
-    """Raise CheckpointNotLocalError for Hub checkpoints that are not completely cached."""
+def check_here(choices: ResolvedOptions, settings: Settings, *, hash_all: bool) -> None:
+    """Raise NotHereError for what must be downloaded first, or takes long to hash."""
     variants = (each.reference for each in choices.adopted)
-    references = (choices.reference, draft_reference(choices.profile), *variants)
+    references = [choices.reference, draft_reference(choices.profile), *variants]
     missing = sum(
         bytes_to_download(each.name, each.revision)
         for each in references
         if each is not None and each.kind == "hub"
     )
     if missing:
-        raise CheckpointNotLocalError(f"{missing / 1e9:,.2f} GB to download first")
+        raise NotHereError(f"{missing / 1e9:,.2f} GB to download first")
+    folders = [
+        Path(each.name).expanduser() for each in references if each and each.kind == "folder"
+    ]
+    files = [file for folder in folders for file in weight_files(folder)]
+    size = settings.digests.bytes_to_hash(files)
+    if size > HASHED_BYTES and not hash_all:
+        raise NotHereError(
+            f"{size / 1e9:,.1f} GB to hash first, in about {size / HASH_RATE / 60:.0f} minutes "
+            "(--verbose hashes them now)"
+        )
 
 
 def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[PlannedStage]:
@@ -318,21 +298,10 @@ def needs_server(spec: StageSpec, stage: PlannedStage, store: Store) -> bool:
     if spec.stage not in SERVED or stage.cached:
         return False
     try:
-        return not (
-            spec.stage == "evaluate" and has_inputs(spec, store) and is_answered(spec, store)
-        )
+        inputs = all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
+        return not (spec.stage == "evaluate" and inputs and is_answered(spec, store))
     except (PrepareError, OSError):
         return True  # damaged; `prepare model` says so when it needs it
-
-
-def has_inputs(spec: StageSpec, store: Store) -> bool:
-    """Return whether all inputs of the stage exist."""
-    return all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
-
-
-def find_finished(spec: StageSpec, store: Store) -> StageRecord | None:
-    """Return the record that a run would reuse."""
-    return store.find_current(spec.stage, spec.key)
 
 
 def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
@@ -343,7 +312,7 @@ def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     return PlannedStage(
         name=f"{spec.stage} {part}" if part else spec.stage,
         variant=spec.variant,
-        cached=find_finished(spec, store) is not None,
+        cached=store.find_current(spec.stage, spec.key) is not None,
         expected_seconds=statistics.median(times) if times else None,
     )
 

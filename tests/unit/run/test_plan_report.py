@@ -13,13 +13,14 @@ from quantized_checkpoint import SIZE, source_files
 from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
-from pipeline.core.errors import PreflightError, UsageError
+from pipeline.core.errors import ExitCode, PreflightError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.resolved_options import ModelRequest, choose
+from pipeline.run import plan_report
 from pipeline.run.plan_report import PlanReport, forecast
 from recipes import catalog
 
@@ -122,7 +123,12 @@ def planning(tmp_path: Path) -> Planning:
 
 def rows(found: PlanReport, variant: str | None = None) -> dict[str, list[str]]:
     """State and expected time by stage, of one variant."""
-    return {row[0]: row[2:] for row in found.stage_rows() if variant in (None, row[1])}
+    return {row[0]: row[2:] for row in (s.row for s in found.stages) if variant in (None, row[1])}
+
+
+def last(found: PlanReport) -> str:
+    """The line of what is to run."""
+    return list(found.last_lines())[-1]
 
 
 class TestNothingDone:
@@ -150,7 +156,7 @@ class TestNothingDone:
         found = planning.forecast()
         assert [stage.name for stage in found.stages if stage.name != "serve"] == list(STAGES)
         assert len(STAGES) == len(planning.specs())
-        assert [row[2] for row in found.stage_rows()] == ["to run"] * (len(STAGES) + 2)
+        assert [s.row[2] for s in found.stages] == ["to run"] * (len(STAGES) + 2)
 
     def test_bad_options_and_checkpoints_are_refused_as_a_run_would(
         self, planning: Planning
@@ -200,13 +206,13 @@ class TestCached:
         cached = {stage.name for stage in found.stages if stage.cached}
         assert cached == {*QUESTIONS, "quantize"}
         assert rows(found)["quantize"] == ["cached", "-"]
-        assert found.total().startswith(f"{len(STAGES) + 2 - 4} stages to run, 4 cached;")
+        assert last(found).startswith(f"{len(STAGES) + 2 - 4} stages to run, 4 cached;")
 
     def test_all(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.finish(spec)
         found = planning.forecast()
-        assert found.total() == f"0 stages to run, {len(STAGES)} cached; about 0.0 minutes"
+        assert last(found) == f"0 stages to run, {len(STAGES)} cached; about 0.0 minutes"
         assert found.expected_seconds() == 0
 
     def test_one_that_is_being_written_is_not_done(self, planning: Planning) -> None:
@@ -227,9 +233,9 @@ class TestCached:
 class TestTimes:
     def test_none_seen_yet(self, planning: Planning) -> None:
         found = planning.forecast()
-        assert {row[3] for row in found.stage_rows()} == {"not measured here"}
+        assert {s.row[3] for s in found.stages} == {"not measured here"}
         assert found.expected_seconds() is None
-        assert found.total().endswith("not measured here")
+        assert last(found).endswith("not measured here")
 
     def test_the_median_of_such_stages(self, planning: Planning) -> None:
         of_variant = {s.stage: s.parameters for s in planning.specs() if s.variant == RECIPE}
@@ -287,7 +293,7 @@ class TestTimes:
         found = planning.forecast()
         assert found.expected_seconds() == 6.0 * len(STAGES) + 2 * 50
         minutes = (6.0 * len(STAGES) + 2 * 50) / 60
-        assert found.total().endswith(f"about {minutes:.1f} minutes")
+        assert last(found).endswith(f"about {minutes:.1f} minutes")
 
     def test_a_damaged_record_is_no_reason_not_to_plan(self, planning: Planning) -> None:
         for spec in planning.specs():
@@ -336,13 +342,12 @@ class TestWords:
         found = planning.forecast()
         assert found.headline().startswith(f"{planning.checkpoint}: LlamaForCausalLM, 0 M")
         assert "bfloat16" in found.headline()
-        ((recipe, size, share),) = found.size_rows()
-        assert (recipe, size) == (RECIPE, "0.0 MB")
         plain = 2 * (32 * SIZE + 2 * SIZE)
         estimated = plain + 4 * (SIZE * SIZE + 2 * SIZE)
         assert found.weights_bytes == {RECIPE: estimated}
         source = (planning.checkpoint / "model.safetensors").stat().st_size
-        assert share == f"{100 * estimated / source:.0f} % of the source"
+        share = f"{100 * estimated / source:.0f} % of the source"
+        assert f"{RECIPE}: 0.0 MB, {share}" in found.lines()
 
     def test_as_json(self, planning: Planning) -> None:
         found = json.loads(json.dumps(planning.forecast().to_dict()))
@@ -360,10 +365,31 @@ class TestWords:
         assert first.keys() == {"name", "variant", "cached", "expected_seconds"}
 
 
+class TestWithoutIt:
+    def test_large_weights_are_hashed_where_asked(
+        self, planning: Planning, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(plan_report, "HASHED_BYTES", 1)
+        found = planning.forecast()
+        assert "GB to hash first" in found.headline()
+        assert (found.stages, found.faults) == ((), ())
+        assert found.weights_bytes.keys() == {RECIPE}
+        assert found.power
+        request, settings = planning.request(), planning.settings
+        assert forecast(request, settings, Listener(), hash_all=True).stages
+
+    def test_missing_questions_are_named_with_the_rest(self, planning: Planning) -> None:
+        planning.policy = changed_demo(planning, sources=["hub"])
+        found = planning.forecast()
+        assert any("quiz" in line for line in found.refusals())
+        assert found.exit_code == ExitCode.USAGE
+        assert [gate.gate for gate in found.power] == ["ratio.short"]
+
+
 class TestDemo:
     def test_it_is_to_be_made_first(self, planning: Planning) -> None:
         found = planning.forecast(checkpoint="demo:smollm2-135m")
         assert [(s.name, s.cached) for s in found.stages] == [("demo_checkpoint", False)]
         assert "to be made first" in found.headline()
-        assert (found.size_rows(), found.to_dict()["checkpoint"]) == ([], None)
+        assert (found.weights_bytes, found.to_dict()["checkpoint"]) == ({}, None)
         assert not planning.settings.store.exists()
