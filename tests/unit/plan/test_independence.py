@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from eval_gates.suites.known_tasks import known_tasks
+from eval_gates.suites.lm_eval_suite import known_tasks
 from pipeline.core.errors import UsageError
 from pipeline.plan.independence import check_known_tasks, check_laid_out
 from pipeline.stages.questions import QuestionsResult
@@ -30,7 +30,9 @@ def policy(**suite: Any) -> Policy:
     )
 
 
-CLUSTERED_TASKS = {name: task.cluster for name, task in known_tasks().items() if task.cluster}
+CLUSTERED_TASKS = {
+    name: task["cluster"] for name, task in known_tasks().items() if "cluster" in task
+}
 
 
 @pytest.mark.parametrize("task", CLUSTERED_TASKS)

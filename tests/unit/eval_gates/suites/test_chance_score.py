@@ -8,8 +8,7 @@ import pytest
 
 from eval_gates.clusters import shared_text
 from eval_gates.suites.chance_score import guessing
-from eval_gates.suites.lm_eval_metrics import Metric
-from eval_gates.suites.lm_eval_task import scored_choices
+from eval_gates.suites.lm_eval_task import Metric, scored_choices
 from eval_gates.suites.lm_rows import LmRows
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.suites.lm_eval_metrics import Metric, choose_metric, score_of
+from eval_gates.suites.lm_eval_task import Metric, choose_metric
 from pipeline.core.errors import EvaluationDataError
 
 PERPLEXITY = Metric("perplexity", "perplexity", False)
@@ -61,13 +61,13 @@ def test_a_filter_that_the_task_has_not() -> None:
 
 @given(st.floats(0, 1))
 def test_bounded_values(value: float) -> None:
-    assert score_of(value, ACC, "q") == value
-    assert score_of(value, ERROR, "q") == 1 - value
+    assert ACC.score({"acc": value}, "q") == value
+    assert ERROR.score({"wer": value}, "q") == 1 - value
 
 
 @pytest.mark.parametrize(("value", "score"), [(True, 1.0), (0, 0.0), (1 + 1e-12, 1.0)])
 def test_values_that_mean_a_bounded_number(value: Any, score: float) -> None:
-    assert score_of(value, ACC, "q") == score
+    assert ACC.score({"acc": value}, "q") == score
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_values_that_mean_a_bounded_number(value: Any, score: float) -> None:
 )
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(EvaluationDataError) as caught:
-        score_of(value, ACC, "task/3")
+        ACC.score({"acc": value}, "task/3")
     assert caught.value.where == "question task/3"
