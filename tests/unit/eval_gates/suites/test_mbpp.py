@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.sandbox import run_many
-from eval_gates.suites.code_extraction import extract_code
 from eval_gates.suites.code_suite import Problem, prompt_of
 from eval_gates.suites.mbpp import from_humaneval, problem_of, program, read_folder, select_usable
 from pipeline.core.errors import EvaluationDataError
@@ -73,20 +71,6 @@ def test_a_row_is_asked_as_humanevals_problems_are() -> None:
         '    """Write a function to tell how far the largest number is above the smallest.\n\n'
         '    assert spread([3, 1, 2]) == 2\n    """\n'
     )
-
-
-@pytest.mark.parametrize(
-    ("form", "answer"),
-    [
-        ("completion", "    return max(numbers) - min(numbers)\n\n\ndef more(): pass\n"),
-        ("chat", "Sure:\n```python\ndef spread(n):\n    return max(n) - min(n)\n```\nDone."),
-        ("chat", "```\nreturn max(numbers) - min(numbers)\n```"),
-    ],
-)
-def test_answers_of_either_form_are_found_and_pass(form: Any, answer: str) -> None:
-    code = extract_code(answer, SPREAD_PROBLEM.header, "spread", form).code
-    (execution,) = run_many([program(SPREAD_PROBLEM, code)], seconds=10, memory_bytes=2**30)
-    assert execution.outcome == "passed", execution.detail
 
 
 PROGRAMS = [
@@ -155,50 +139,6 @@ def test_a_problem_of_humanevals_beside_the_others() -> None:
     assert [execution.outcome for execution in executions] == ["passed", "failed"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"task_id": None}, "'task_id'"),
-        ({"task_id": True}, "'task_id'"),
-        ({"prompt": " "}, "'prompt'"),
-        ({"prompt": "Write\0"}, "'prompt' is not Python"),
-        ({"prompt": "Write \ud800"}, "'prompt' is not Python"),
-        ({"code": 3}, "'code'"),
-        ({"code": "def spread("}, "'code' is not Python"),
-        ({"test_list": []}, "'test_list'"),
-        ({"test_list": "assert spread([1]) == 0"}, "'test_list' is not a list of texts"),
-        ({"test_list": ["assert (("]}, "'test_list' is not Python"),
-        ({"test_list": ["assert other([1]) == 0"]}, "'test_list'.* uses none"),
-        ({"test_list": ["assert spread([1]) == largest([0])"]}, "uses largest, spread"),
-        ({"test_imports": [1]}, "'test_imports'"),
-        ({"test": ""}, "'test'"),
-        ({"test": "(" * 5000}, "'test' is not Python"),
-        ({"test": "assert 1 + 1 == 2"}, "'test' does not use the function 'spread'"),
-        ({"test": "assert spread([largest([1])]) == 0"}, "does not define: largest"),
-        ({"test": "def spread(n): return 0\nassert spread([1]) == 0"}, "itself"),
-        ({"test": "from os import spread\nassert spread([1]) == 0"}, "itself"),
-        ({"test": "from numpy import *\nassert spread([1]) == 0"}, "'test' imports all names"),
-        ({"code": f"def spread(n, m={'1+' * 3000}1): pass"}, "'code'"),
-    ],
-)
-def test_a_row_that_cannot_be_judged_is_named(
-    tmp_path: Path, changed: dict[str, Any], named: str
-) -> None:
-    file = tmp_path / "mbpp_test.jsonl"
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in (SPREAD, {**SPREAD, **changed})))
-    with pytest.raises(EvaluationDataError, match=named) as caught:
-        read_folder(tmp_path)
-    assert caught.value.where == f"{file}, line 2"
-
-
-@pytest.mark.parametrize("key", ["task_id", "prompt", "code", "test_list", "test_imports", "test"])
-def test_a_missing_key_is_named(key: str) -> None:
-    row = {name: value for name, value in SPREAD.items() if name != key}
-    with pytest.raises(EvaluationDataError, match=f"'{key}'") as caught:
-        problem_of(row, PLACE)
-    assert caught.value.where == PLACE
-
-
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     page = Path(__file__).parents[4] / "docs" / "how-to" / "suites.md"
     blocks = page.read_text().split("```json\n")[1:]
@@ -207,12 +147,6 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     (tmp_path / "mbpp.jsonl").write_text(json.dumps(row))
     (problem,) = read_folder(tmp_path)
     assert problem.entry_point == "twice"
-
-
-def test_a_folders_files_are_read_in_order(tmp_path: Path) -> None:
-    (tmp_path / "mbpp_b.jsonl").write_text(json.dumps({**MEAN, "task_id": "Own/1"}))
-    (tmp_path / "mbpp_a.jsonl.gz").write_bytes(gzip.compress(json.dumps(SPREAD).encode()))
-    assert [problem.task_id for problem in read_folder(tmp_path)] == ["Mbpp/9001", "Own/1"]
 
 
 def test_a_few_of_a_dataset_are_left_out_and_more_are_another_form() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.rows import Reply
 from eval_gates.suites import mmlu
 from pipeline.core.errors import EvaluationDataError
 
@@ -35,45 +34,6 @@ def test_a_folder_gives_its_questions_without_the_development_ones(tmp_path: Pat
 
     assert mmlu.read_folder(tmp_path) == [ROW, OTHER]
     assert [row["question"] for row in mmlu.read_examples(tmp_path)] == ["dev?"]
-
-
-def test_development_questions_may_be_absent(tmp_path: Path) -> None:
-    assert mmlu.read_examples(write(tmp_path, ROW)) == []
-
-
-def test_a_folder_without_questions_says_what_to_put_there(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationDataError) as caught:
-        mmlu.read_folder(tmp_path)
-    assert caught.value.where == str(tmp_path)
-
-    assert "mmlu_test.jsonl" in caught.value.hint
-    assert "four texts" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"subject": ""}, "'subject'"),
-        ({"question": None}, "'question'"),
-        ({"choices": ["a", "b", "c"]}, "'choices'"),
-        ({"choices": ["a", "b", "c", ""]}, "'choices'"),
-        ({"choices": "abcd"}, "'choices'"),
-        ({"answer": 4}, "'answer' is 4"),
-        ({"answer": -1}, "'answer' is -1"),
-        ({"answer": True}, "'answer' is True"),
-        ({"answer": "E"}, "'answer' is 'E'"),
-        ({"answer": "AB"}, "'answer' is 'AB'"),
-        ({"answer": ""}, "'answer' is ''"),
-        ({"answer": 1.0}, "'answer' is 1.0"),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    write(tmp_path, ROW, {**ROW, **change})
-
-    with pytest.raises(EvaluationDataError, match=message) as caught:
-        mmlu.read_folder(tmp_path)
-
-    assert caught.value.where.endswith("mmlu_test.jsonl, line 2")
 
 
 # --- lm-eval's chain-of-thought prompts ---------------------------------------------------------
@@ -130,10 +90,6 @@ def test_an_item_that_is_not_sure_is_skipped_and_said(old: str, new: str, why: s
     assert why in carried.skipped[0]
 
 
-def test_items_may_follow_after_a_single_line_break() -> None:
-    assert len(parse(GOOD_ITEM.rstrip("\n") + "\n", GOOD_ITEM).questions) == 2
-
-
 phrases = st.text(alphabet="abc xyz.,?$^{}123", min_size=1).filter(str.strip)
 
 
@@ -159,30 +115,7 @@ def test_no_text_breaks_the_parser(prompts: dict[str, str]) -> None:
         assert question["answer"] in range(4)
 
 
-def test_without_lm_eval_the_hint_is_named() -> None:
-    with pytest.raises(EvaluationDataError) as caught:
-        mmlu.read_builtin()
-    assert caught.value.where.endswith("_cot_prompts.json")
-
-    assert "prepare doctor --build evaluate" in caught.value.hint
-
-
 # --- examples and prompts -----------------------------------------------------------------------
-
-
-def test_a_letter_question_reads_as_lm_evals() -> None:
-    (asked,) = mmlu.lay_out([OTHER], [ROW], "letter", 1)
-    assert asked.prompt.startswith(
-        "The following are multiple choice questions (with answers) about high school physics.\n\n"
-        "What falls?\nA. an apple\nB. the sky\nC. night\nD. nothing\nAnswer: A\n\n"
-    )
-    assert asked.continuations == (" A", " B", " C", " D")
-
-
-def test_a_cloze_question_names_the_answer_itself() -> None:
-    (asked,) = mmlu.lay_out([ROW], [OTHER], "cloze", 1)
-    assert "Question: What flies?\nAnswer: c\n\n" in asked.prompt
-    assert asked.continuations == tuple(f" {text}" for text in ROW["choices"])
 
 
 def test_examples_are_the_first_of_the_subject_and_never_the_question_itself() -> None:
@@ -202,20 +135,3 @@ def test_too_few_examples_are_told_with_a_hint() -> None:
     with pytest.raises(EvaluationDataError, match="high_school_physics") as caught:
         mmlu.lay_out([ROW], [ROW, OTHER], "letter", 2)
     assert "set num_fewshot to 1" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("form", "values", "score"),
-    [
-        ("letter", (-1.0, -2.0, -3.0, -4.0), 1.0),
-        ("letter", (-2.0, -1.0, -3.0, -4.0), 0.0),
-        ("cloze", (-8.0, -7.0, -9.0, -9.0), 1.0),  # per character: 'an apple' has the most
-    ],
-)
-def test_the_likeliest_choice_counts(
-    form: mmlu.Form, values: tuple[float, ...], score: float
-) -> None:
-    (asked,) = mmlu.lay_out([ROW], [], form, 0)
-    reply = Reply(values=tuple((value, False) for value in values))
-    task = mmlu.MmluTask(prompt_format=form, num_fewshot=0)
-    assert mmlu.Mmlu().score(task, asked, [reply])["score"] == score

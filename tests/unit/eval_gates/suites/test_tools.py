@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.rows import Reply, ToolCall
-from eval_gates.suites.bfcl import CATEGORIES, evaluate_arithmetic, read_category, right_calls
+from eval_gates.suites.bfcl import CATEGORIES, evaluate_arithmetic, right_calls
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.tools import Category, Tools, ToolsSuite, ToolsTask, calls_in
-from pipeline.core.errors import EvaluationDataError
+from eval_gates.suites.tools import Category, Tools, ToolsSuite, ToolsTask
 
 MARGINS: dict[Any, Any] = {"fp8": 0.03}
 NUMBERS = st.integers(-1_000, 1_000)
@@ -35,27 +33,6 @@ def test_live_cases_share_their_functions() -> None:
     assert Tools().known_cluster(ToolsTask()) == "functions"
     assert Tools().known_cluster(ToolsTask(categories=["live_simple"])) == "functions"
     assert Tools().known_cluster(ToolsTask(categories=["multiple"])) is None
-
-
-def test_a_category_counts_once() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        ToolsTask(categories=["multiple", "multiple"])
-
-
-def test_an_absent_package_is_named() -> None:
-    with pytest.raises(EvaluationDataError) as caught:
-        read_category("multiple")
-    assert "bfcl-eval" in str(caught.value.where)
-
-
-def test_calls_by_the_servers_parser() -> None:
-    def read(*calls: ToolCall) -> Any:
-        return calls_in(Reply("text", calls=calls), "multiple", "server")
-
-    assert read(ToolCall("f", '{"a": 1}'), ToolCall("g", "")) == [{"f": {"a": 1}}, {"g": {}}]
-    assert read() is None
-    assert read(ToolCall("f", '{"a": 1')) is None
-    assert read(ToolCall("f", "[" * 100_000)) is None
 
 
 def test_right_calls_have_the_first_values_and_leave_out_what_may_be() -> None:

@@ -1,0 +1,270 @@
+"""Every suite by one contract: rows of a folder -> prompts -> replies -> scores.
+
+Suites whose scorers are installed in the `evaluate` environment alone (lm-eval, BFCL, rouge-score)
+are scored in `tests/e2e/test_suites_asked.py`; here what they refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from listener import Listener
+
+from eval_gates.rows import Asked, Question, Reply, ToolCall, describe
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import QuestionOrder, kind_named
+from pipeline.core.errors import EvaluationDataError
+
+QUIZ = {
+    "subject": "high_school_physics",
+    "question": " What falls? ",
+    "choices": ["an apple", "the sky", "night", "nothing"],
+    "answer": 0,
+}
+OTHER = {**QUIZ, "question": "What flies?", "choices": ["a", "b", "c", "d"], "answer": "C"}
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+FUNCTION = {
+    "task_id": 9,
+    "prompt": "Write a function that doubles.",
+    "code": "def twice(n):\n    return 2 * n\n",
+    "test_list": ["assert twice(2) == 4"],
+    "test_imports": [],
+    "test": "assert twice(3) == 6\n",
+}
+SUM = {"question": "Two and two?", "answer": "2 + 2\n#### 4"}
+INSTRUCTED = {"prompt": "Write.", "instruction_id_list": ["a:b"], "kwargs": [{}]}
+PRO = {"question": "Which?", "options": ["8", "9", "11"], "answer": "C", "category": "law"}
+DOCUMENT = {"document": "A cat sat.", "summary": "Cat sits."}
+
+
+class Case(NamedTuple):
+    """Rows of a file, the first question's prompt, and scores of replies to it."""
+
+    kind: str
+    file: str
+    rows: list[dict[str, Any]]
+    prompt: str  # how it ends
+    scores: list[tuple[Reply, float]]
+    settings: dict[str, Any] = {}  # noqa: RUF012 - a default of a tuple
+
+
+def values(*numbers: float) -> Reply:
+    return Reply(values=tuple((number, False) for number in numbers))
+
+
+def texts(*pairs: tuple[str, float]) -> list[tuple[Reply, float]]:
+    return [(Reply(text, 5), score) for text, score in pairs]
+
+
+THINKS = {"thinking": {"start": "<think>", "end": "</think>"}}
+CASES = [
+    Case(
+        "mmlu",
+        "mmlu_test.jsonl",
+        [QUIZ, OTHER],
+        "What falls?\nA. an apple\nB. the sky\nC. night\nD. nothing\nAnswer:",
+        [(values(-1, -2, -3, -4), 1.0), (values(-2, -1, -3, -4), 0.0)],
+        {"num_fewshot": 0},
+    ),
+    Case(
+        "mmlu",
+        "mmlu_test.jsonl",
+        [QUIZ, OTHER],
+        "about high school physics.\n\nQuestion: What falls?\nAnswer:",
+        [(values(-8, -7, -9, -9), 1.0)],  # per character, 'an apple' has the most
+        {"num_fewshot": 0, "prompt_format": "cloze"},
+    ),
+    Case(
+        "structured",
+        "structured_test.jsonl",
+        [{"prompt": "Ada?", "schema": PERSON}, {"prompt": "Some?", "schema": {"type": "array"}}],
+        json.dumps(PERSON),
+        [
+            *texts(('{"name": "Ada"}', 1), ('```json\n{"name": "Ada"}\n```', 1)),
+            *texts(("[]", 0), ("", 0), ('Sure! {"name": "A"}', 0), ('{"name": NaN}', 0)),
+            *texts(("[" * 5_000, 0), ('{"name": 1, "name": "B"}', 0), ("\ud800", 0)),
+            (Reply('{"name": "Ada"}', 5, is_truncated=True), 1.0),  # it is whole
+        ],
+        {"prompt_format": "chat"},
+    ),
+    Case(
+        "structured",
+        "structured_test.jsonl",
+        [{"prompt": "Ada?", "schema": PERSON}, {"prompt": "B", "schema": {}}],
+        json.dumps(PERSON),
+        [
+            (Reply('{"name": "Ada"}', 5), 1.0),
+            (Reply('{"name": "Ada"}', 5, is_truncated=True), 0.0),
+        ],
+        {"prompt_format": "chat", **THINKS},
+    ),
+    Case(
+        "mbpp",
+        "mbpp_test.jsonl",
+        [FUNCTION, {**FUNCTION, "task_id": 10}],
+        '    assert twice(2) == 4\n    """\n\n```\n',
+        [
+            *texts(("```python\ndef twice(n):\n    return n + n\n```", 1), ("return 2 * n", 1)),
+            *texts(("def twice(n):\n    return n\n", 0), ("import os\nos._exit(0)", 0), ("", 0)),
+            (Reply("def twice(n):\n    return 2 * n", 5, is_truncated=True), 1.0),
+        ],
+        {"prompt_format": "chat"},
+    ),
+    Case(
+        "needles",
+        "",
+        [],
+        "Answer: The special number for",
+        [],
+        {"prompt_format": "completion", "lengths": [512], "cases": 3},
+    ),
+]
+REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
+    *(
+        ("mmlu", "mmlu_test.jsonl", QUIZ, change, message)
+        for change, message in [
+            ({"subject": ""}, "'subject'"),
+            ({"question": None}, "'question'"),
+            ({"choices": ["a", "b", "c"]}, "'choices'"),
+            ({"choices": "abcd"}, "'choices'"),
+            ({"answer": 4}, "'answer' is 4"),
+            ({"answer": True}, "'answer' is True"),
+            ({"answer": "E"}, "'answer' is 'E'"),
+        ]
+    ),
+    *(
+        ("rouge", "summarization_test.jsonl", DOCUMENT, change, message)
+        for change, message in [
+            ({"document": " "}, "'document'"),
+            ({"summary": ""}, "'summary'"),
+            ({"references": []}, "'references'"),
+            ({"references": ["good", ""]}, "'references'"),
+        ]
+    ),
+    *(
+        ("structured", "structured_test.jsonl", {"prompt": "Ada?", "schema": {}}, change, message)
+        for change, message in [
+            ({"prompt": " "}, "'prompt'"),
+            ({"schema": "object"}, "'schema' is not an object"),
+            ({"schema": {"type": "thing"}}, "not a JSON schema"),
+            ({"schema": {"pattern": "("}}, "not a JSON schema"),
+            ({"schema": {"items": {"$ref": "https://host.example/x.json"}}}, "does not hold"),
+            ({"schema": {"pattern": "^(a{2,99999})$"}}, "more than 10,000 repetitions"),
+            ({"schema": {"$ref": "#"}}, "refers to itself"),
+            ({"schema": {"$dynamicRef": "#absent"}}, "dynamicRef"),
+            ({"schema": {"items": {"$id": "http://x/"}}}, "'.id' inside"),
+        ]
+    ),
+    *(
+        ("mbpp", "mbpp_test.jsonl", FUNCTION, change, message)
+        for change, message in [
+            ({"task_id": True}, "'task_id'"),
+            ({"prompt": "Write\0"}, "'prompt' is not Python"),
+            ({"code": "def twice("}, "'code' is not Python"),
+            ({"test_list": []}, "'test_list'"),
+            ({"test_list": ["assert other([1]) == 0"]}, "'test_list'.* uses none"),
+            ({"test_imports": [1]}, "'test_imports'"),
+            ({"test": "(" * 5000}, "'test' is not Python"),
+            ({"test": "assert 1 + 1 == 2"}, "'test' does not use the function 'twice'"),
+            ({"test": "assert twice(helper(1)) == 0"}, "does not define: helper"),
+            ({"test": "def twice(n): return 0\nassert twice(1) == 0"}, "itself"),
+            ({"test": "from numpy import *\nassert twice(1) == 2"}, "'test' imports all names"),
+        ]
+    ),
+]
+PRESETS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("gsm8k", SUM, {"question": " "}, "'question'"),
+    ("gsm8k", SUM, {"answer": "5"}, "'answer' does not end"),
+    ("gsm8k", SUM, {"answer": "It is\n#### 5 apples"}, "'answer' does not end"),
+    ("ifeval", INSTRUCTED, {"prompt": ""}, "'prompt'"),
+    ("ifeval", INSTRUCTED, {"instruction_id_list": "a:b"}, "'instruction_id_list'"),
+    ("ifeval", INSTRUCTED, {"kwargs": []}, "'kwargs' has 0 entries for 1 instructions"),
+    ("mmlu_pro", PRO, {"options": ["8"]}, "'options'"),
+    ("mmlu_pro", PRO, {"category": "astrology"}, "'category' is 'astrology'"),
+    ("mmlu_pro", PRO, {"answer": "D"}, "'answer'"),
+    ("mmlu_pro", PRO, {"answer_index": 1}, "'answer'"),
+    ("mmlu_pro", PRO, {"answer_index": True}, "'answer'"),
+]
+
+
+def lay_out(
+    kind: str, file: str, rows: list[dict[str, Any]], folder: Path, settings: dict[str, Any]
+) -> tuple[Any, Any, list[Question]]:
+    """Return the kind, its task and the questions of these rows."""
+    data, output = folder / "data", folder / "output"
+    data.mkdir(exist_ok=True)
+    output.mkdir(exist_ok=True)
+    if file:
+        (data / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = kind_named(kind)
+    task = found.task.model_validate({"kind": kind, **settings})
+    source = QuestionSource(kind="folder" if file else "builtin", digest="d")
+    order = QuestionOrder(source, data if file else None, output, Listener())
+    questions = found.questions(task, order)[0]
+    found.open(task, questions, output)
+    return found, task, [found.render(task, each, None) for each in questions]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind)
+def test_rows_become_prompts_and_replies_become_scores(case: Case, tmp_path: Path) -> None:
+    kind, task, questions = lay_out(case.kind, case.file, case.rows, tmp_path, case.settings)
+    first, other, *_ = questions
+    assert case.prompt in first.prompt[-len(case.prompt) - 60 :]
+    assert Question.from_row(first.to_row()) == first
+    asked = [Asked(first, [reply], other) for reply, _ in case.scores]
+    rows = kind.score_batch(task, asked, Listener())
+    assert [row["score"] for row in rows] == [score for _, score in case.scores]
+    for each, row in zip(asked, rows, strict=True):
+        whole = {**describe(first, each.replies, thinks=False), **row}
+        assert whole["id"] == first.id
+        assert ("unrelated" in whole) == kind.scores_unrelated
+
+
+@pytest.mark.parametrize(("kind", "file", "good", "change", "message"), REFUSED)
+def test_a_malformed_line_is_named(
+    kind: str,
+    file: str,
+    good: dict[str, Any],
+    change: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("eval_gates.limited_call.CPU_SECONDS", 1.0)
+    settings = {"num_fewshot": 0} if kind == "mmlu" else {"prompt_format": "chat"}
+    with pytest.raises(EvaluationDataError, match=message) as caught:
+        lay_out(kind, file, [good, {**good, **change}], tmp_path, settings)
+    assert str(caught.value.where).endswith(f"{file}, line 2")
+
+
+@pytest.mark.parametrize(("kind", "good", "change", "message"), PRESETS)
+def test_a_presets_malformed_line_is_named(
+    kind: str, good: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    suite: Any = kind_named(kind)
+    assert suite.document({**good, "more": 1}, "here").items() >= good.items()
+    with pytest.raises(EvaluationDataError, match=message) as caught:
+        suite.document({**good, **change}, "a file, line 2")
+    assert caught.value.where == "a file, line 2"
+
+
+def test_calls_are_read_as_the_servers_parser_gives_them() -> None:
+    from eval_gates.suites.tools import calls_in
+
+    def read(*calls: ToolCall) -> Any:
+        return calls_in(Reply("text", calls=calls), "multiple", "server")
+
+    assert read(ToolCall("f", '{"a": 1}'), ToolCall("g", "")) == [{"f": {"a": 1}}, {"g": {}}]
+    assert read() is None
+    assert read(ToolCall("f", '{"a": 1')) is None
+    assert read(ToolCall("f", "[" * 100_000)) is None
+
+
+def test_the_carried_questions_are_many_and_distinct(tmp_path: Path) -> None:
+    for kind, least in (("rouge", 24), ("structured", 60), ("mmlu", 90)):
+        settings = {"num_fewshot": 0} if kind == "mmlu" else {"prompt_format": "chat"}
+        _, _, questions = lay_out(kind, "", [], tmp_path, settings)
+        assert len(questions) == len({each.prompt for each in questions}) >= least
