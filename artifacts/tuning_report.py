@@ -13,7 +13,7 @@ from pipeline.stages.attempts import Trial
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 
-Outcome = Literal["measured", "pruned", "invalid", "failed", "dropped"]
+Outcome = Literal["measured", "failed", "dropped"]
 
 
 class ScreeningReport(Record):
@@ -22,13 +22,13 @@ class ScreeningReport(Record):
     name: str
     parameter: str
     outcome: Outcome = Field(
-        description="out: fell behind and was stopped; invalid: its numbers cannot be trusted; "
-        "failed: it did not start, or died; dropped: it was not tried"
+        description="failed: it did not start, died, or its loads are no measurement; dropped: it "
+        "was not tried"
     )
-    reason: str = Field("", description="of all that did not keep up, why")
+    reason: str = Field("", description="of all without a measurement, why")
     arguments: dict[str, Any] = Field({}, description="the engine's, as it was served")
     changes_outputs: bool = Field(False, description="so answers have to be gated again")
-    output_tokens_per_s: float | None = Field(None, description="mean of its rounds")
+    output_tokens_per_s: float | None = Field(None, description="mean of its loads")
     ratio_to_defaults: float | None = Field(
         None, description="ratio to that of the engine's defaults; no evidence"
     )

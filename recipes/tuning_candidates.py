@@ -15,7 +15,7 @@ from recipes.speculative import SpeculativeConfig, Word
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-ENGINE_DEFAULTS, AS_PROFILED, COMBINED = "engine-defaults", "profile", "combined"
+ENGINE_DEFAULTS, AS_PROFILED = "engine-defaults", "profile"
 Lever = Literal[
     "batching",
     "prefix_caching",
@@ -83,21 +83,12 @@ class CandidateFile(ConfigModel):
 
     name: Name
     summary: str
-    repetitions: int = Field(
-        3, ge=1, le=100, description="loads of each candidate that is not pruned"
-    )
-    prune_margin: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="largest relative distance to the leader: a candidate that is never closer is "
-        "pruned",
-    )
+    repetitions: int = Field(3, ge=1, le=100, description="loads of each candidate")
     candidates: dict[Name, ServingCandidate] = Field(min_length=1, max_length=200)
 
     @model_validator(mode="after")
     def _names_are_free(self) -> CandidateFile:
-        for name in (ENGINE_DEFAULTS, AS_PROFILED, COMBINED, "baseline"):
+        for name in (ENGINE_DEFAULTS, AS_PROFILED, "baseline"):
             if name in self.candidates:
                 raise ValueError(f"candidates.{name}: this name is reserved")
         return self
@@ -115,19 +106,3 @@ def load_candidates(name: str) -> CandidateFile:
 def change_answers(names: Iterable[str]) -> bool:
     """Return whether one of these engine arguments changes answers."""
     return any(name.partition(".")[0] in CHANGES_OUTPUTS for name in names)
-
-
-def combine(candidates: Iterable[ServingCandidate]) -> ServingCandidate:
-    """Return the union of candidates; its parameter is the first one's."""
-    first, *others = candidates
-    together = first
-    for each in others:
-        together = together.model_copy(
-            update={
-                "speculative": each.speculative or together.speculative,
-                "kv_cache_dtype": each.kv_cache_dtype or together.kv_cache_dtype,
-                "engine_arguments": {**together.engine_arguments, **each.engine_arguments},
-                "environment": {**together.environment, **each.environment},
-            }
-        )
-    return together

@@ -21,24 +21,15 @@ from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.server_runs import ServerRunRule, Starts
 from eval_gates.speed.steady_state import lag_gain, output_rate
 
+MAX_LAG = 0.1  # of a load's time, that the client was late
+
 
 class ScreeningRule(ServerRunRule):
     """Stopping rule of one candidate configuration."""
 
     kind: Literal["screening"] = "screening"
     starts: Starts = "once"
-    repetitions: int = Field(ge=1, description="loads of a candidate that is not out")
-    leader: float | None = Field(
-        None,
-        gt=0,
-        description="output tokens/s of the fastest so far; None for the first candidate",
-    )
-    prune_margin: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="a candidate is out if all loads are further behind the leader",
-    )
+    repetitions: int = Field(ge=1, description="loads of a candidate")
     hit_rate: float | None = Field(None, description="declared by the workload")
 
     unit: ClassVar[str] = "loads"
@@ -48,15 +39,9 @@ class ScreeningRule(ServerRunRule):
     def cap(self) -> int:
         return self.repetitions
 
-    def state(self, loads: Sequence[LoadRun]) -> Literal["open", "measured", "pruned", "invalid"]:
+    def state(self, loads: Sequence[LoadRun]) -> Literal["open", "measured", "invalid"]:
         if self.invalid_reasons(loads):
             return "invalid"
-        if not loads:
-            return "open"
-        if self.leader is not None:
-            nearest = max(output_rate(load) for load in loads)
-            if nearest < (1 - self.prune_margin) * self.leader:
-                return "pruned"
         return "measured" if len(loads) >= self.repetitions else "open"
 
     def needs_more(self, loads: Sequence[LoadRun]) -> bool:
@@ -64,7 +49,7 @@ class ScreeningRule(ServerRunRule):
 
     def invalid_reasons(self, loads: Sequence[LoadRun]) -> list[InvalidReason]:
         def is_late(load: LoadRun) -> bool:
-            return lag_gain(load) > -math.log1p(-self.prune_margin)
+            return lag_gain(load) > -math.log1p(-MAX_LAG)
 
         return [
             *find_failed_requests(loads),

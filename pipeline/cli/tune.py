@@ -68,8 +68,8 @@ def tune(
 ) -> None:
     """Find the serving arguments that serve a declared load best, and confirm the gain.
 
-    Candidates are screened at one load, each on its own server, and slow ones are
-    stopped early. The winner is then measured against the engine's defaults, on fresh
+    Candidates are screened at one load, each on its own server and added to the best so
+    far. The winner is then measured against the engine's defaults, on fresh
     servers with fresh prompts, in a gate with an error rate. Only a confirmed gain
     gives a profile. `prepare model --profile` gates and promotes with it.
 

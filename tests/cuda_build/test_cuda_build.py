@@ -16,13 +16,14 @@ import pytest
 from eval_gates.ask import choice_body
 from eval_gates.prompt_scores import score_body
 from pipeline.core.events import NullProgress
+from pipeline.core.hardware import this_node
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.cuda_home import compiler_variables
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.layers import read_layers, sequence_bytes
 from pipeline.inspection.model_shape import model_shape
-from pipeline.plan.tuning_plan import make_defaults, make_screened
+from pipeline.plan.tuning import add_candidate, make_defaults
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog
@@ -158,10 +159,10 @@ def candidates() -> dict[str, list[str]]:
     """The command line of each carried candidate of `prepare tune` on H100s, by name."""
     found = load_candidates("standard")
     defaults = make_defaults(
-        catalog.load_profile("h100").spread_over(2, expert_parallel=False), found
+        catalog.load_profile("h100").spread_over(2, expert_parallel=False), found, this_node()
     )
     return {
-        name: command_of(make_screened(name, each, defaults).profile, is_baseline=False)
+        name: command_of(add_candidate(name, each, defaults).profile, is_baseline=False)
         for name, each in found.candidates.items()
         # A llama has no layers that predict several tokens; the method itself is checked by ours.
         if each.accelerator == "cuda" and not name.startswith("mtp")

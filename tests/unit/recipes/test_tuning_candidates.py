@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from some_node import NODE
 
 from pipeline.core.errors import UsageError
-from pipeline.plan.tuning_plan import gpus_of, make_defaults, make_profiled, make_screened
+from pipeline.plan.tuning import add_candidate, as_profiled, make_defaults
 from recipes.catalog import load_profile
-from recipes.engine_arguments import DIVIDES_GPUS
-from recipes.tuning_candidates import CandidateFile, ServingCandidate, combine, load_candidates
+from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
+from recipes.tuning_candidates import CandidateFile, ServingCandidate, load_candidates
 
 STANDARD = load_candidates("standard")
 BATCHING: dict[str, Any] = {"parameter": "batching", "engine_arguments": {"max-num-seqs": 8}}
@@ -19,13 +20,13 @@ BATCHING: dict[str, Any] = {"parameter": "batching", "engine_arguments": {"max-n
 
 @pytest.mark.parametrize(("name", "accelerator"), [("cpu", "cpu"), ("h100", "cuda")])
 def test_the_engine_knows_what_is_tried(name: str, accelerator: str) -> None:
-    defaults = make_defaults(load_profile(name), STANDARD)
+    defaults = make_defaults(load_profile(name), STANDARD, NODE)
     tried = {n: c for n, c in STANDARD.candidates.items() if c.accelerator == accelerator}
     assert {"batching", "prefix_caching", "kv_cache_dtype", "speculation"} <= {
         each.parameter for each in tried.values()
     }
     for candidate_name, candidate in tried.items():
-        screened = make_screened(candidate_name, candidate, defaults)
+        screened = add_candidate(candidate_name, candidate, defaults)
         assert screened.profile != defaults.profile
         assert not screened.profile.engine_arguments.keys() - {
             *defaults.profile.engine_arguments,
@@ -34,21 +35,23 @@ def test_the_engine_knows_what_is_tried(name: str, accelerator: str) -> None:
 
 
 def test_stock_has_nothing_that_a_candidate_moves() -> None:
-    defaults = make_defaults(load_profile("cpu"), STANDARD)
+    defaults = make_defaults(load_profile("cpu"), STANDARD, NODE)
     assert "max-num-seqs" not in defaults.profile.engine_arguments
     assert defaults.profile.kv_cache_dtype == "auto"
     # How many GPUs a copy takes is the profile's to say.
     spread = load_profile("h100").spread_over(4, expert_parallel=True)
-    arguments = make_defaults(spread, STANDARD).profile.engine_arguments
+    arguments = make_defaults(spread, STANDARD, NODE).profile.engine_arguments
     assert arguments["tensor-parallel-size"] == 4
     assert arguments["enable-expert-parallel"] is True
 
 
 @pytest.mark.parametrize("name", DIVIDES_GPUS)
 def test_what_a_server_is_spread_over_is_counted_whole(name: str) -> None:
-    defaults = make_defaults(load_profile("h100"), STANDARD)
+    defaults = make_defaults(load_profile("h100"), STANDARD, NODE)
     twice = ServingCandidate(parameter="parallelism", engine_arguments={name: 2})
-    assert gpus_of(make_screened("twice", twice, defaults).serving) == 2 * gpus_of(defaults.serving)
+    doubled = add_candidate("twice", twice, defaults).serving
+    before = count_gpus(defaults.serving.engine_arguments)
+    assert count_gpus(doubled.engine_arguments) == 2 * before
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,6 @@ def test_what_a_server_is_spread_over_is_counted_whole(name: str) -> None:
             "candidates.a.engine_arguments",
         ),
         ({"repetitions": 0}, "repetitions"),
-        ({"prune_margin": 1.0}, "prune_margin"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_key(
@@ -80,29 +82,10 @@ def test_a_wrong_file_is_refused_with_its_key(
     assert key.rpartition(".")[2] in f"{error.value.where} {error.value.message}"
 
 
-def test_candidates_combine() -> None:
-    found = CandidateFile.model_validate(
-        {
-            "name": "c",
-            "summary": "s",
-            "candidates": {
-                "a": BATCHING,
-                "b": {"parameter": "kv_cache_dtype", "kv_cache_dtype": "fp8"},
-                "c": {"parameter": "memory", "engine_arguments": {"block-size": 64}},
-            },
-        }
-    )
-    together = combine(found.candidates.values())
-    assert together.engine_arguments == {"max-num-seqs": 8, "block-size": 64}
-    assert together.kv_cache_dtype == "fp8"
-    assert together.changes_outputs
-    assert not found.candidates["a"].changes_outputs
-
-
 def test_a_profile_whose_argument_changes_answers_is_gated_again() -> None:
     half = ServingCandidate(parameter="batching", engine_arguments={"dtype": "float16"})
     found = CandidateFile(name="c", summary="s", candidates={"half": half})
     h100 = load_profile("h100").model_copy(update={"kv_cache_dtype": "auto"})
-    assert make_profiled(h100, make_defaults(h100, found)).changes_outputs
+    assert as_profiled(h100, make_defaults(h100, found, NODE)).changes_outputs
     b200 = load_profile("b200").model_copy(update={"kv_cache_dtype": "auto"})
-    assert not make_profiled(b200, make_defaults(b200, STANDARD)).changes_outputs
+    assert not as_profiled(b200, make_defaults(b200, STANDARD, NODE)).changes_outputs

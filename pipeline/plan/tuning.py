@@ -1,13 +1,13 @@
-"""Plans `prepare tune`: a screening of serving arguments, and one speed gate on its winner.
+"""Plans `prepare tune`: each candidate is one model served with other arguments.
 
-Each candidate is a variant of one model with other serving arguments: a separate server start, a
-screen stage and a load stage.
+A candidate has a server start, a screen stage and a load stage of its own. The fastest is compared
+with the engine's defaults by the ordinary speed gate.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +15,10 @@ from eval_gates.speed.screening import ScreeningRule
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
-from pipeline.core.hardware import NodeInfo, this_node
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
-from pipeline.environments.environment import Accelerator, identity
-from pipeline.environments.settings import Settings
 from pipeline.plan.context_length import max_length_of
+from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.serving_profile import fit_profile
 from pipeline.plan.speed_plan import (
@@ -44,7 +43,6 @@ from recipes.engine_arguments import (
     count_gpus,
     subject_of,
 )
-from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import Recipe, ServingProfile
@@ -65,15 +63,19 @@ NEVER_MOVED = (*DIVIDES_GPUS, EXPERT_PARALLEL, "attention-backend")
 
 
 @dataclass(frozen=True)
-class ScreeningCandidate:
-    """Serving arguments that a screening measures."""
+class TunedArm:
+    """One way to serve the model."""
 
     name: str
     parameter: str
     profile: ServingProfile  # as its file would say it, for any machine of its kind
-    fitted: ServingProfile  # as the node serves it
     node: NodeInfo  # that serves, or one of its kind
-    changes_outputs: bool
+    changes_outputs: bool = False
+
+    @property
+    def fitted(self) -> ServingProfile:
+        """The profile as the node serves it; raises UsageError if it cannot."""
+        return fit_profile(self.profile, self.node)
 
     @property
     def serving(self) -> ServingArguments:
@@ -81,15 +83,10 @@ class ScreeningCandidate:
         return ServingArguments.of(self.fitted, is_baseline=False)
 
 
-def make_defaults(
-    profile: ServingProfile, candidates: CandidateFile, node: NodeInfo | None = None
-) -> ScreeningCandidate:
+def make_defaults(profile: ServingProfile, candidates: CandidateFile, node: NodeInfo) -> TunedArm:
     """Return the profile with engine defaults for every option or variable that a candidate sets.
 
     If a candidate sets whether kernels are compiled, they are, as the engine would by itself.
-
-    Args:
-        node: that serves; None: this machine.
     """
     parameters = candidates.candidates.values()
     moved = {subject_of(name) for each in parameters for name in each.engine_arguments}
@@ -109,47 +106,42 @@ def make_defaults(
             "starts": "fresh",  # a gain of two starts alone may be gone after the next one
         }
     )
-    return _screened(
-        ENGINE_DEFAULTS, ENGINE_DEFAULTS, bare, node or this_node(), changes_outputs=False
-    )
+    return TunedArm(ENGINE_DEFAULTS, ENGINE_DEFAULTS, bare, node)
 
 
-def make_screened(
-    name: str, candidate: ServingCandidate, defaults: ScreeningCandidate
-) -> ScreeningCandidate:
-    """Return the engine defaults with the candidate's options.
+def add_candidate(name: str, candidate: ServingCandidate, base: TunedArm) -> TunedArm:
+    """Return the base with the candidate's options.
 
     Raises:
         UsageError: a profile may not set an option, or the engine does not have it.
     """
-    base = defaults.profile
-    where = f"candidates.{name}"
+    profile = base.profile
     try:
-        check_arguments(candidate.engine_arguments, base.engine)
-        check_variables(candidate.environment, base.engine)
+        check_arguments(candidate.engine_arguments, profile.engine)
+        check_variables(candidate.environment, profile.engine)
         if (speculative := candidate.speculative) is not None:
-            speculative.check(base.accelerator, base.engine)
-            if unfit := speculative.unfit(base.engine):
+            speculative.check(profile.accelerator, profile.engine)
+            if unfit := speculative.unfit(profile.engine):
                 raise ValueError(f"nothing that is served so may be promoted: {unfit}")
     except ValueError as error:
         raise UsageError(
             str(error),
-            where=where,
+            where=f"candidates.{name}",
             hint="leave it out, or say with 'accelerator' which machines it is for",
         ) from error
-    changed = base.model_copy(
+    changed = profile.model_copy(
         update={
-            "engine_arguments": {**base.engine_arguments, **candidate.engine_arguments},
-            "environment": {**base.environment, **candidate.environment},
-            "kv_cache_dtype": candidate.kv_cache_dtype or base.kv_cache_dtype,
-            "speculative": candidate.speculative,
+            "engine_arguments": {**profile.engine_arguments, **candidate.engine_arguments},
+            "environment": {**profile.environment, **candidate.environment},
+            "kv_cache_dtype": candidate.kv_cache_dtype or profile.kv_cache_dtype,
+            "speculative": candidate.speculative or profile.speculative,
         }
     )
-    changes = candidate.changes_outputs
-    return _screened(name, candidate.parameter, changed, defaults.node, changes_outputs=changes)
+    changes = base.changes_outputs or candidate.changes_outputs
+    return TunedArm(name, candidate.parameter, changed, base.node, changes)
 
 
-def make_profiled(profile: ServingProfile, defaults: ScreeningCandidate) -> ScreeningCandidate:
+def as_profiled(profile: ServingProfile, defaults: TunedArm) -> TunedArm:
     """Return the unchanged profile as a candidate."""
     before = defaults.profile.engine_arguments
     changed = (n for n, value in profile.engine_arguments.items() if before.get(n) != value)
@@ -158,20 +150,28 @@ def make_profiled(profile: ServingProfile, defaults: ScreeningCandidate) -> Scre
         or profile.kv_cache_dtype != defaults.profile.kv_cache_dtype
         or change_answers(changed)
     )
-    return _screened(AS_PROFILED, AS_PROFILED, profile, defaults.node, changes_outputs=changes)
+    return TunedArm(AS_PROFILED, AS_PROFILED, profile, defaults.node, changes)
 
 
-def gpus_of(serving: ServingArguments) -> int:
-    """Return the number of GPUs of one server."""
-    return count_gpus(serving.engine_arguments)
+def skip_reason(candidate: ServingCandidate, profile: ServingProfile, machine: Machine) -> str:
+    """Return why the candidate is not for such a machine; "" if it is."""
+    if candidate.accelerator not in (None, profile.accelerator):
+        return f"for {candidate.accelerator}, and this profile is for {profile.accelerator}"
+    needed, here = candidate.minimum_compute_capability, machine.compute_capability
+    if needed is not None and here is not None and here < needed:
+        return f"needs compute capability {needed}, {machine.gpu} has {here}"
+    return ""
 
 
-def _screened(
-    name: str, parameter: str, profile: ServingProfile, node: NodeInfo, *, changes_outputs: bool
-) -> ScreeningCandidate:
-    return ScreeningCandidate(
-        name, parameter, profile, fit_profile(profile, node), node, changes_outputs
-    )
+def misfit(arm: TunedArm, best: TunedArm) -> str:
+    """Return why the arm cannot be served here, or equals the best so far; "" if it can."""
+    if (speculative := arm.profile.speculative) is not None and speculative.model is not None:
+        return "it drafts by a model, and draft models are not tuned"
+    if arm.serving == best.serving:
+        because = "; ".join(each.reason for each in arm.fitted.in_effect.values())
+        return f"here it is the same as '{best.name}'{f': {because}' if because else ''}"
+    wanted, there = (count_gpus(each.serving.engine_arguments) for each in (arm, best))
+    return f"it uses {wanted} GPUs and the defaults {there}" if wanted != there else ""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class TuningPlanner:
 
     Args:
         checkpoint: served without quantization.
-        engine_defaults: the comparison of all candidates.
+        defaults: the comparison of all candidates.
         policy: has the error rate and the workloads.
         workload: name of the workload, or the path of its file.
         candidates: candidates and settings of the screening.
@@ -190,7 +190,7 @@ class TuningPlanner:
     """
 
     checkpoint: Checkpoint
-    engine_defaults: ScreeningCandidate
+    defaults: TunedArm
     policy: Policy
     workload: str
     candidates: CandidateFile
@@ -200,28 +200,19 @@ class TuningPlanner:
 
     def plan(self) -> Plan:
         """Return the plan with the engine defaults as baseline."""
-        return Plan(
-            policy=self.policy,
-            shared={},
-            baseline=self.screen(self.engine_defaults, None),
-            variants=(),
-        )
+        return Plan(policy=self.policy, shared={}, baseline=self.screen(self.defaults), variants=())
 
-    def screen(self, screened: ScreeningCandidate, leader: float | None) -> VariantPlan:
-        """Plan a candidate's screening; `leader`: best output tokens a second so far."""
+    def screen(self, arm: TunedArm) -> VariantPlan:
+        """Plan a candidate's screening."""
         claim = self.claim(self.policy.alpha)
         rule = ScreeningRule(
-            repetitions=self.candidates.repetitions,
-            leader=leader,
-            prune_margin=self.candidates.prune_margin,
-            hit_rate=claim.workload.declared_hit_rate,
+            repetitions=self.candidates.repetitions, hit_rate=claim.workload.declared_hit_rate
         )
-        sides = self._sides(screened)
-        screening = sides.stage(replace(claim, gate=SCREENING), screen=rule)
-        return self._variant(screened, {f"speed.{SCREENING}": screening})
+        stage = self._sides(arm).stage(replace(claim, gate=SCREENING), screen=rule)
+        return self._variant(arm, {f"speed.{SCREENING}": stage})
 
-    def confirm(self, winner: ScreeningCandidate, trial: Trial, run: str) -> VariantPlan:
-        """Plan the confirmation that the winner is faster than the engine defaults.
+    def confirm(self, winner: TunedArm, trial: Trial, run: str) -> VariantPlan:
+        """Plan the speed gate of the winner against the engine defaults.
 
         The winner depends on chance, so another winner of the same screening does not start
         another attempt.
@@ -235,21 +226,12 @@ class TuningPlanner:
         Raises:
             UsageError: the workload does not exist or cannot be measured.
         """
-        return find_claim(
-            self.policy,
-            self.engine_defaults.fitted,
-            self.workload,
-            alpha,
-            max_length_of(self.engine_defaults.profile, self.checkpoint),
-        )
-
-    def claimed(self) -> Policy:
-        """Return the policy with that speed gate alone."""
-        return claim_gain(self.policy, self.engine_defaults.fitted, self.workload)
+        longest = max_length_of(self.defaults.profile, self.checkpoint)
+        return find_claim(self.policy, self.defaults.fitted, self.workload, alpha, longest)
 
     def trial(self) -> Trial:
         """Return the tuning's trial, identified by all candidates and the load."""
-        served = self._identity(self.engine_defaults).model_dump()
+        served = self._identity(self.defaults).model_dump()
         load = dump_workload(self.claim(self.policy.alpha))[0]
         return trial_of(
             {"checkpoint": self.checkpoint.digest, "tuned for": self.workload},
@@ -257,49 +239,46 @@ class TuningPlanner:
             self.policy,
         )
 
-    def _sides(self, screened: ScreeningCandidate) -> Sides:
-        name = BASELINE if screened == self.engine_defaults else screened.name
-        first = self._screen(BASELINE, self.engine_defaults, {})
-        heard = first if name == BASELINE else self._screen(name, screened, {"baseline": first})
+    def _sides(self, arm: TunedArm) -> Sides:
+        name = BASELINE if arm == self.defaults else arm.name
+        first = self._screen(BASELINE, self.defaults, {})
+        heard = first if name == BASELINE else self._screen(name, arm, {"baseline": first})
         return Sides(
-            SpeedSide(BASELINE, self._identity(self.engine_defaults), first),
-            SpeedSide(name, self._identity(screened), heard),
+            SpeedSide(BASELINE, self._identity(self.defaults), first),
+            SpeedSide(name, self._identity(arm), heard),
             tokenizer=self.checkpoint.path,
             environment=self.identities["serve"],
-            machine=self.engine_defaults.node.measured_on(self.engine_defaults.profile.accelerator),
+            machine=self.defaults.node.measured_on(self.defaults.profile.accelerator),
             other_weights=(SCREENING,),
         )
 
-    def _variant(self, screened: ScreeningCandidate, loads: Mapping[str, StageSpec]) -> VariantPlan:
-        candidate = self._sides(screened).candidate
-        recipe = Recipe(
-            name=candidate.variant,
-            summary=screened.parameter,
-            family="baseline",
-            quantization=NoQuantization(),
-        )
+    def _variant(self, arm: TunedArm, loads: Mapping[str, StageSpec]) -> VariantPlan:
+        candidate = self._sides(arm).candidate
         stages = {"screen": candidate.screen, **loads}
         return VariantPlan(
-            recipe=recipe,
+            recipe=Recipe(
+                name=candidate.variant,
+                summary=arm.parameter,
+                family="baseline",
+                quantization=NoQuantization(),
+            ),
             model=self.checkpoint.path,
-            arguments=screened.serving,
+            arguments=arm.serving,
             stages=stages,
             served=tuple(stages),
             trust_remote_code=self.trust_remote_code,
-            ready_timeout_seconds=screened.profile.ready_timeout_seconds,
+            ready_timeout_seconds=arm.profile.ready_timeout_seconds,
         )
 
-    def _screen(
-        self, name: str, screened: ScreeningCandidate, before: dict[str, StageSpec]
-    ) -> StageSpec:
-        return SCREEN.spec(name, self._identity(screened), before, ServerRuntime(), self.store)
+    def _screen(self, name: str, arm: TunedArm, before: dict[str, StageSpec]) -> StageSpec:
+        return SCREEN.spec(name, self._identity(arm), before, ServerRuntime(), self.store)
 
-    def _identity(self, screened: ScreeningCandidate) -> ServedModel:
+    def _identity(self, arm: TunedArm) -> ServedModel:
         return ServedModel(
             checkpoint=self.checkpoint.digest,
-            serving=screened.serving,
+            serving=arm.serving,
             engine=self.identities["serve"],
-            hardware=self.engine_defaults.node.hardware(self.engine_defaults.profile.accelerator),
+            hardware=self.defaults.node.hardware(self.defaults.profile.accelerator),
             trust_remote_code=self.trust_remote_code,
         )
 
@@ -336,21 +315,3 @@ def first_workload(policy: Policy) -> str:
     """Return the first workload of the policy's ratio gate, otherwise "chat"."""
     ratio = policy.speed.ratio if policy.speed else None
     return ratio.workloads[0] if ratio else "chat"
-
-
-def identities_of(profile: ServingProfile, settings: Settings) -> dict[str, str]:
-    """Return the locks of the environments that take part."""
-    accelerator = Accelerator(profile.accelerator)
-    names = {"serve", str(find_engine(profile.engine).environment)}
-    return {name: identity(name, accelerator, settings) for name in names}
-
-
-def list_candidates(
-    candidates: CandidateFile, profile: ServingProfile, defaults: ScreeningCandidate
-) -> Iterator[tuple[str, ServingCandidate | None]]:
-    """Yield the profile, if it differs from the defaults, and then the candidates."""
-    if ServingArguments.of(profile, is_baseline=False) != ServingArguments.of(
-        defaults.profile, is_baseline=False
-    ):
-        yield AS_PROFILED, None
-    yield from candidates.candidates.items()
