@@ -261,6 +261,12 @@ def _explain_quality(gate: GateReport) -> str:
 def _describe_scores(gate: GateReport) -> str:
     right = [gate.baseline * gate.n, gate.candidate * gate.n]
     before, after = map(round, right)
+    if gate.nats is not None:
+        return (
+            f"{format_percent(gate.candidate, 1)} of tokens kept, the baseline "
+            f"{format_percent(gate.baseline, 1)}; {gate.nats.mean:.3f} +- {gate.nats.error:.3f} "
+            "nats a token lost"
+        )
     if any(abs(each - round(each)) > 1e-6 for each in right):
         return (
             f"{format_percent(gate.candidate, 1)}, the baseline {format_percent(gate.baseline, 1)}"

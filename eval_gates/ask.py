@@ -52,6 +52,10 @@ class RejectedRequestError(Exception):
     """The endpoint does not answer such a request; the message says why."""
 
 
+class UnansweredError(StageError):
+    """The endpoint does not answer; it may have ended."""
+
+
 class _FailedRequestError(Exception):
     """A request that may be answered when it is sent again."""
 
@@ -364,7 +368,7 @@ class Client:
                     return await self._send_once(request)
             except _FailedRequestError as error:
                 if number == TRIES:
-                    raise StageError(
+                    raise UnansweredError(
                         f"the endpoint does not answer a question, after {TRIES} requests: {error}",
                         where=f"{self._url}/v1/{request.path}",
                         hint="read the server's log",

@@ -56,6 +56,13 @@ class AnswerLengths(Record):
     )
 
 
+class NatsLost(Record):
+    """Log-probability that a candidate gives the baseline's tokens less than the baseline does."""
+
+    mean: float = Field(description="nats a token")
+    error: float = Field(description="standard error of the mean over conversations")
+
+
 class GateReport(Record):
     """Comparison of one variant with the baseline on one suite."""
 
@@ -104,6 +111,9 @@ class GateReport(Record):
     )
     candidate_lengths: AnswerLengths | None = None
     noise_floor: NoiseFloor | None = Field(description="None where the policy does not ask for it")
+    nats: NatsLost | None = Field(
+        None, description="where answers are log-probabilities of the baseline's tokens"
+    )
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"
     )

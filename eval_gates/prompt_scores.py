@@ -11,7 +11,10 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
+
+from recipes.generation import THOUGHT_MARKERS
 
 
 class BrokenNumbersError(ValueError):
@@ -28,6 +31,7 @@ class ScoredToken(NamedTuple):
     logprob: float  # nats
     is_kept: bool  # it is the arm's first choice
     margin: float  # nats between the arm's first and second choice
+    text: str = ""  # of the token, where the server gives it
 
 
 class Generated(NamedTuple):
@@ -97,6 +101,24 @@ def nats(scored: Sequence[ScoredToken]) -> float:
     return -sum(each.logprob for each in scored) / len(scored)
 
 
+def thought_end(scored: Sequence[ScoredToken], *, has_begun: bool = False) -> int:
+    """Return the number of tokens that are thoughts, their markers included; 0 without any.
+
+    Args:
+        has_begun: the prompt ends within a thought.
+    """
+    text = "".join(each.text for each in scored)
+    for markers in THOUGHT_MARKERS:
+        closed = text.find(markers.end)
+        if closed >= 0:
+            end = closed + len(markers.end)
+            lengths = accumulate(len(each.text) for each in scored)
+            return 1 + next(place for place, length in enumerate(lengths) if length >= end)
+        if has_begun or text.lstrip().startswith(markers.start):
+            return len(scored)
+    return 0
+
+
 def digest_of_tokens(tokens: Sequence[int]) -> str:
     """Return the SHA-256 of token ids, in hex."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()
@@ -111,7 +133,8 @@ def _scored(place: Any, token: int) -> ScoredToken:
     if any(math.isnan(value) or value > _MAX_LOGPROB for value in found.values()):
         raise BrokenNumbersError("its log-probabilities are not numbers: the model is broken")
     best, second, *_ = [*sorted(found.values(), reverse=True), -math.inf]
-    return ScoredToken(own, own >= best, best - second)
+    text = place[str(token)].get("decoded_token") if str(token) in place else None
+    return ScoredToken(own, own >= best, best - second, text if isinstance(text, str) else "")
 
 
 def _choice(body: Any) -> dict[str, Any]:

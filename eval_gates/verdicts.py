@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 from eval_gates.answer_validity import UNREAD
@@ -17,6 +19,7 @@ from eval_gates.gate_report import (
     AnswerLengths,
     ChanceBaseline,
     GateReport,
+    NatsLost,
     NoiseFloor,
     Tier,
     Verdict,
@@ -131,11 +134,22 @@ def judge_suite(
         baseline_lengths=answer_lengths(name, baseline),
         candidate_lengths=answer_lengths(name, candidate),
         noise_floor=floor,
+        nats=nats_lost(baseline, candidate),
         groups=kind.groups(baseline, candidate),
         verdict=decision.verdict,
         reason=decision.reason,
         suspicious=decision.suspicious,
     )
+
+
+def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
+    """Return what is lost of a token's log-probability; None for rows without any."""
+    if not all("nats" in row for row in (*baseline, *candidate)):
+        return None
+    before, after = (means(group_by_cluster(rows), "nats") for rows in (baseline, candidate))
+    lost = [b - a for a, b in zip(before, after, strict=True)]
+    error = stdev(lost) / sqrt(len(lost)) if len(lost) > 1 else 0.0
+    return NatsLost(mean=fmean(lost), error=error)
 
 
 def mean_of(rows: Answers, key: str) -> float:

@@ -202,6 +202,13 @@ class Policy(ConfigModel):
     cost: CostGate | None = Field(
         None, description="gate on tokens per solved task, which has an error rate"
     )
+    broken: float = Field(
+        1.0,
+        gt=0,
+        le=100,
+        description="nats a token of its baseline's text that a model may lose; one that loses "
+        "more is not asked anything",
+    )
     promotion: PromotionRule = PromotionRule()
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.ask import Client, Request
+from eval_gates.ask import Client, Request, UnansweredError
 from eval_gates.prompt_scores import (
     Generated,
     ScoredToken,
@@ -30,6 +30,7 @@ from eval_gates.prompt_scores import (
     read_tokens,
     score_body,
     share_kept,
+    thought_end,
 )
 from eval_gates.rows import Answer, Question, Reply
 from eval_gates.suites.json_lines import find_files, read_rows, write_rows
@@ -185,17 +186,26 @@ class Fidelity(SuiteKind[FidelityTask]):
                 if prompt != row["prompt_ids"]:
                     raise _other_rendering(question.id, prompt, row["prompt_ids"])
                 answers.append(Generated(row["answer_ids"], row["text"]))
-        scored = client.send(
-            [
-                Request(
-                    "completions",
-                    score_body(client.model, [*prompt, *answer.tokens]),
-                    partial(read_scores, tokens=answer.tokens),
-                )
-                for prompt, answer in zip(prompts, answers, strict=True)
-            ],
-            in_flight=1,  # logits of complete prompts are outside the engine's memory profile
-        )
+        requests = [
+            Request(
+                "completions",
+                score_body(client.model, [*prompt, *answer.tokens]),
+                partial(read_scores, tokens=answer.tokens),
+            )
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        try:
+            # Logits of complete prompts are outside the engine's memory profile.
+            scored = client.send(requests, in_flight=1)
+        except UnansweredError as error:
+            longest = max(len(each.body["prompt"]) for each in requests)
+            raise StageError(
+                f"too long for prompt log-probabilities: the engine ended at {longest} tokens "
+                f"({error.message})",
+                where=error.where,
+                hint=f"set scored_tokens: {max(64, longest // 2)} in the suite, so that half as "
+                "many logits are computed together",
+            ) from error
         client.answered(len(batch))
         return [
             [
@@ -228,6 +238,10 @@ class Fidelity(SuiteKind[FidelityTask]):
             )
         flips = [place for place, each in enumerate(scored) if not each.is_kept]
         row: Answer = {"score": share_kept(scored), "nats": nats(scored), **own}
+        if thoughts := thought_end(scored):
+            row["kept_of_thoughts"] = share_kept(scored[:thoughts])
+            if thoughts < len(scored):
+                row["kept_after_thoughts"] = share_kept(scored[thoughts:])
         if flips:
             row["first_flip"] = flips[0]
             row["margin"] = scored[flips[0]].margin

@@ -20,7 +20,7 @@ from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import data_lines, find_files, read_rows
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvaluationDataError, PrepareError
+from pipeline.core.errors import EvaluationDataError, PrepareError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.plugins import SUITES, find_plugin, load_class
 from recipes.generation import Generation
@@ -377,6 +377,23 @@ def without_uncontained(policy: Policy) -> tuple[Policy, list[str]]:
         f"{name} is not run, as the policy allows: {why.message}" for name, why in reasons.items()
     ]
     return policy.model_copy(update={"suites": left}), notes
+
+
+def refuse_untried(policy: Policy, what: str, where: str) -> None:
+    """Raise UsageError if a suite reads log-probabilities of prompts.
+
+    Args:
+        what: an arm of which they have not been tried.
+        where: the option or key that asks for it.
+    """
+    for name, suite in policy.suites.items():
+        if kind_of(suite).reads_baseline:
+            raise UsageError(
+                f"the suite '{name}' needs log-probabilities of prompts, which are untried with "
+                f"{what}",
+                where=f"{where}; policy key suites.{name}",
+                hint="remove the suite from the policy, or serve without that",
+            )
 
 
 def for_worker(task: EvalTask) -> dict[str, str]:

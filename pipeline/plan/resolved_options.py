@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval_gates.suites.suite_kind import without_uncontained
+from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.checkpoint.source_info import find_source
 from pipeline.core.credentials import strip_credentials
@@ -169,6 +169,9 @@ def choose(
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
+    if profile.speculative is not None:
+        place = f"profile {profile.name}, key speculative"
+        refuse_untried(policy, "speculative decoding", place)
     if request.promote:
         refuse_unfit(profile, request.profile)
     draft_reference(profile)

@@ -15,7 +15,7 @@ from typing import Any
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
 from eval_gates.chat_form import ChatForm
-from eval_gates.suites.suite_kind import without_uncontained
+from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, PrepareError, UsageError
@@ -123,6 +123,9 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     models = possible_models(request, wanted)
     refuse_proxies({"baseline": request.baseline, "candidate": request.candidate})
     request = resolve_models(request)
+    for side, endpoint in (("baseline", request.baseline), ("candidate", request.candidate)):
+        if endpoint.adapts:
+            refuse_untried(wanted, f"a LoRA adapter of {endpoint.adapts}", f"--{side}-model")
     for model in models.values():
         refuse(generation_faults(wanted, model, length_of(request)))
     probed, policy = probe_sides(

@@ -227,8 +227,11 @@ class Serving:
         """Raise BrokenModelError if the model was checked and is broken."""
         spec = variant.stages.get(SCREEN.name)
         record = self._stages.find_reusable(spec) if spec is not None else None
-        if record is not None and (why := SCREEN.result_of(record).broken):
+        if record is not None and (why := self._fault(record)):
             raise BrokenModelError(why)
+
+    def _fault(self, record: StageRecord) -> str:
+        return SCREEN.result_of(record).fault(self._plan.policy.broken)
 
     def run(self, variant: VariantPlan, specs: Sequence[StageSpec], lot: Lot) -> None:
         """Run the stages, with servers from the first one that needs them; then stop these.
@@ -246,7 +249,7 @@ class Serving:
                 if self._is_spared(variant, spec):
                     continue
                 record = self._run(variant, spec, lot)
-                if spec.stage == SCREEN.name and SCREEN.result_of(record).broken:
+                if spec.stage == SCREEN.name and self._fault(record):
                     return
         finally:
             # We may be told to end several times, and the servers are to be gone before us.

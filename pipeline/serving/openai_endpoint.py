@@ -26,6 +26,7 @@ class OpenAIEndpoint:
     url: str  # without the final `/v1`
     model: str = ""  # its name at the endpoint; "" for the only model
     max_length: int = DEFAULT_MAX_LENGTH  # limit for prompt and completion tokens together
+    adapts: str = ""  # the model that its LoRA adapter changes, as vLLM lists it
 
     @classmethod
     def from_url(cls, url: str, model: str | None) -> OpenAIEndpoint:
@@ -55,7 +56,8 @@ class OpenAIEndpoint:
         length = served[model].get("max_model_len")
         if not isinstance(length, int) or not 0 < length <= MAX_CONTEXT:
             length = DEFAULT_MAX_LENGTH
-        return replace(self, model=model, max_length=length)
+        adapts = str(served[model].get("parent") or "")
+        return replace(self, model=model, max_length=length, adapts=adapts)
 
     def request(self, method: str, path: str, *, seconds: float, json: Any = None) -> HttpResponse:
         """Send one request with the environment's API key.

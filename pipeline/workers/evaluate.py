@@ -32,7 +32,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: name and suite, questions (file), book (file of the answer log), stopping,
             concurrency, url, model, tokenizer (folder), max_length (tokens), trust_remote_code,
-            asks_once (try one request a question), baseline (files of its rows, if the suite reads
+            asks_once (try one request a question), backwards (each batch from its end),
+            baseline (files of its rows, if the suite reads
             them), socket (of a server that has one), counters (the
             engine's names, if it drafts); chat: the form, for an endpoint that is asked by its chat
             API.
@@ -123,7 +124,7 @@ class BatchAsker:
         self._name = str(spec.get("name", spec["suite"]["kind"]))
         self._max_tokens = spec["suite"].get("max_tokens")
         self._suite, self._progress, self._limit = suite, progress, limit
-        self._done = 0
+        self._done, self._step = 0, -1 if spec.get("backwards") else 1
         files = [Path(file) for file in spec.get("baseline") or ()]
         self._baseline = join_rows(files) if files else None
         self.client = open_client(spec, suite, self._count, progress)
@@ -142,7 +143,9 @@ class BatchAsker:
             each
             for part in (asked[:first], asked[first:])
             if part
-            for each in self._suite.ask(self.client, part, self._baseline)
+            for each in self._suite.ask(self.client, part[:: self._step], self._baseline)[
+                :: self._step
+            ]
         ]
         rows = self._suite.score(batch, asked, replies, self._progress)
         # Answers that are none are not kept: the server may be started otherwise.

@@ -26,6 +26,7 @@ class ReadingStandIn(HttpStandIn):
         mutters: it writes other tokens than it chooses when it reads.
         text: written after any prompt; None for the tokens' own.
         template: text before the messages that it renders.
+        dies_beyond: tokens of a prompt beyond which it answers 500 for its log-probabilities.
         can_read: whether it gives log-probabilities of a prompt.
         status: of every answer.
         requests: path and body of all requests, in order.
@@ -40,6 +41,7 @@ class ReadingStandIn(HttpStandIn):
         self.text: str | None = None
         self.template = ""
         self.can_read = True
+        self.dies_beyond: int | None = None
         self.status = 200
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
@@ -77,9 +79,10 @@ class ReadingStandIn(HttpStandIn):
             first = self.first_after(before)
             place = {first: SURE, first + 1000: UNSURE, token: SURE if token == first else UNSURE}
             value = place[token] - self.lost if self.value is None else self.value
+            own = {"logprob": value, "rank": 1, "decoded_token": chr(token)}
             places.append(
                 {str(key): {"logprob": each, "rank": 1} for key, each in place.items()}
-                | {str(token): {"logprob": value, "rank": 1}}
+                | {str(token): own}
             )
         return places
 
@@ -98,5 +101,9 @@ class _Handler(SilentHandler):
         status = told.status if self.path in ("/tokenize", "/v1/completions") else 404
         if not told.can_read and ("prompt_logprobs" in asked or self.path == "/tokenize"):
             status = 404
+        too_long = (
+            told.dies_beyond is not None and len(asked.get("prompt") or []) > told.dies_beyond
+        )
+        status = 500 if too_long and "prompt_logprobs" in asked else status
         body = told.answer(self.path, asked) if status == 200 else {"error": "EngineCore is dead"}
         self.send(status, json.dumps(body).encode())

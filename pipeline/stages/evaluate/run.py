@@ -194,6 +194,8 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
         "asks_once": dialect.scores_tokens,
+        # Prefix caches and batches change numbers, and the noise floor has to show it.
+        "backwards": parameters.repeat_id > 0,
         "baseline": baseline_files(context),
     }
 

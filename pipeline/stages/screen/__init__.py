@@ -30,9 +30,30 @@ class ScreenResult(Record):
     kept: float | None = Field(
         None, description="share of the arm's own tokens that are its first choice when it reads"
     )
-    broken: str = Field("", description="why it must be held to be broken; '' when it is not")
+    baseline_texts: list[str] = Field([], description="of the baseline, after the same prompts")
+    broken: str = Field(
+        "", description="why it is broken whatever the policy allows; '' when it is not"
+    )
     server: ServerInfo = ServerInfo()
     engine_version: str = Field("", description="as it reports it; '' of a user's endpoint")
 
+    def fault(self, limit: float) -> str:
+        """Return why a model with these figures is broken; "" if it is not.
 
-SCREEN = Stage("screen", 1, ServedModel, ServerRuntime, ScreenResult)
+        Args:
+            limit: nats a token that it may lose.
+        """
+        if self.broken or self.nats_lost is None or self.nats_lost <= limit:
+            return self.broken
+        pairs = zip(self.texts, self.baseline_texts, strict=False)
+        shown = "; ".join(
+            f"after {ours.prompt[-30:]!r} it writes {ours.text[:60]!r}, the baseline {text[:60]!r}"
+            for ours, text in pairs
+        )
+        return (
+            f"the served model is broken: it loses {self.nats_lost:.2f} nats a token of its "
+            f"baseline's text, more than {limit:g} (policy key broken): {shown}"
+        )
+
+
+SCREEN = Stage("screen", 2, ServedModel, ServerRuntime, ScreenResult)

@@ -8,6 +8,7 @@ kernels for decoding are others than those for reading.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,6 @@ PROMPTS = (
     "def mean(values):\n    return",
 )
 TOKENS = 32
-MAX_NATS_LOST = 1.0  # a token; AWQ 4-bit with an FP8 KV cache loses 0.3 on 135M parameters
 MIN_KEPT = 0.5  # of an arm's own tokens; intact ones keep 0.99
 TIMEOUT_SECONDS = 300
 REFUSALS = (400, 404, 405, 422, 501)
@@ -134,22 +134,20 @@ def screen(ask: ScreenProbe, baseline: list[ScreenedText]) -> ScreenResult:
         nats=nats(read),
         nats_lost=lost,
         kept=kept,
+        baseline_texts=[each.text for each in before],
         broken=silence(texts) or find_fault(lost, kept),
     )
 
 
 def find_fault(lost: float | None, kept: float) -> str:
-    """Return why a model with these figures is broken; "" if it is not.
+    """Return why a model with these figures is broken whatever may be lost; "" if it is not.
 
     Args:
         lost: nats a token, to the baseline; None for the baseline.
         kept: share of the greedy tokens that it wrote and chooses when it reads them.
     """
-    if lost is not None and not lost <= MAX_NATS_LOST:
-        return (
-            f"the served model is broken: it loses {lost:.2f} nats a token of its baseline's "
-            f"text, more than {MAX_NATS_LOST:g}"
-        )
+    if lost is not None and not math.isfinite(lost):
+        return "the served model is broken: the baseline's text is impossible for it"
     if kept < MIN_KEPT:
         return (
             f"the served model is broken: of the tokens that it writes it chooses {100 * kept:.0f} "

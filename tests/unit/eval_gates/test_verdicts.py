@@ -19,6 +19,7 @@ from kept_answers import (
 )
 
 from eval_gates.gate_report import AnswerLengths, NoiseFloor, Tier
+from eval_gates.verdicts import nats_lost
 from recipes.policy import AnySuite
 
 
@@ -252,3 +253,16 @@ class TestLengths:
     def test_impossible_counts(self, count: Any) -> None:
         with pytest.raises(ValueError, match="/0 has no number 'unclosed'"):
             judged_rows(self.lengths([1]), self.lengths([1], unclosed=count))
+
+
+def test_nats_lost_are_shown_with_their_error() -> None:
+    before = [{**row, "nats": 0.1} for row in answers([1.0, 1.0, 0.98, 1.0])]
+    after = [
+        {**row, "nats": 0.1 + lost}
+        for row, lost in zip(before, (0.02, 0.03, 0.04, 0.03), strict=True)
+    ]
+    found = nats_lost(before, after)
+    assert found is not None
+    assert found.mean == pytest.approx(0.03)
+    assert found.error == pytest.approx(0.00816 / 2, abs=1e-5)
+    assert nats_lost(before, answers([1.0] * 4)) is None

@@ -69,3 +69,17 @@ class TestSpeculative:
         assert "speculative.rejection_sample_method" in error.where
         choices = choose(replace(asked, promote=False), settings)
         assert "lossy" in choices.to_dict()["speculation"]
+
+    def test_log_probabilities_of_prompts_are_untried_with_it(
+        self, tmp_path: Path, settings: Settings
+    ) -> None:
+        policy = tmp_path / "traffic.yaml"
+        policy.write_text(
+            "name: traffic\nsummary: own logs\nsuites:\n  logs:\n    kind: fidelity\n"
+            "    margins: {fp8: 0.1, int4: 0.2}\n"
+        )
+        asked = request_for(profile=speculative_profile(tmp_path), policy=str(policy))
+        error = refused(asked, settings)
+        assert "untried with speculative decoding" in error.message
+        assert "suites.logs" in error.where
+        assert choose(replace(asked, profile="cpu"), settings).policy.broken == 1.0

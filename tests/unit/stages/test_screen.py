@@ -21,7 +21,8 @@ from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import execute
-from pipeline.stages.screen.run import MAX_NATS_LOST, PROMPTS, TOKENS, find_fault
+from pipeline.stages.screen import SCREEN
+from pipeline.stages.screen.run import PROMPTS, TOKENS, find_fault
 
 FORM = ChatForm(length_key="max_tokens", extended=False)
 ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "deployment_id": "s", "tokenizer": "t"}
@@ -60,14 +61,26 @@ def test_a_baseline_writes_and_reads_its_own_text(baseline: StageRecord) -> None
     assert result["server"] == {"ready_seconds": 5.0}
 
 
-@pytest.mark.parametrize(("lost", "is_broken"), [(0.0, False), (0.9, False), (1.1, True)])
+@pytest.mark.parametrize("lost", [0.0, 0.9, 1.1])
 def test_a_variant_by_the_nats_that_it_loses(
-    store: Store, baseline: StageRecord, lost: float, is_broken: bool
+    store: Store, baseline: StageRecord, lost: float
 ) -> None:
     with ReadingStandIn(lost=lost) as server:
-        result = run(store, server.url, baseline).result
-    assert result["nats_lost"] == pytest.approx(lost)
-    assert bool(result["broken"]) is is_broken
+        found = SCREEN.result_of(run(store, server.url, baseline))
+    assert found.nats_lost == pytest.approx(lost)
+    assert found.broken == ""
+    assert [bool(found.fault(limit)) for limit in (0.5, 1.0, 2.0)] == [lost > 0.5, lost > 1, False]
+
+
+def test_a_broken_variants_texts_are_shown_beside_the_baselines(
+    store: Store, baseline: StageRecord
+) -> None:
+    with ReadingStandIn(forgets=2) as server:
+        found = SCREEN.result_of(run(store, server.url, baseline))
+    fault = found.fault(0.1)
+    assert "policy key broken" in fault
+    for ours, theirs in zip(found.texts, baseline.result["texts"], strict=True):
+        assert f"it writes {ours.text[:60]!r}, the baseline {theirs['text'][:60]!r}" in fault
 
 
 def test_a_variant_reads_the_baselines_tokens_not_its_own(
@@ -87,7 +100,7 @@ def test_a_variant_reads_the_baselines_tokens_not_its_own(
     [
         ({"value": math.nan}, "not numbers"),
         ({"value": math.inf}, "not numbers"),
-        ({"value": -9999.0}, "nats a token"),  # vLLM's placeholder for minus infinity
+        ({"value": -9999.0}, "is broken"),  # vLLM's placeholder for minus infinity
         ({"text": " \n"}, "answers with nothing"),
         ({"mutters": True}, "chooses 0 %"),
     ],
@@ -96,7 +109,7 @@ def test_broken_models(
     store: Store, baseline: StageRecord, given: dict[str, Any], words: str
 ) -> None:
     with ReadingStandIn(**given) as server:
-        assert words in run(store, server.url, baseline).result["broken"]
+        assert words in SCREEN.result_of(run(store, server.url, baseline)).fault(1.0)
 
 
 def test_another_tokenizer_is_told_by_name(store: Store, baseline: StageRecord) -> None:
@@ -109,8 +122,8 @@ def test_another_tokenizer_is_told_by_name(store: Store, baseline: StageRecord) 
 @pytest.mark.parametrize(
     ("lost", "kept", "is_broken"),
     [
-        (MAX_NATS_LOST, 0.9, False),
-        (MAX_NATS_LOST + 0.01, 0.9, True),
+        (1.0, 0.9, False),
+        (math.inf, 0.9, True),
         (math.nan, 0.9, True),
         (None, 0.4, True),
     ],

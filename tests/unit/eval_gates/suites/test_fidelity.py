@@ -12,7 +12,8 @@ from reading_stand_in import SURE, UNSURE, ReadingStandIn
 
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
-from eval_gates.rows import Answer, Asked, Question, describe
+from eval_gates.prompt_scores import ScoredToken, thought_end
+from eval_gates.rows import Answer, Asked, Question, Reply, describe
 from eval_gates.suites.fidelity import Fidelity, FidelityTask, read_chat_row
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
@@ -112,6 +113,43 @@ def test_an_endpoint_that_cannot_read_is_refused(tmp_path: Path, given: dict[str
     kind, questions = laid_out(tmp_path)
     with ReadingStandIn(**given) as server, pytest.raises(StageError, match="cannot be asked"):
         rows_of(kind, questions, server.url)
+
+
+def test_an_engine_that_ends_is_told_with_half_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eval_gates.ask.TRIES", 1)
+    kind, questions = laid_out(tmp_path)
+    with (
+        ReadingStandIn(dies_beyond=200) as server,
+        pytest.raises(StageError, match="too long for prompt log-probabilities") as caught,
+    ):
+        rows_of(kind, questions, server.url)
+    assert "scored_tokens: 127" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "has_begun", "thoughts"),
+    [
+        ("no thought at all", False, 0),
+        ("<think>a</think>b", False, 16),
+        ("a</think>b", True, 10),
+        ("<think>without an end", False, 21),
+        ("without an end", True, 14),
+    ],
+)
+def test_thoughts_are_counted_apart(text: str, has_begun: bool, thoughts: int) -> None:
+    tokens = [ScoredToken(-0.1, True, 1.0, letter) for letter in text]
+    assert thought_end(tokens, has_begun=has_begun) == thoughts
+
+
+def test_a_thinking_answers_two_shares(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    kept = [ScoredToken(-0.1, letter != "a", 1.0, letter) for letter in "<think>aa</think>bcda"]
+    own = {"scored": kept, "answer_ids": [1]}
+    row = kind.score(TASK, questions[0], [Reply("x", 21, own=own)])
+    assert row["kept_of_thoughts"] == pytest.approx(15 / 17)
+    assert row["kept_after_thoughts"] == pytest.approx(3 / 4)
 
 
 def test_what_is_bundled_has_no_text(tmp_path: Path) -> None:
