@@ -1,9 +1,16 @@
-"""Worker: quantizes a checkpoint with AutoAWQ, inside the `quantize-autoawq` environment."""
+"""Worker: quantizes a checkpoint with AutoAWQ, inside the `quantize-autoawq` environment.
+
+AutoAWQ 0.2.9 tries each scale on the weights themselves and restores them from a state dict that it
+takes by ``tensor.cpu()``. On a CPU that is the tensor itself: nothing is restored, the trials
+accumulate, and the result is garbage without an error. Here the state dict holds copies on every
+device. Whether the variant computes what its source computes, `compare_outputs` tells afterwards.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +19,6 @@ from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
-from pipeline.workers.checked_autoawq import HINT, ScalingDiagnostics, guard_quantizer
 from pipeline.workers.compute_dtype import ComputeDtype
 from pipeline.workers.protocol import versions_of
 from pipeline.workers.transformers4_compat import transformers4_view
@@ -23,6 +29,7 @@ PACKED_ROWS = 8
 """Output rows that share an int32; AutoAWQ packs no rest."""
 LIBRARIES = ("autoawq", "transformers", "torch")
 """Those whose change can change the weights."""
+HINT = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -32,11 +39,11 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec: as in `Quantization.worker`.
 
     Returns:
-        facts for the record: sizes, versions, and the checks' results.
+        facts for the record: sizes and versions.
 
     Raises:
-        StageError: AutoAWQ does not support the architecture, no group size divides, there are too
-            few calibration tokens, or the result differs too much from the original.
+        StageError: AutoAWQ does not support the architecture, no group size divides, or there are
+            too few calibration tokens.
     """
     checkpoint = Path(spec["checkpoint"])
     check_architecture(checkpoint)
@@ -45,18 +52,25 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def check_architecture(checkpoint: Path) -> None:
-    """Raise StageError unless AutoAWQ's table has the model's type."""
+    """Raise StageError unless AutoAWQ's table has the model's type, and scales it rightly."""
     from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
-    config = checkpoint / "config.json"
-    model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    file = checkpoint / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    model_type, fault = config.get("model_type"), ""
     if model_type not in AWQ_CAUSAL_LM_MODEL_MAP:
-        raise StageError(
-            f"AutoAWQ does not know the architecture '{model_type}'; "
-            f"it knows {', '.join(sorted(AWQ_CAUSAL_LM_MODEL_MAP))}",
-            where=f"{config}, key model_type",
-            hint=HINT,
-        )
+        known = ", ".join(sorted(AWQ_CAUSAL_LM_MODEL_MAP))
+        fault = f"AutoAWQ does not know the architecture '{model_type}'; it knows {known}"
+    elif model_type == "phi3" and has_shared_heads(config):
+        fault = "AutoAWQ scales keys in the place of values where heads of phi3 share them"
+    if fault:
+        raise StageError(fault, where=f"{file}, key model_type", hint=HINT)
+
+
+def has_shared_heads(config: dict[str, Any]) -> bool:
+    """Return whether several heads share keys and values."""
+    heads = config.get("num_attention_heads")
+    return config.get("num_key_value_heads") not in (None, heads)
 
 
 def quantize(
@@ -87,7 +101,6 @@ def quantize(
         )
     tokenizer = AutoTokenizer.from_pretrained(str(readable), trust_remote_code=trust)
     blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
-    findings = ScalingDiagnostics(scaling_errors=[])
     model.quantize(
         tokenizer,
         quant_config={
@@ -102,9 +115,7 @@ def quantize(
         max_calib_seq_len=len(blocks[0]),
         n_parallel_calib_samples=calibration["batch_size"],
         apply_clip=quantization["clip_search"],
-        quantizer_cls=guard_quantizer(),
-        progress=progress,
-        findings=findings,
+        quantizer_cls=mended_quantizer(progress),
     )
     compute.narrow(model.model)
     progress.note("saving the quantized checkpoint")
@@ -113,10 +124,80 @@ def quantize(
     return {
         "group_size": group_size,
         **block_facts(blocks),
-        **findings.to_dict(),
         "quantized_modules": len(linears),
         "versions": versions_of(*LIBRARIES),
     }
+
+
+@contextmanager
+def copy_state_dict(module: Any) -> Iterator[None]:
+    """During the block, the module's state dict holds copies of tensors on a CPU.
+
+    It uses torch's hook: AutoAWQ's method is unchanged. Tensors on a GPU are copied by ``.cpu()``.
+    """
+
+    def copy(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+        for name, tensor in state.items():
+            if tensor.device.type == "cpu":
+                state[name] = tensor.clone()
+
+    handle = module.register_state_dict_post_hook(copy)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def mended_quantizer(progress: Progress) -> type:
+    """Return the quantizer's class, for AutoAWQ's argument `quantizer_cls`."""
+    from awq.quantize.quantizer import AwqQuantizer
+
+    class MendedAwqQuantizer(AwqQuantizer):  # type: ignore[misc]
+        """AutoAWQ's, with weights that are restored, and progress by layers."""
+
+        layers_done = 0
+
+        def init_quant(self, n_samples: int = 128, max_seq_len: int = 512) -> Any:
+            modules, arguments, inputs = super().init_quant(n_samples, max_seq_len)
+            # All blocks are whole, so they share one mask; a row each would not fit a batch.
+            for name in ("attention_mask", "position_ids"):
+                if arguments.get(name) is not None:
+                    arguments[name] = arguments[name][:1]
+            return modules, arguments, inputs
+
+        def _compute_best_scale(
+            self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *args: Any, **options: Any
+        ) -> Any:
+            with copy_state_dict(module2inspect):
+                return super()._compute_best_scale(
+                    x, w_mean, x_mean, module2inspect, *args, **options
+                )
+
+        def _get_input_feat(self, layer: Any, named_linears: dict[str, Any]) -> Any:
+            try:
+                features = super()._get_input_feat(layer, named_linears)
+            except AssertionError as error:  # how AutoAWQ says that a layer got no token
+                raise few_tokens_error(str(error).splitlines()[0]) from error
+            unseen = [name for name in named_linears if name not in features]
+            if unseen:
+                raise few_tokens_error(f"{unseen[0]} saw none of them")
+            return features
+
+        def _apply_quant(self, module: Any, named_linears: dict[str, Any]) -> None:
+            super()._apply_quant(module, named_linears)
+            self.layers_done += 1
+            progress.advance("quantize (autoawq)", self.layers_done, len(self.modules), "layers")
+
+    return MendedAwqQuantizer
+
+
+def few_tokens_error(what: str) -> StageError:
+    """Return the error for an expert that no calibration token reached."""
+    return StageError(
+        f"the calibration texts do not reach every expert: {what}",
+        where="recipe key quantization.calibration",
+        hint="calibrate with more samples, or with texts of more kinds",
+    )
 
 
 def linear_layers(model: Any) -> dict[str, Any]:

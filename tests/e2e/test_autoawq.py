@@ -42,19 +42,17 @@ pytestmark = pytest.mark.of_everything
 
 ROOT = Path(pipeline.__file__).parents[1]
 TEXTS = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
-# Four layers of the real model, scaled only, or scaled and packed. Prints a JSON object.
+# Four layers of the real model, scaled only. Prints by how much its answers changed.
 SCALE = """
-import contextlib, json, sys
+import contextlib, sys
 from pathlib import Path
 import torch
 from awq import AutoAWQForCausalLM
-from awq.quantize.quantizer import AwqQuantizer
-from pipeline.core.errors import StageError
 from pipeline.core.events import NullProgress
-from pipeline.workers import checked_autoawq
+from pipeline.workers import quantize_autoawq
 from pipeline.workers.transformers4_compat import transformers4_view
 
-checkpoint, view, guarded, packed = sys.argv[1:]
+checkpoint, view, mended = sys.argv[1:]
 readable = transformers4_view(Path(checkpoint), Path(view))
 model = AutoAWQForCausalLM.from_pretrained(
     str(readable), torch_dtype="auto", trust_remote_code=False, num_hidden_layers=4
@@ -63,27 +61,18 @@ torch.manual_seed(1)
 blocks = torch.randint(3, 40_000, (4, 64)).tolist()
 with torch.no_grad():
     before = model.model(torch.tensor(blocks)).logits.float()
-if guarded == "no":
-    checked_autoawq.copy_state_dict = lambda module: contextlib.nullcontext()
-findings = checked_autoawq.ScalingDiagnostics(scaling_errors=[])
-told = {}
-try:
-    model.quantize(
-        None,
-        quant_config={"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"},
-        calib_data=blocks, max_calib_samples=4, max_calib_seq_len=64, apply_clip=False,
-        n_parallel_calib_samples=2, export_compatible=packed == "no",
-        quantizer_cls=checked_autoawq.guard_quantizer(), progress=NullProgress(), findings=findings,
-    )
-except StageError as error:
-    told["error"] = error.to_dict()
-if packed == "no":
-    with torch.no_grad():
-        after = model.model(torch.tensor(blocks)).logits.float()
-    told["change"] = float((after - before).norm() / before.norm())
-else:
-    told["findings"] = vars(findings)
-print(json.dumps(told))
+if mended == "no":
+    quantize_autoawq.copy_state_dict = lambda module: contextlib.nullcontext()
+model.quantize(
+    None,
+    quant_config={"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"},
+    calib_data=blocks, max_calib_samples=4, max_calib_seq_len=64, apply_clip=False,
+    n_parallel_calib_samples=2, export_compatible=True,
+    quantizer_cls=quantize_autoawq.mended_quantizer(NullProgress()),
+)
+with torch.no_grad():
+    after = model.model(torch.tensor(blocks)).logits.float()
+print(float((after - before).norm() / before.norm()))
 """
 
 TABLE = """
@@ -214,39 +203,17 @@ def run_in(environment: Environment, script: str, *arguments: object) -> Any:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
-class TestScaling:
-    """Factors move between layers; what the layers compute stays."""
-
-    def test_guarded_it_keeps_the_function(
-        self, environment: Environment, demo_model: Path, tmp_path: Path
-    ) -> None:
-        told = run_in(environment, SCALE, demo_model, tmp_path, "yes", "no")
-        assert "error" not in told
-        assert told["change"] < 0.02, "rounding to bfloat16"
-
-    def test_as_shipped_it_does_not(
-        self, environment: Environment, demo_model: Path, tmp_path: Path
-    ) -> None:
-        """If this fails the library is mended, and the guard may go."""
-        told = run_in(environment, SCALE, demo_model, tmp_path, "no", "no")
-        assert told["change"] > 0.2
-
-    def test_as_shipped_it_is_caught_at_the_first_layer(
-        self, environment: Environment, demo_model: Path, tmp_path: Path
-    ) -> None:
-        told = run_in(environment, SCALE, demo_model, tmp_path, "no", "yes")
-        assert "changed what layer 0 computes" in told["error"]["message"]
-        assert "awq-w4a16" in told["error"]["hint"]
-        (error,) = told["findings"]["scaling_errors"]
-        assert error > 0.2
-
-    def test_guarded_it_passes_its_own_checks(
-        self, environment: Environment, demo_model: Path, tmp_path: Path
-    ) -> None:
-        told = run_in(environment, SCALE, demo_model, tmp_path, "yes", "yes")
-        assert len(told["findings"]["scaling_errors"]) == 4
-        assert max(told["findings"]["scaling_errors"]) < 0.03
-        assert 0 < told["findings"]["divergence"] < 0.5
+@pytest.mark.parametrize(("mended", "least", "most"), [("yes", 0, 0.02), ("no", 0.2, 10)])
+def test_scaling_keeps_the_function_only_if_it_is_mended(
+    environment: Environment,
+    demo_model: Path,
+    tmp_path: Path,
+    mended: str,
+    least: float,
+    most: float,
+) -> None:
+    """If the second fails, the library is mended, and our copies may go."""
+    assert least <= run_in(environment, SCALE, demo_model, tmp_path, mended) < most
 
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32}
@@ -283,7 +250,7 @@ def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> in
 def test_every_architecture_that_the_recipe_names(
     environment: Environment, demo_model: Path, tmp_path: Path
 ) -> None:
-    """Each is in AutoAWQ's table, is quantized and verified; what AutoAWQ gets wrong is caught.
+    """Each is in AutoAWQ's table, is quantized and verified; what AutoAWQ gets wrong is refused.
 
     It scales the values by the rows of a fused matrix that end it, which are the keys' too where
     several heads share a value (Phi-4 and others of the type phi3), and says nothing.
@@ -308,10 +275,9 @@ def test_every_architecture_that_the_recipe_names(
         tmp_path / "outputs",
         json.dumps(recipe.quantization.group_sizes),
     )
-    assert "changed what layer 0 computes" in told.pop(SHARED_HEADS)["error"]
+    assert "share" in told.pop(SHARED_HEADS)["error"]
     assert sorted(told) == sorted(wanted)
     assert {name: facts["error"] for name, facts in told.items() if "error" in facts} == {}
-    assert max(facts["worst_scaling_error"] for facts in told.values()) < 0.03
     verified = {name: verified_layers(tmp_path, name, quantization) for name in told}
     assert verified == {name: facts["quantized_modules"] for name, facts in told.items()}
     experts = json.loads((tmp_path / "outputs" / "qwen3_moe" / "config.json").read_text())
@@ -376,8 +342,6 @@ def variant(
     record = execute(spec, NullProgress())
     assert record.result["quantized_modules"] == 7 * 30
     assert record.result["group_size"] == 64
-    assert record.result["worst_scaling_error"] < 0.05
-    assert record.result["divergence_nats"] < 0.5
     return folder / "stages" / "quantize" / spec.key / "output"
 
 

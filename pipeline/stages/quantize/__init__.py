@@ -67,9 +67,6 @@ class QuantizeResult(Record):
     shards: int | None = None
     source_bytes: int | None = None
     device: str | None = None
-    worst_scaling_error: float | None = None
-    divergence_nats: float | None = None
-    same_next_token: float | None = None
 
 
 QUANTIZE = Stage("quantize", 1, QuantizeParameters, QuantizeRuntime, QuantizeResult)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.core.errors import StageError
-from pipeline.workers.checked_autoawq import ScalingDiagnostics
 from pipeline.workers.quantize_autoawq import (
     check_rows,
     keep_sources_config,
@@ -61,31 +57,6 @@ class TestLeftOut:
         names = [f"model.layers.{index}.mlp.up_proj" for index in range(9)]
         with pytest.raises(StageError, match="and 8 more"):
             words_left_out(names, ["*.up_proj"])
-
-
-class TestFindings:
-    def test_rounding_passes(self) -> None:
-        findings = ScalingDiagnostics(scaling_errors=[])
-        findings.check_layer(0, 0.004, 0.1)
-        findings.check_layer(1, 0.016, 0.1)
-        findings.check_model(0.15, 0.8)
-        assert findings.to_dict() == {
-            "worst_scaling_error": 0.016,
-            "divergence_nats": 0.15,
-            "same_next_token": 0.8,
-        }
-
-    @given(st.floats(min_value=0.1, exclude_min=True) | st.just(math.nan))
-    def test_a_changed_layer_does_not(self, error: float) -> None:
-        with pytest.raises(StageError, match="layer 0"):
-            ScalingDiagnostics(scaling_errors=[]).check_layer(0, error, 0.1)
-
-    @pytest.mark.parametrize("divergence", [1.01, 12.0, math.inf, math.nan])
-    def test_a_model_that_answers_otherwise_does_not(self, divergence: float) -> None:
-        with pytest.raises(StageError) as caught:
-            ScalingDiagnostics(scaling_errors=[0.01]).check_model(divergence, 0.02)
-        assert caught.value.where == "quantization.kind autoawq"
-        assert "awq-w4a16" in caught.value.hint
 
 
 def test_the_sources_config_is_kept(tmp_path: Path) -> None:
