@@ -8,12 +8,10 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.core import file_digests
-from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import CheckpointError
 from pipeline.core.file_digests import FileDigests
 
@@ -63,27 +61,6 @@ def test_file_is_read_once(tmp_path: Path, reads: list[str]) -> None:
     assert reads == ["weights"]
 
 
-def test_many_files_are_remembered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing the cache for each of 10,000 files took minutes."""
-    files = [tmp_path / f"{number}.py" for number in range(20)]
-    for file in files:
-        file.write_text(file.name)
-    writes: list[int] = []
-    remember = FileDigests._remember
-
-    def counted(self: FileDigests, fresh: dict[str, Any], progress: Any) -> None:
-        writes.append(len(fresh))
-        remember(self, fresh, progress)
-
-    monkeypatch.setattr(FileDigests, "_remember", counted)
-    digests = FileDigests(tmp_path / "digests.json", in_ten_seconds)
-    for _ in range(2):
-        assert list(digests.digest_all(files)) == [
-            digest_bytes(file.read_bytes()) for file in files
-        ]
-    assert writes == [20]
-
-
 def test_what_was_read_before_a_failure_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     (tmp_path / "b").mkdir()
@@ -91,14 +68,6 @@ def test_what_was_read_before_a_failure_is_remembered(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         list(digests.digest_all([tmp_path / "a", tmp_path / "b"]))
     assert str(tmp_path / "a") in (tmp_path / "digests.json").read_text()
-
-
-def test_a_link_shares_the_entry_of_its_target(tmp_path: Path, reads: list[str]) -> None:
-    (tmp_path / "blob").write_bytes(b"abc")
-    (tmp_path / "name").symlink_to("blob")
-    digests = FileDigests(tmp_path / "cache.json", in_ten_seconds)
-    assert digests.digest(tmp_path / "blob") == digests.digest(tmp_path / "name")
-    assert len(reads) == 1
 
 
 def test_fresh_file_is_not_remembered(tmp_path: Path, reads: list[str]) -> None:
@@ -150,13 +119,6 @@ def test_damaged_cache_starts_anew(tmp_path: Path, damage: bytes, reads: list[st
     assert len(reads) == 1
 
 
-def test_damaged_entry_is_ignored(tmp_path: Path) -> None:
-    file, cache = tmp_path / "weights", tmp_path / "cache.json"
-    file.write_bytes(b"abc")
-    cache.write_text(json.dumps({"schema_version": 1, "files": {str(file): {"sha256": 5}}}))
-    assert FileDigests(cache, in_ten_seconds).digest(file) == hashlib.sha256(b"abc").hexdigest()
-
-
 @pytest.mark.parametrize("mode", [0o660, 0o606])
 def test_digests_that_others_may_write_are_ignored(tmp_path: Path, mode: int) -> None:
     file, cache = tmp_path / "weights", tmp_path / "cache.json"
@@ -166,25 +128,6 @@ def test_digests_that_others_may_write_are_ignored(tmp_path: Path, mode: int) ->
     assert FileDigests(cache, in_ten_seconds).digest(file) == "0" * 64
     cache.chmod(mode)
     assert FileDigests(cache, in_ten_seconds).digest(file) == right
-
-
-def test_unwritable_cache_is_said_aloud(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_bytes(b"abc")
-    (tmp_path / "file").write_bytes(b"")
-    listener = Listener()
-    digests = FileDigests(tmp_path / "file" / "cache.json", in_ten_seconds)
-    assert digests.digest(tmp_path / "weights", listener) == hashlib.sha256(b"abc").hexdigest()
-    assert "cannot write the digest cache" in listener.notes[0]
-
-
-def test_entries_of_files_that_are_gone_are_dropped(tmp_path: Path) -> None:
-    cache = tmp_path / "cache.json"
-    digests = FileDigests(cache, in_ten_seconds)
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(name)
-        digests.digest(tmp_path / name)
-        (tmp_path / "one").unlink(missing_ok=True)
-    assert [Path(path).name for path in json.loads(cache.read_text())["files"]] == ["two"]
 
 
 def _digest_in_child(arguments: tuple[Path, Path]) -> str:
@@ -231,19 +174,3 @@ class _Once:
 
     def note(self, text: str) -> None:
         raise AssertionError(text)
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        FileDigests(tmp_path / "cache.json").digest(tmp_path / "none")
-    assert caught.value.where == str(tmp_path / "none")
-
-
-def test_progress_in_bytes_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_digests, "BLOCK_BYTES", 2)
-    (tmp_path / "a").write_bytes(b"123")
-    (tmp_path / "b").write_bytes(b"45")
-    listener = Listener()
-    list(FileDigests(tmp_path / "c.json").digest_all([tmp_path / "a", tmp_path / "b"], listener))
-    assert [done for _, done, _, _ in listener.events] == [2, 3, 5]
-    assert {(total, unit) for _, _, total, unit in listener.events} == {(5, "bytes")}

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings import Settings, load_settings
 
 VARIABLES = (
@@ -58,11 +57,6 @@ def test_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert load_settings().home == tmp_path / "cache" / "prepare"
 
 
-def test_a_relative_xdg_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    assert load_settings().home == tmp_path / "user" / ".cache" / "prepare"
-
-
 def test_variables_win_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = "home: /from/file\nstore: /store/file\n"
     assert said(tmp_path, text).home == Path("/from/file")
@@ -81,11 +75,6 @@ def test_the_argument_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_the_store_is_under_the_chosen_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREPARE_HOME", "/big")
     assert load_settings().store == Path("/big/store")
-
-
-def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PREPARE_HOME", "")
-    assert load_settings().home == tmp_path / "user" / ".cache" / "prepare"
 
 
 def test_paths_are_meant_from_the_files_folder(
@@ -115,12 +104,6 @@ def test_a_file_in_the_current_folder_is_never_read(tmp_path: Path) -> None:
     assert said(tmp_path, "home: /users\n").home == Path("/users")
 
 
-@pytest.mark.parametrize("text", ["", "# nothing yet\n", "environments: {}\n"])
-def test_a_file_may_say_nothing(tmp_path: Path, text: str) -> None:
-    assert said(tmp_path, text) == load_settings()
-    assert said(tmp_path, text).environments == {}
-
-
 def test_named_file_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PREPARE_SETTINGS", str(tmp_path / "none.yaml"))
     with pytest.raises(UsageError) as caught:
@@ -133,18 +116,6 @@ def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
     assert error.where.endswith("key environment")
     assert "did you mean 'environments'?" in error.hint
     assert "home, store, store_locks, slurm, ray, environments" in error.hint
-
-
-def test_unknown_environment(tmp_path: Path) -> None:
-    error = complaint(tmp_path, "environments: {served: {python: /p}}\n")
-    assert error.where.endswith("key environments.served")
-    assert all(f"'{name}'" in error.message for name in EnvironmentName)
-
-
-def test_unknown_key_of_an_environment(tmp_path: Path) -> None:
-    error = complaint(tmp_path, "environments: {serve: {interpreter: /p}}\n")
-    assert error.where.endswith("key environments.serve.interpreter")
-    assert "keys known in serve: python" in error.hint
 
 
 @pytest.mark.parametrize(
@@ -160,23 +131,7 @@ def test_wrong_value_names_file_and_key(tmp_path: Path, text: str, key: str) -> 
     assert complaint(tmp_path, text).where.endswith(f"settings.yaml, key {key}")
 
 
-def test_a_file_without_keys(tmp_path: Path) -> None:
-    assert complaint(tmp_path, "- home\n").where.endswith("settings.yaml")
-
-
 def test_not_yaml(tmp_path: Path) -> None:
     error = complaint(tmp_path, "home: [\n")
     assert "cannot be read" in error.message
     assert "line" in error.message
-
-
-def test_not_text(tmp_path: Path) -> None:
-    users_file(tmp_path).write_bytes(b"home: \xff\xfe\n")
-    with pytest.raises(UsageError) as caught:
-        load_settings()
-    assert caught.value.where == str(users_file(tmp_path))
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(ValueError, match="frozen_instance"):
-        load_settings().home = Path("/other")  # type: ignore[misc]

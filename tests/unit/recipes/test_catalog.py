@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.plugins import SUITES, plugin_names
 from recipes import catalog
 from recipes.config_model import ConfigModel
 from recipes.schema import Recipe
@@ -214,6 +213,7 @@ RECIPE_FAULTS = [
     ("quantization.calibration.samples", -1),
     ("family", "int3"),
     ("minimum_compute_capability", "new"),
+    ("quantization", {"kind": "hqq"}),
 ]
 POLICY_FAULTS = [
     ("alpha", 0.5),
@@ -221,6 +221,11 @@ POLICY_FAULTS = [
     ("suites.mmlu.num_fewshot", 6),
     ("suites.mmlu.questions", 0),
     ("suites.mmlu.margins.fp8", "small"),
+    ("suites.mmlu.margins.fp8", 0),
+    ("suites.mmlu.margins.fp8", {}),
+    ("suites.mmlu.margins.fp9", 0.1),
+    ("suites.mmlu", {"kind": "mmlu-por"}),
+    ("suites.mmlu", {"margins": {}}),
     ("suites.rouge.metric", "meteor"),
     ("suites.mmlu.tier", "critcal"),
     ("suites.mmlu.margins.int4", {"recovery": 1.2}),
@@ -257,44 +262,6 @@ def test_a_wrong_value_names_file_and_key(
     assert found == key or found.startswith(f"{key}.")
 
 
-BOTH = {"points": 0.1, "recovery": 0.9}
-
-
-@pytest.mark.parametrize(
-    ("margin", "words", "hint"),
-    [
-        (0, "0 should be greater than 0", "0.01 is a point"),
-        (-0.01, "-0.01 should be greater than 0", "0.01 is a point"),
-        (1, "1 should be less than 1", "0.01 is a point"),
-        (1.5, "1.5 should be less than 1", "0.01 is a point"),
-        ("x", "'x' should be a mapping of keys", "`0.01` (one point)"),
-        (True, "True should be a mapping of keys", "`0.01` (one point)"),
-        (None, "None should be a mapping of keys", "`0.01` (one point)"),
-        (BOTH, "give a number of points such as 0.01, or one of", "`{recovery: 0.99}`"),
-        ({}, "give a number of points such as 0.01, or one of", "`{recovery: 0.99}`"),
-    ],
-)
-def test_an_impossible_margin_is_explained(
-    tmp_path: Path, margin: object, words: str, hint: str
-) -> None:
-    data = contents("policy", "default")
-    data["suites"]["code"]["margins"]["int4"] = margin
-    error = complaint(tmp_path, "policy", data)
-    key = "suites.code.margins.int4"
-    assert error.where.endswith(f"key {key}")
-    assert error.message.startswith(f"the policy is wrong at '{key}': {words}")
-    assert hint in error.hint
-
-
-def test_a_key_inside_a_margin_is_named(tmp_path: Path) -> None:
-    data = contents("policy", "default")
-    data["suites"]["mmlu"]["margins"]["fp8"] = {"recovery": 1.2}
-    error = complaint(tmp_path, "policy", data)
-    assert error.where.endswith("key suites.mmlu.margins.fp8.recovery")
-    assert "1.2 should be less than 1" in error.message
-    assert error.hint == "recovery: smallest acceptable share of the baseline's mean score"
-
-
 @pytest.mark.parametrize(
     ("path", "misspelt", "known"),
     [
@@ -316,55 +283,6 @@ def test_a_misspelt_key_inside_is_guessed_among_its_neighbours(
     assert error.where.endswith(f"key {path}.{misspelt}")
     assert error.hint.startswith(f"did you mean '{known}'? keys known in {path.split('.')[-1]}: ")
     assert "summary" not in error.hint  # a key of the whole file
-
-
-def test_an_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
-    data = contents("policy", "default")
-    data["suites"]["mmlu"]["margins"]["fp9"] = 0.1
-    error = complaint(tmp_path, "policy", data)
-    assert error.where.endswith("key suites.mmlu.margins.fp9")
-    assert "'fp9' should be 'fp8', 'int8', 'int4' or 'fp4'" in error.message
-    assert error.hint.startswith("margins: largest acceptable loss")
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"), [("mmlu-por", "the kind 'mmlu-por' is not known: "), (None, "")]
-)
-def test_an_unknown_kind_of_suite(tmp_path: Path, kind: str | None, words: str) -> None:
-    data = contents("policy", "default")
-    data["suites"]["mmlu"]["kind"] = kind
-    error = complaint(tmp_path, "policy", data)
-    assert error.where.endswith("key suites.mmlu")
-    known = ", ".join(f"'{name}'" for name in plugin_names(SUITES))
-    assert f"{words}{known}" in error.message
-
-
-def test_a_suite_without_a_kind(tmp_path: Path) -> None:
-    data = contents("policy", "default")
-    del data["suites"]["mmlu"]["kind"]
-    error = complaint(tmp_path, "policy", data)
-    assert error.where.endswith("key suites.mmlu")
-    assert "'kind' is required" in error.message
-
-
-def test_what_no_key_alone_is_wrong_with(tmp_path: Path) -> None:
-    data = contents("policy", "default")
-    for suite in data["suites"].values():
-        suite["tier"] = "advisory"
-    error = complaint(tmp_path, "policy", data)
-    assert error.message == (
-        "the policy is wrong at '(the whole file)': no suite is critical, "
-        "so every variant would pass"
-    )
-
-
-@pytest.mark.parametrize("kind", ["hqq", None])
-def test_an_unknown_kind_names_the_known_ones(tmp_path: Path, kind: str | None) -> None:
-    data = contents("recipe", "awq-w4a16")
-    data["quantization"]["kind"] = kind
-    error = complaint(tmp_path, "recipe", data)
-    assert error.where.endswith("key quantization")
-    assert all(word in error.message for word in ("none", "preset", "awq", "gptq", "autoawq"))
 
 
 @pytest.mark.parametrize("text", ["", "just words", "- a\n- list\n", "42\n"])
