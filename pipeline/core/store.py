@@ -375,12 +375,14 @@ def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
             found = earlier[place] / name
             if (partial / name).exists():
                 continue
-            if found.is_dir():
-                found.rename(partial / name)
-            elif found.is_file():
-                copied = partial / f".{name}"
-                shutil.copyfile(found, copied)
-                copied.rename(partial / name)
+            # Without locks another process may take it: then that work is done again.
+            with contextlib.suppress(FileNotFoundError):
+                if found.is_dir():
+                    found.rename(partial / name)
+                elif found.is_file():
+                    copied = partial / f".{name}"
+                    shutil.copyfile(found, copied)
+                    copied.rename(partial / name)
     for left in (*earlier, *final.parent.glob(f"{final.name}.*{DISCARDED}")):
         shutil.rmtree(left, ignore_errors=True)
     return partial

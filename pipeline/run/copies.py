@@ -296,7 +296,7 @@ class OtherCopies:
 
 
 class Lead:
-    """What the main copy does besides pieces: hears the other copies, has some on this node.
+    """What the main copy does besides pieces: reads the other copies, has some on this node.
 
     A copy that becomes the main one because that was killed does the same.
 

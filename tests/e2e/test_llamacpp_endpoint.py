@@ -24,9 +24,9 @@ HERE = Path(__file__).parent / "llamacpp_server"
 NAME = "demo"
 POLICY = """
 name: itself
-summary: summaries by messages alone
-suites: {rouge: {kind: rouge, margins: {fp8: 0.08}, max_tokens: 32,
-  noise_floor_questions: 8}}
+summary: numbers hidden in a text, asked by messages
+suites: {needles: {kind: needles, lengths: [512], cases: 24, max_tokens: 48,
+  margins: {fp8: 0.3}, noise_floor_questions: 3}}
 """
 
 
@@ -82,6 +82,7 @@ def gate(store: Path, baseline: str, candidate: str) -> tuple[int, dict[str, Any
         *("gate", "--baseline", f"{baseline}/v1", "--baseline-model", NAME),
         *("--candidate", candidate, "--candidate-model", NAME),
         *("--policy", str(policy), "--json"),
+        timeout=1500,
     )
     assert answer.stdout, answer.stderr
     return answer.returncode, json.loads(answer.stdout)

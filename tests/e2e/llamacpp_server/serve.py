@@ -12,5 +12,7 @@ parameters.port = int(sys.argv[2])
 parameters.model_alias = {sys.argv[3]}
 parameters.n_ctx = 4 * 2048
 parameters.n_parallel = 4
+# Threads of one batch wait for each other in a loop, which takes minutes on a busy CPU.
+parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
 server = xllamacpp.Server(parameters)
 signal.pause()
