@@ -1,6 +1,6 @@
 """Plans `prepare tune`: each candidate is one model served with other arguments.
 
-A candidate has a server start, a screen stage and a load stage of its own. The fastest is compared
+Each candidate has one server start, one screen stage and one load stage. The fastest is compared
 with the engine's defaults by the ordinary speed gate.
 """
 

@@ -32,7 +32,7 @@ class ScreenResult(Record):
     )
     baseline_texts: list[str] = Field([], description="of the baseline, after the same prompts")
     broken: str = Field(
-        "", description="why it is broken whatever the policy allows; '' when it is not"
+        "", description="why it is broken under any policy; '' when it is not"
     )
     server: ServerInfo = ServerInfo()
     engine_version: str = Field("", description="as it reports it; '' of a user's endpoint")

@@ -140,7 +140,7 @@ def screen(ask: ScreenProbe, baseline: list[ScreenedText]) -> ScreenResult:
 
 
 def find_fault(lost: float | None, kept: float) -> str:
-    """Return why a model with these figures is broken whatever may be lost; "" if it is not.
+    """Return why a model with these figures is broken under any limit; "" if it is not.
 
     Args:
         lost: nats a token, to the baseline; None for the baseline.
