@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,6 @@ from eval_gates.gate_report import GroupReport
 from eval_gates.rows import Answer, Question, Reply, choose
 from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files, text_of
-from eval_gates.suites.mmlu_subjects import GROUP_OF, GROUPS, UNKNOWN_GROUP
 from eval_gates.suites.question_source import QuestionSource, hub_rows
 from eval_gates.suites.suite_kind import HubQuestions, QuestionOrder, Read, Row, SuiteKind
 from pipeline.core.errors import EvaluationDataError
@@ -31,7 +31,9 @@ Form = Literal["letter", "cloze"]
 LETTERS = "ABCD"
 EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 OTHER_STEM = "mmlu_pro"  # the questions of another suite
-QUIZ_FILE = Path(__file__).parents[1] / "data" / "quiz.jsonl"
+DATA = Path(__file__).parents[1] / "data"
+QUIZ_FILE = DATA / "quiz.jsonl"
+UNKNOWN_GROUP = "not in MMLU"  # a folder may hold subjects of the user's own
 
 _FIELDS = (
     "each line needs subject, question, choices (four texts), answer (0 to 3, or a letter A to D)"
@@ -58,6 +60,13 @@ class MmluSuite(MmluTask, Suite):
     sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
 
 
+@cache
+def subject_groups() -> dict[str, list[str]]:
+    """Return MMLU's 57 subjects in lm-eval's four groups."""
+    found: dict[str, list[str]] = json.loads((DATA / "mmlu_groups.json").read_text("utf-8"))
+    return found
+
+
 class BuiltinQuestions(NamedTuple):
     """Questions that were parsed with certainty, and why others were not."""
 
@@ -71,24 +80,13 @@ def read_folder(folder: Path) -> list[Row]:
     Each has `subject`, `question`, `choices` (four strings) and `answer` (0 to 3).
     """
     rows = rows_of_files(folder, "mmlu", but_not=(EXAMPLES_STEM, OTHER_STEM))
-    questions = [_question(row, place) for place, row in rows]
-    if not questions:
-        raise EvaluationDataError(
-            "there are no MMLU questions",
-            where=str(folder),
-            hint=f"put them in mmlu_test.jsonl or mmlu_test.jsonl.gz there; {_FIELDS}",
-        )
-    return questions
-
-
-def read_examples(folder: Path) -> list[Row]:
-    """Return the development questions of `mmlu_dev*.jsonl[.gz]`; may be none."""
-    return [_question(row, place) for place, row in rows_of_files(folder, EXAMPLES_STEM)]
-
-
-def read_quiz() -> list[Row]:
-    """Return the project's easy questions of general knowledge."""
-    return [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
+    if questions := [_question(row, place) for place, row in rows]:
+        return questions
+    raise EvaluationDataError(
+        "there are no MMLU questions",
+        where=str(folder),
+        hint=f"put them in mmlu_test.jsonl or mmlu_test.jsonl.gz there; {_FIELDS}",
+    )
 
 
 def read_builtin() -> BuiltinQuestions:
@@ -131,100 +129,72 @@ def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Qu
     They are the subject's first `shots` of the pool, as in lm-eval. Form `letter` scores the
     letters A to D, form `cloze` the choices' texts.
     """
-    by_subject: dict[str, list[Row]] = {}
-    for example in pool:
-        by_subject.setdefault(example["subject"], []).append(example)
-    return [
-        Question(
-            f"{row['subject']}/{number}",
-            "".join(
-                [
-                    _DESCRIPTIONS[form].format(row["subject"].replace("_", " ")),
-                    *(_examples_for(row, by_subject, form, shots) if shots else ""),
-                    _ask(row, form),
-                ]
-            ),
-            continuations=tuple(
-                f" {text}" for text in (LETTERS if form == "letter" else row["choices"])
-            ),
-            expected=f"{LETTERS[row['answer']]}. {row['choices'][row['answer']]}",
-            data=row,
+    found = []
+    for number, row in enumerate(rows):
+        key, subject = row["answer"], row["subject"]
+        shown = "".join(_example(each, form) for each in _examples_for(row, pool, shots))
+        about = _DESCRIPTIONS[form].format(subject.replace("_", " "))
+        found.append(
+            Question(
+                f"{subject}/{number}",
+                about + shown + _ask(row, form),
+                continuations=tuple(f" {text}" for text in _texts(row, form)),
+                expected=f"{LETTERS[key]}. {row['choices'][key]}",
+                data=row,
+            )
         )
-        for number, row in enumerate(rows)
-    ]
+    return found
 
 
-def scored_choices(questions: list[Question], form: Form) -> dict[str, list[tuple[str, float]]]:
-    """Return each choice in its scored form, and whether it is correct, by question's id."""
-    return {
-        question.id: [
-            (text, float(number == question.data["answer"]))
-            for number, text in enumerate(LETTERS if form == "letter" else question.data["choices"])
-        ]
-        for question in questions
-    }
+def _texts(row: Mapping[str, Any], form: Form) -> Sequence[str]:
+    return LETTERS if form == "letter" else row["choices"]
 
 
 def _question(row: dict[str, Any], place: str) -> Row:
-    choices = row.get("choices")
+    choices, key = row.get("choices"), row.get("answer")
     if (
         not isinstance(choices, list)
         or len(choices) != len(LETTERS)
         or not all(isinstance(choice, str) and choice for choice in choices)
     ):
         raise EvaluationDataError("'choices' is not four texts", where=place, hint=_FIELDS)
-    return {
-        "subject": text_of(row, "subject", place, _FIELDS),
-        "question": text_of(row, "question", place, _FIELDS),
-        "choices": choices,
-        "answer": _answer(row.get("answer"), place),
-    }
+    if isinstance(key, str) and len(key) == 1 and key in LETTERS:
+        key = LETTERS.index(key)
+    if type(key) is not int or not 0 <= key < len(LETTERS):
+        raise EvaluationDataError(
+            f"'answer' is {key!r}, which names none of the four choices", where=place, hint=_FIELDS
+        )
+    texts = {name: text_of(row, name, place, _FIELDS) for name in ("subject", "question")}
+    return {**texts, "choices": choices, "answer": key}
 
 
-def _answer(answer: Any, place: str) -> int:
-    if isinstance(answer, str) and len(answer) == 1 and answer in LETTERS:
-        return LETTERS.index(answer)
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(LETTERS):
-        return answer
-    raise EvaluationDataError(
-        f"'answer' is {answer!r}, which names none of the four choices", where=place, hint=_FIELDS
-    )
-
-
-def _group_of(row: Mapping[str, Any]) -> str:
-    return GROUP_OF.get(row["subject"], UNKNOWN_GROUP)
-
-
-def _examples_for(question: Row, by_subject: dict[str, list[Row]], form: Form, shots: int) -> str:
-    subject = question["subject"]
+def _examples_for(question: Row, pool: list[Row], shots: int) -> list[Row]:
+    keys = ("question", "choices")
     others = [
-        example
-        for example in by_subject.get(subject, [])
-        if (example["question"], example["choices"]) != (question["question"], question["choices"])
+        each
+        for each in (pool if shots else ())
+        if each["subject"] == question["subject"] and any(each[k] != question[k] for k in keys)
     ]
     if len(others) < shots:
         raise EvaluationDataError(
-            f"{shots} worked examples were asked, but {subject} has {len(others)}",
+            f"{shots} worked examples were asked, but {question['subject']} has {len(others)}",
             where=f"question {question['question'][:60]!r}",
             hint=f"set num_fewshot to {len(others)} in the policy, or give a folder with "
             "mmlu_dev.jsonl",
         )
-    return "".join(_example(example, form) for example in others[:shots])
+    return others[:shots]
 
 
 def _ask(question: Row, form: Form) -> str:
+    text = question["question"].strip()
     if form == "cloze":
-        return f"Question: {question['question'].strip()}\nAnswer:"
-    listed = [
-        f"{letter}. {text}" for letter, text in zip(LETTERS, question["choices"], strict=True)
-    ]
-    return "\n".join([question["question"].strip(), *listed, "Answer:"])
+        return f"Question: {text}\nAnswer:"
+    pairs = zip(LETTERS, question["choices"], strict=True)
+    return "\n".join([text, *(f"{letter}. {choice}" for letter, choice in pairs), "Answer:"])
 
 
 def _example(example: Row, form: Form) -> str:
-    number = example["answer"]
-    answer = LETTERS[number] if form == "letter" else example["choices"][number]
-    return f"{_ask(example, form)} {answer}\n\n"
+    return f"{_ask(example, form)} {_texts(example, form)[example['answer']]}\n\n"
 
 
 def _parse_item(subject: str, item: str) -> tuple[Row | None, str]:
@@ -267,12 +237,13 @@ class Mmlu(SuiteKind[MmluTask]):
     def questions(self, task: MmluTask, order: QuestionOrder) -> Read:
         source, dropped = order.source, 0
         if source.kind == "folder" and order.folder:
-            questions, pool = read_folder(order.folder), read_examples(order.folder)
+            questions = read_folder(order.folder)
+            pool = [_question(row, at) for at, row in rows_of_files(order.folder, EXAMPLES_STEM)]
         elif source.kind == "hub":
             questions = hub_rows(source, source.split)
             pool = hub_rows(source, source.shots_split)
         elif source.kind == "builtin":
-            questions = pool = read_quiz()
+            questions = pool = [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
         else:
             carried = read_builtin()
             questions, dropped = carried.questions, len(carried.skipped)
@@ -287,7 +258,13 @@ class Mmlu(SuiteKind[MmluTask]):
                     "no more"
                 )
         laid_out = lay_out(questions, pool, task.prompt_format, shots)
-        choices = scored_choices(laid_out, task.prompt_format)
+        choices = {
+            each.id: [
+                (text, float(number == each.data["answer"]))
+                for number, text in enumerate(_texts(each.data, task.prompt_format))
+            ]
+            for each in laid_out
+        }
         return laid_out, {"dropped": dropped, "choices": choices}
 
     def score(self, task: MmluTask, question: Question, replies: Sequence[Reply]) -> Answer:
@@ -316,8 +293,13 @@ class Mmlu(SuiteKind[MmluTask]):
         self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
     ) -> list[GroupReport]:
         rows = list(baseline), list(candidate)
-        named = (*GROUPS, UNKNOWN_GROUP)
+        groups = subject_groups()
+        of = {subject: group for group, subjects in groups.items() for subject in subjects}
+
+        def group_of(row: Mapping[str, Any]) -> str:
+            return of.get(row["subject"], UNKNOWN_GROUP)
+
         return [
-            *report_groups(*rows, _group_of, named, is_subject=False),
-            *report_groups(*rows, lambda row: str(row["subject"]), tuple(GROUP_OF)),
+            *report_groups(*rows, group_of, (*groups, UNKNOWN_GROUP), is_subject=False),
+            *report_groups(*rows, lambda row: str(row["subject"]), tuple(of)),
         ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_in_evaluate import run_in_evaluate
 
-from eval_gates.suites.mmlu_subjects import GROUPS
+from eval_gates.suites.mmlu import subject_groups
 
 COMPARE = """
 import json
@@ -26,7 +26,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from eval_gates.suites import mmlu
-from eval_gates.suites.mmlu_subjects import GROUP_OF
+GROUP_OF = [each for of in mmlu.subject_groups().values() for each in of]
 
 FOLDERS = {"letter": "default", "cloze": "continuation"}
 ROOT = Path(lm_eval.tasks.__file__).parent / "mmlu"
@@ -126,6 +126,6 @@ def test_groups_are_lm_evals_own(result: dict[str, Any]) -> None:
         "social sciences": "mmlu_social_sciences_tasks",
         "other": "mmlu_other_tasks",
     }
-    assert {names[group]: sorted(subjects) for group, subjects in GROUPS.items()} == {
+    assert {names[group]: sorted(subjects) for group, subjects in subject_groups().items()} == {
         tag: sorted(subjects) for tag, subjects in result["groups"].items()
     }

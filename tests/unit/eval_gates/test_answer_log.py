@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -53,11 +52,6 @@ def book(name: Path) -> AnswerLog:
     return AnswerLog(name, IDS, writer=1)
 
 
-def test_no_file_is_no_answers(book: AnswerLog, file: Path) -> None:
-    assert book.rows() == []
-    assert not file.exists()
-
-
 def test_batches_come_back_in_order(book: AnswerLog, name: Path) -> None:
     book.append(rows(0, 3))
     book.append(rows(3, 4))
@@ -97,15 +91,6 @@ def test_a_long_torn_line_is_cut_away(book: AnswerLog, file: Path) -> None:
     assert [each["id"] for each in book.rows()] == IDS[:2]
 
 
-def test_nothing_but_a_torn_line(book: AnswerLog, file: Path) -> None:
-    file.parent.mkdir()
-    file.write_bytes(b'{"id": "anatomy/0", "score": 1.0}')  # whole JSON, but for its newline
-
-    assert book.rows() == []
-    book.append(rows(0, 1))
-    assert book.rows() == rows(0, 1)
-
-
 # What a text splits at that a file does not, what JSON escapes, and what is no UTF-8.
 NEWLINES = [
     "\n",
@@ -132,21 +117,6 @@ def test_what_looks_like_a_newline_is_part_of_the_answer(
     assert book.rows() == written
     assert file.read_bytes().count(b"\n") == 2
     file.read_text(encoding="utf-8")  # anyone can read it
-
-
-@QUICK
-@given(
-    texts=st.lists(
-        st.text(st.one_of(st.characters(), st.sampled_from("\n\r\x85\u2028\ud800"))), max_size=5
-    )
-)
-def test_any_text_comes_back(texts: list[str], name: Path, file: Path) -> None:
-    file.unlink(missing_ok=True)
-    book = AnswerLog(name, IDS, writer=1)
-    written = [row(number, text) for number, text in enumerate(texts)]
-    for each in written:
-        book.append([each])
-    assert book.rows() == written
 
 
 def refused(book: AnswerLog) -> EvaluationDataError:
@@ -182,11 +152,6 @@ def test_another_order_of_questions_is_told(book: AnswerLog, name: Path) -> None
     book.append(rows(0, 3))
     assert "line 1" in str(refused(AnswerLog(name, IDS[1:])))
     assert "line 2" in str(refused(AnswerLog(name, [IDS[0], IDS[2], IDS[1]])))
-
-
-def test_more_answers_than_questions_are_told(book: AnswerLog, name: Path) -> None:
-    book.append(rows(0, 3))
-    assert "line 3" in str(refused(AnswerLog(name, IDS[:2])))
 
 
 def bytes_read() -> int:
@@ -230,11 +195,6 @@ def test_a_killed_process_leaves_all_that_it_had_appended(book: AnswerLog, name:
     assert kept >= acknowledged >= 400
     book.append(rows(kept, kept + 1))
     assert len(book.rows()) == kept + 1
-
-
-def test_a_row_is_a_line_of_json(book: AnswerLog, file: Path) -> None:
-    book.append([row(0, [-1.25, -2.5, -0.125, -3.0])])
-    assert json.loads(file.read_text(encoding="utf-8")) == book.rows()[0]
 
 
 def test_a_book_without_a_writer_is_read_only(name: Path) -> None:

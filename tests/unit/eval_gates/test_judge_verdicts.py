@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from typing import Any
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_answers import (
     HUMANEVAL,
-    MARGINS,
     MMLU,
     ROUGE,
     answers,
@@ -22,7 +20,6 @@ from kept_answers import (
     recovery,
 )
 
-from eval_gates.gate_report import GateReport
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.stopping import StoppingPlan, StoppingRule
@@ -60,20 +57,8 @@ class TestLooks:
         with pytest.raises(ValueError, match="missing"):
             judged(before, after[:200], HUMANEVAL)
 
-    def test_it_is_plain_data(self) -> None:
-        report = judged(*flipped(100, 3, 2, 80), MMLU)
-        assert GateReport.model_validate(json.loads(report.model_dump_json())) == report
-
 
 class TestBounds:
-    def test_margin_by_family(self) -> None:
-        """The same answers: too many lost for FP8's 5 points, few enough for INT4's 25."""
-        before, after = [1.0] * 60, [1.0] * 51 + [0.0] * 9
-        strict, wide = (judged(before, after, HUMANEVAL, family=f) for f in MARGINS)
-        assert (strict.margin, strict.threshold, strict.verdict) == ("5 points", -0.05, "fail")
-        assert (wide.margin, wide.threshold, wide.verdict) == ("25 points", -0.25, "pass")
-        assert strict.bound == wide.bound
-
     def test_undecided_between(self) -> None:
         report = judged([1.0] * 20, [1.0] * 19 + [0.0], HUMANEVAL)
         assert report.verdict == "undecided"
@@ -121,17 +106,10 @@ class TestBlind:
         assert (report.verdict, report.tier) == ("undecided", tier)
         assert "insensitive" in report.reason
 
-    def test_the_same_answers_are_seen_where_there_are_no_choices(self) -> None:
-        assert judged(*flipped(400, 0, 0, 108), HUMANEVAL, family="fp8").verdict == "pass"
-
     def test_more_questions_open_its_eyes(self) -> None:
         few, many = (judged(*flipped(n, 0, 0, n * 34 // 100), MMLU) for n in (160, 3000))
         assert ("insensitive" in few.reason, few.verdict) == (True, "undecided")
         assert many.verdict == "pass"
-
-    def test_the_cloze_form_has_four_choices_too(self) -> None:
-        cloze = MmluSuite(margins=MARGINS, prompt_format="cloze")
-        assert "insensitive" in judged(*flipped(400, 0, 0, 108), cloze).reason
 
     @pytest.mark.parametrize("suite", [ROUGE, recovery(ROUGE)])
     @pytest.mark.parametrize("family", ["fp8", "int4"])
