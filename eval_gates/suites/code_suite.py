@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import comb
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,9 +15,8 @@ from eval_gates.answer_validity import UNREAD
 from eval_gates.rows import Answer, Asked, Question, unwrap
 from eval_gates.sandbox import Program, check_sandbox, run_many
 from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
-from eval_gates.suites.generation import GeneratingTask, generation_settings, is_unsolved
+from eval_gates.suites.generation import GeneratingKind, GeneratingTask, is_unsolved
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import SuiteKind
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
@@ -81,8 +80,10 @@ class Problem(NamedTuple):
     canonical_solution: str
 
 
-class CodeKind(SuiteKind[Code]):
+class CodeKind(GeneratingKind[Code]):
     """Suite of programs; a subclass implements `questions` and `program`."""
+
+    stops = STOPS
 
     @abstractmethod
     def program(self, problem: Problem, code: str) -> Program:
@@ -90,9 +91,6 @@ class CodeKind(SuiteKind[Code]):
 
     def open(self, task: Code, questions: Sequence[Question], folder: Path) -> None:
         check_sandbox()
-
-    def settings(self, task: Code) -> dict[str, Any]:
-        return {**generation_settings(task), "until": STOPS[task.prompt_format]}
 
     def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Answer]:
         """Run each answer against its problem's tests; a problem's score is its pass@k."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -42,13 +41,15 @@ class GeneratingKind(SuiteKind[Generating]):
     """Suite of generated answers; a subclass implements `score_text`, which a limit ends."""
 
     scores_empty = False  # each row has what an empty answer scores
+    stops: Mapping[str, Sequence[str]] = {}  # strings that end an answer, by the prompt's format
 
-    @abstractmethod
     def score_text(self, task: Generating, question: Question, reply: Reply) -> float:
         """Return the reply's score, 0 to 1; runs in a process with limits."""
+        raise NotImplementedError
 
     def settings(self, task: Generating) -> dict[str, Any]:
-        return generation_settings(task)
+        stops = list(self.stops.get(task.prompt_format, ()))
+        return {**generation_settings(task), "until": stops}
 
     def extras(self, task: Generating, asked: Asked) -> Answer:
         """Return the suite's own keys of an answer."""

@@ -19,12 +19,12 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from pydantic import Field, field_validator
 
 from eval_gates.gate_report import GroupReport
-from eval_gates.rows import Answer, Question, Reply, mean
+from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.suites import rouge
-from eval_gates.suites.generation import GeneratingTask, generation_settings, is_unsolved
+from eval_gates.suites.generation import GeneratingKind, GeneratingTask
 from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row, SuiteKind
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row
 from pipeline.core.errors import EvaluationDataError, UsageError
 from recipes.generation import MaxTokens
 from recipes.policy import Source, Suite
@@ -46,7 +46,6 @@ PROMPTS = {
     # Models of 135M parameters copy several numbers only after the beginning of the sentence.
     "completion": f"{_TEXT}Question: {{question}}\nAnswer: {{lead}}",
 }
-STOPS = {"chat": [], "completion": ["\n"]}
 
 _NUMBER = re.compile(r"(?<!\d)\d{7}(?!\d)")
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)[, _](?=\d{3})")
@@ -205,32 +204,27 @@ class NeedlesSuite(NeedlesTask, Suite):
     sources: list[Source] = Field(default=["builtin"])
 
 
-class NeedlesKind(SuiteKind[NeedlesTask]):
+class NeedlesKind(GeneratingKind[NeedlesTask]):
     """The suite `needles`."""
 
     task, policy = NeedlesTask, NeedlesSuite
     carried = rouge.CARRIED_FILE
     assumed_baseline = 0.9
+    stops = {"completion": ["\n"]}  # noqa: RUF012
 
     def questions(self, task: NeedlesTask, order: QuestionOrder) -> Read:
         return list(_questions(task)), {}
-
-    def settings(self, task: NeedlesTask) -> dict[str, Any]:
-        return {**generation_settings(task), "until": STOPS[task.prompt_format]}
 
     def render(self, task: NeedlesTask, question: Question, template: Render | None) -> Question:
         # Texts of a few million tokens are made when they are asked: all would need gigabytes.
         return replace(question, prompt=request_of(task, question))
 
-    def score(self, task: NeedlesTask, question: Question, replies: Sequence[Reply]) -> Answer:
-        """Return the mean share of the numbers that the answers found."""
-        values = question.data["values"]
-        found = [
-            0.0 if is_unsolved(task, reply) else share_found(reply.text, values)
-            for reply in replies
-        ]
-        known = {key: question.data[key] for key in ("length", "needles", "depth")}
-        return {"score": mean(found), **known, "subject": _subject_of(question.data)}
+    def score_text(self, task: NeedlesTask, question: Question, reply: Reply) -> float:
+        return share_found(reply.text, question.data["values"])
+
+    def extras(self, task: NeedlesTask, asked: Asked) -> Answer:
+        known = {key: asked.question.data[key] for key in ("length", "needles", "depth")}
+        return {**known, "subject": _subject_of(known)}
 
     def metric(self, task: NeedlesTask, laid_out: str | None) -> str:
         return "recall"

@@ -16,10 +16,10 @@ from pydantic import Field
 
 from eval_gates.chance_baselines import UNRELATED
 from eval_gates.rows import Answer, Asked, Question, mean
-from eval_gates.suites.generation import GeneratingTask, generation_settings, is_unsolved
+from eval_gates.suites.generation import GeneratingKind, GeneratingTask, is_unsolved
 from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
 from eval_gates.suites.question_source import QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import HubQuestions, QuestionOrder, Read, SuiteKind
+from eval_gates.suites.suite_kind import HubQuestions, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
@@ -40,7 +40,7 @@ PROMPTS: dict[str, str] = {
     ),
 }
 # A base model goes on writing after its sentence; a chat model may begin with a short heading.
-STOPS: dict[str, list[str]] = {"completion": ["\n"], "chat": ["\n\n"]}
+STOPS = {"completion": ["\n"], "chat": ["\n\n"]}
 
 # A sentence ends at its mark and any quotes or brackets, before a space and what can begin one.
 _SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*)\s+(?=["'(\[“‘A-Z0-9])""")
@@ -143,7 +143,7 @@ def _references(row: dict[str, Any], place: str) -> list[str]:
     return references
 
 
-class Rouge(SuiteKind[RougeTask]):
+class Rouge(GeneratingKind[RougeTask]):
     """The suite `rouge`."""
 
     task, policy = RougeTask, RougeSuite
@@ -153,6 +153,7 @@ class Rouge(SuiteKind[RougeTask]):
     )
     assumed_baseline = 0.3
     scores_unrelated = True
+    stops = STOPS
 
     def questions(self, task: RougeTask, order: QuestionOrder) -> Read:
         source = order.source
@@ -175,9 +176,6 @@ class Rouge(SuiteKind[RougeTask]):
             )
             for number, row in enumerate(documents)
         ], {}
-
-    def settings(self, task: RougeTask) -> dict[str, Any]:
-        return {**generation_settings(task), "until": STOPS[task.prompt_format]}
 
     def score_batch(
         self, task: RougeTask, batch: Sequence[Asked], progress: Progress

@@ -30,13 +30,9 @@ PROMPT = (
     "{schema}"
 )
 ENDS = {"chat": "", "completion": "\n\nJSON: "}
-STOPS: dict[str, list[str]] = {"completion": ["\n\n"], "chat": []}
 
 _REPEATS = re.compile(r"[{,](\d+)(?=[,}])")
 _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)\n?```", re.DOTALL)
-_REFUSED = {
-    "$dynamicRef": "uses $dynamicRef, which is not resolved here",
-}
 _FIELDS = "each line needs prompt (a text) and schema (a JSON schema, draft 2020-12)"
 
 
@@ -70,13 +66,11 @@ class Structured(GeneratingKind[StructuredTask]):
     task, policy = StructuredTask, StructuredSuite
     folder_stem, carried = STEM, CARRIED_FILE
     scores_unrelated = True
+    stops = {"completion": ["\n\n"]}  # noqa: RUF012
 
     def questions(self, task: StructuredTask, order: QuestionOrder) -> Read:
         found = rows_of_files(order.folder, STEM) if order.folder else read_rows(CARRIED_FILE)
         return [_question(row, n, place, task) for n, (place, row) in enumerate(found)], {}
-
-    def settings(self, task: StructuredTask) -> dict[str, Any]:
-        return {**super().settings(task), "until": STOPS[task.prompt_format]}
 
     def prepare_scoring(self, task: StructuredTask) -> None:
         find_fault("{}", {})
@@ -151,9 +145,8 @@ def _find_problem(schema: dict[str, Any]) -> str:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
-    for key, why in _REFUSED.items():
-        if any(_values_of(schema, key)):
-            return why
+    if any(_values_of(schema, "$dynamicRef")):
+        return "uses $dynamicRef, which is not resolved here"
     if any(isinstance(name, str) for part in schema.values() for name in _values_of(part, "$id")):
         return "has '$id' inside, which changes what references mean"
     named = (each for each in _values_of(schema, "patternProperties") if isinstance(each, dict))

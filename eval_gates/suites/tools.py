@@ -52,7 +52,6 @@ Category = Literal[
     "live_irrelevance",
     "live_relevance",
 ]
-STOPS: dict[str, list[str]] = {"completion": ["\n\n", "\nuser:"], "chat": []}
 
 _FIELDS = (
     "each line needs question (a text or a list of messages), function (a list of functions with "
@@ -101,6 +100,7 @@ class Tools(GeneratingKind[ToolsTask]):
     task, policy = ToolsTask, ToolsSuite
     folder_stem, packaged = STEM, sum(CATEGORIES.values())
     scores_empty = True
+    stops = {"completion": ["\n\n", "\nuser:"]}  # noqa: RUF012
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
         categories = suite.categories if isinstance(suite, ToolsSuite) else []
@@ -131,9 +131,6 @@ class Tools(GeneratingKind[ToolsTask]):
         else:
             found = [c for name in task.categories or CATEGORIES for c in read_category(name)]
         return [_question(case, task) for case in found], {}
-
-    def settings(self, task: ToolsTask) -> dict[str, Any]:
-        return {**super().settings(task), "until": STOPS[task.prompt_format]}
 
     def prepare_scoring(self, task: ToolsTask) -> None:
         load_package()
