@@ -1,9 +1,9 @@
 """Prompt tokens that choices cost: one request a question, against lm-eval's completions model.
 
-    python benchmarks/prompt_cost.py [--questions 96]
+    python benchmarks/prompt_cost.py [--questions 240]
 
 It serves the demo model by the profile of this machine, and asks the same MMLU questions, with five
-shared examples, both ways; the server's own counter says how many prompt tokens it computed. It
+shared examples (as many as a subject of MMLU has), both ways; the server's own counter says how many prompt tokens it computed. It
 prints one JSON line. The exit code is 0 if lm-eval's way computes at least 15 times as many.
 """
 
@@ -95,7 +95,7 @@ def ask_both(served: Sequence[str], number: int) -> dict[str, Any]:
 def main() -> int:
     """Serve the demo model, and ask it both ways."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--questions", type=int, default=96)
+    parser.add_argument("--questions", type=int, default=240)
     parser.add_argument("--inner", nargs=3, metavar=("URL", "MODEL", "TOKENIZER"))
     arguments = parser.parse_args()
     if arguments.inner:

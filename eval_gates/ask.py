@@ -56,6 +56,10 @@ class UnansweredError(StageError):
     """The endpoint does not answer; it may have ended."""
 
 
+class TooLongError(StageError):
+    """The engine ended over the logits of prompts that it computes together."""
+
+
 class _FailedRequestError(Exception):
     """A request that may be answered when it is sent again."""
 

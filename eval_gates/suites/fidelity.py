@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.ask import Client, Request, UnansweredError
+from eval_gates.ask import Client, Request, TooLongError, UnansweredError
 from eval_gates.prompt_scores import (
     Generated,
     ScoredToken,
@@ -166,8 +166,8 @@ class Fidelity(SuiteKind[FidelityTask]):
                 for chat in chats
             ]
         )
-        room = min(task.scored_tokens, client.max_length) - task.max_tokens - 1
-        prompts = [ids[-max(1, room) :] for ids in rendered]
+        room = max(1, min(task.scored_tokens, client.max_length) - task.max_tokens - 1)
+        prompts = [ids[-room:] for ids in rendered]
         if baseline is None:
             answers = client.send(
                 [
@@ -181,8 +181,12 @@ class Fidelity(SuiteKind[FidelityTask]):
             )
         else:
             answers = []
-            for question, prompt in zip(batch, prompts, strict=True):
-                row = baseline[question.id]
+            rows = [baseline[each.id] for each in batch]
+            prompts = [  # one may be cut to less, for an engine that ended
+                prompt[-len(row["prompt_ids"]) :] if row["is_cut"] else prompt
+                for prompt, row in zip(prompts, rows, strict=True)
+            ]
+            for question, prompt, row in zip(batch, prompts, rows, strict=True):
                 if prompt != row["prompt_ids"]:
                     raise _other_rendering(question.id, prompt, row["prompt_ids"])
                 answers.append(Generated(row["answer_ids"], row["text"]))
@@ -199,7 +203,7 @@ class Fidelity(SuiteKind[FidelityTask]):
             scored = client.send(requests, in_flight=1)
         except UnansweredError as error:
             longest = max(len(each.body["prompt"]) for each in requests)
-            raise StageError(
+            raise TooLongError(
                 f"too long for prompt log-probabilities: the engine ended at {longest} tokens "
                 f"({error.message})",
                 where=error.where,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.run_record import StageReport, StageStatus
+from eval_gates.ask import TooLongError
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.file_locks import doing
 from pipeline.core.interruption import hold_interruptions
@@ -277,6 +278,13 @@ class Serving:
                 if spec.stage == SPEED.name and on_cores and variant.arguments is not None:
                     held.enter_context(lot.quiet(self._tell))
                 record = self._stages.run(spec, lambda: self._open(variant, spec))
+        except TooLongError as error:
+            if variant.arguments is None or EVALUATE.runtime_of(spec).halved:
+                raise
+            self._stages.progress.note(f"{error.message}; once more, with half the tokens")
+            self._endpoints.close()
+            halved = {**spec.runtime, "halved": True}
+            return self._run(variant, spec.model_copy(update={"runtime": halved}), lot)
         except PrepareError:
             self._endpoints.check_alive()  # a dead server is the better explanation
             raise

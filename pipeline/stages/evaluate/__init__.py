@@ -42,6 +42,9 @@ class EvaluateRuntime(ServerRuntime):
     suite: str = Field("", description="its name in the policy")
     tokenizer: str = Field("", description="folder")
     concurrency: int = 1
+    halved: bool = Field(
+        False, description="an engine ended over the suite's scored_tokens: half of them are read"
+    )
     counted: Counted | None = Field(
         None, description="None of the baseline, and of answers that no gate depends on"
     )

@@ -177,9 +177,12 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
     parameters, runtime = context.parameters, context.runtime
     endpoint = parameters.endpoint
     dialect = find_engine(parameters.serving.engine).dialect
+    suite = parameters.suite.model_dump()
+    if runtime.halved:
+        suite["scored_tokens"] = max(64, suite["scored_tokens"] // 2)
     return {
         "name": runtime.suite,
-        "suite": parameters.suite.model_dump(),
+        "suite": suite,
         "questions": str(todo.questions_file),
         "book": str(todo.book_file),
         "stopping": asdict(todo.stopping),

@@ -31,9 +31,7 @@ class ScreenResult(Record):
         None, description="share of the arm's own tokens that are its first choice when it reads"
     )
     baseline_texts: list[str] = Field([], description="of the baseline, after the same prompts")
-    broken: str = Field(
-        "", description="why it is broken under any policy; '' when it is not"
-    )
+    broken: str = Field("", description="why it is broken under any policy; '' when it is not")
     server: ServerInfo = ServerInfo()
     engine_version: str = Field("", description="as it reports it; '' of a user's endpoint")
 

@@ -12,14 +12,18 @@ from typing import Any
 import httpx
 import pytest
 from listener import Listener
+from loose_stage import stage_spec
 from model_server_stand_in import stand_in_python
 
+from eval_gates.ask import TooLongError
 from pipeline.core.errors import ServingError
+from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.run import serving as endpoints
 from pipeline.run.serving import LocalServers
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
+from pipeline.stages.evaluate import EVALUATE
 from recipes.catalog import load_profile
 
 
@@ -139,3 +143,28 @@ def test_two_who_serve_the_same_model_do_not_share_a_log(
     sides = [each.open(model(tmp_path, "baseline")) for each in (servers, another)]
     another.close()
     assert len({side["server_log"] for side in sides}) == 2
+
+
+def test_an_engine_that_ends_over_long_prompts_is_started_once_more_with_half(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(endpoints, "needs_endpoint", lambda spec, store: True)
+    seen: list[bool] = []
+
+    def ask(spec: StageSpec, _: Any) -> str:
+        seen.append(EVALUATE.runtime_of(spec).halved)
+        raise TooLongError("the engine ended")
+
+    closed: list[None] = []
+    stages: Any = SimpleNamespace(run=ask, store=None, accelerator=None, progress=Listener())
+    open_ones: Any = SimpleNamespace(close=lambda: closed.append(None))
+    serving = endpoints.Serving(None, stages, open_ones, None)  # type: ignore[arg-type]
+    parameters = {
+        **{"suite": {"kind": "fidelity"}, "environment": "e", "max_length": 99},
+        "serving": {"engine_arguments": {}, "environment": {}},
+    }
+    spec = stage_spec("evaluate", "fp8", parameters, {}, {}, tmp_path)
+    variant: Any = SimpleNamespace(arguments=object())
+    with pytest.raises(TooLongError):
+        serving._run(variant, spec, None)  # type: ignore[arg-type]
+    assert (seen, len(closed)) == ([False, True], 1)

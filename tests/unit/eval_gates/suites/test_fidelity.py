@@ -49,7 +49,11 @@ def laid_out(folder: Path) -> tuple[Fidelity, list[Question]]:
 
 
 def rows_of(
-    kind: Fidelity, questions: list[Question], url: str, baseline: list[Answer] | None = None
+    kind: Fidelity,
+    questions: list[Question],
+    url: str,
+    baseline: list[Answer] | None = None,
+    task: FidelityTask = TASK,
 ) -> list[Answer]:
     client = Client(
         url,
@@ -62,9 +66,9 @@ def rows_of(
         note=lambda text: None,
     )
     before = {row["id"]: row for row in baseline} if baseline is not None else None
-    replies = kind.ask(TASK, client, questions, before)
+    replies = kind.ask(task, client, questions, before)
     asked = [Asked(q, r, q) for q, r in zip(questions, replies, strict=True)]
-    scored = kind.score_batch(TASK, asked, Listener())
+    scored = kind.score_batch(task, asked, Listener())
     return [
         {**describe(each.question, each.replies, thinks=False), **own}
         for each, own in zip(asked, scored, strict=True)
@@ -126,6 +130,17 @@ def test_an_engine_that_ends_is_told_with_half_the_tokens(
     ):
         rows_of(kind, questions, server.url)
     assert "scored_tokens: 127" in caught.value.hint
+
+
+def test_a_variant_reads_no_more_than_a_halved_baseline(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    halved = TASK.model_copy(update={"scored_tokens": TASK.scored_tokens // 2})
+    with ReadingStandIn() as server:
+        before = rows_of(kind, questions, server.url, task=halved)
+        rows = rows_of(kind, questions, server.url, before)
+    assert [row["prompt_ids"] for row in rows] == [row["prompt_ids"] for row in before]
+    assert before[-1]["is_cut"]
+    assert len(before[-1]["prompt_ids"]) == 128 - 17
 
 
 @pytest.mark.parametrize(
