@@ -3,8 +3,9 @@
     python benchmarks/prompt_cost.py [--questions 240]
 
 It serves the demo model by the profile of this machine, and asks the same MMLU questions, with five
-shared examples (as many as a subject of MMLU has), both ways; the server's own counter says how many prompt tokens it computed. It
-prints one JSON line. The exit code is 0 if lm-eval's way computes at least 15 times as many.
+shared examples, both ways. As many questions share them as in a subject of MMLU. The server's own
+counter says how many prompt tokens it computed. It prints one JSON line. The exit code is 0 if
+lm-eval's way computes at least 15 times as many.
 """
 
 from __future__ import annotations
