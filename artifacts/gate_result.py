@@ -148,6 +148,7 @@ def quality_result(gate: GateReport) -> GateResult:
                 "method": gate.method,
                 "flips": gate.flips,
                 "lengths": describe_lengths(gate) or None,
+                "shares": describe_shares(gate) or None,
             }
         ),
     )
@@ -231,6 +232,13 @@ def describe_lengths(gate: GateReport) -> str:
         if one or other:
             words.append(f"{label}: {format_percent(one, 1)} to {format_percent(other, 1)}")
     return "; ".join(words)
+
+
+def describe_shares(gate: GateReport) -> str:
+    """Return how many conversations kept which share of tokens; '' for other suites."""
+    counts = gate.nats.shares if gate.nats is not None else []
+    listed = [f"{10 * n} to {10 * n + 10} %: {count}" for n, count in enumerate(counts) if count]
+    return f"conversations by share kept: {', '.join(listed)}" if listed else ""
 
 
 def as_text(facts: Mapping[str, Any]) -> dict[str, str]:

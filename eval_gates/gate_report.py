@@ -61,6 +61,9 @@ class NatsLost(Record):
 
     mean: float = Field(description="nats a token")
     error: float = Field(description="standard error of the mean over conversations")
+    shares: list[int] = Field(
+        [], max_length=10, description="conversations by share of tokens kept, in tenths from 0 on"
+    )
 
 
 class GateReport(Record):

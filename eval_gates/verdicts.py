@@ -149,7 +149,8 @@ def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
     before, after = (means(group_by_cluster(rows), "nats") for rows in (baseline, candidate))
     lost = [b - a for a, b in zip(before, after, strict=True)]
     error = stdev(lost) / sqrt(len(lost)) if len(lost) > 1 else 0.0
-    return NatsLost(mean=fmean(lost), error=error)
+    tenths = [min(9, int(10 * float(row["score"]))) for row in candidate]
+    return NatsLost(mean=fmean(lost), error=error, shares=[tenths.count(n) for n in range(10)])
 
 
 def mean_of(rows: Answers, key: str) -> float:

@@ -81,7 +81,7 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
                 question=str(before["id"]),
                 before=float(before["score"]),
                 after=float(after["score"]),
-                prompt=prompt_of(question),
+                prompt=None if "nats" in before else prompt_of(question),
                 expected=expected_of(question),
                 baseline=answer_of(answered.suite, question, before),
                 variant=answer_of(answered.suite, question, after),
@@ -109,8 +109,14 @@ def expected_of(question: Row | None) -> str | None:
 
 
 def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
-    """Return one side's choice or text."""
+    """Return one side's choice or text; of a conversation, which is private, figures."""
     answer = row["answer"]
+    if "nats" in row:
+        kept = f"{100 * row['score']:.1f} % of tokens kept, {row['nats']:.3f} nats a token"
+        if "first_flip" not in row:
+            return kept
+        place, margin = row["first_flip"] + 1, f"{row['margin']:.3f} nats"
+        return f"{kept}\nthe first other token is number {place}, by {margin}"
     if isinstance(answer, list) and answer and isinstance(answer[0], float | int):
         number = find_choice(suite, question, answer)
         likelihoods = ", ".join(f"{value:.2f}" for value in answer)

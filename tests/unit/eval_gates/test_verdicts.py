@@ -223,4 +223,5 @@ def test_nats_lost_are_shown_with_their_error() -> None:
     assert found is not None
     assert found.mean == pytest.approx(0.03)
     assert found.error == pytest.approx(0.00816 / 2, abs=1e-5)
+    assert found.shares == [0] * 9 + [4]
     assert nats_lost(before, answers([1.0] * 4)) is None

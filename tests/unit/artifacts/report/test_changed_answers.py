@@ -150,3 +150,12 @@ def test_other_likelihoods_of_one_choice_are_the_same_answer() -> None:
     assert is_same_answer(LETTER, None, row, {"answer": [-2.0, -9.0], "score": 0.0})
     assert not is_same_answer(LETTER, None, row, {"answer": [-9.0, -1.0], "score": 0.0})
     assert not is_same_answer(LETTER, None, row, {"answer": [-1.0, -9.0], "score": 1.0})
+
+
+def test_a_conversation_shows_figures_and_no_text() -> None:
+    row = {"id": "c/1", "answer": "digest", "score": 0.9375, "nats": 0.31}
+    flip = {"first_flip": 4, "margin": 0.02, "text": "secret"}
+    words = answer_of(HumanEvalSuite(margins={"fp8": 0.1}), None, {**row, **flip})
+    assert words.startswith("93.8 % of tokens kept, 0.310 nats a token")
+    assert "number 5, by 0.020 nats" in words
+    assert "secret" not in words
