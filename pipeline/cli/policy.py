@@ -27,8 +27,7 @@ def check_policy(
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.data_sources import SourceResolver
-    from pipeline.plan.independence import note_repeated_fields
+    from pipeline.plan.data_sources import SourceResolver, note_repeated_fields
     from pipeline.plan.power import check_power, policy_power, speed_power
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
     from pipeline.plan.speed_plan import check_own_workloads

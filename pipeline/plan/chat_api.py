@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from eval_gates.chat_form import ChatForm, needs_extensions
-from pipeline.core.errors import UsageError
+from eval_gates.suites.suite_kind import ChatNeed, kind_of
+from pipeline.core.errors import PrepareError, UsageError
 from pipeline.inspection.chat_template import UNKNOWN_TEMPLATE, ModelGeneration
 from recipes.generation import Generation, Sampling
 from recipes.policy import Policy
+from recipes.schema import ServingProfile
 
 Api = Literal["completions", "chat"]
 
@@ -47,3 +50,91 @@ def form_faults(policy: Policy, form: ChatForm) -> Iterator[UsageError]:
                 where=f"policy key suites.{name}.{lacking[0]}, or the same of 'generation'",
                 hint="remove them, or give endpoints of servers that accept them, such as vLLM",
             )
+
+
+# vLLM's usual parser by the beginning of `model_type`; the longest one that fits is named.
+PARSERS = {
+    "cohere2": "cohere_command3",
+    "deepseek_v3": "deepseek_v3",
+    "deepseek_v32": "deepseek_v32",
+    "ernie4_5": "ernie45",
+    "glm4_moe": "glm45",
+    "gpt_oss": "openai",
+    "granite": "granite",
+    "granitemoehybrid": "granite4",
+    "hunyuan_v1": "hunyuan_a13b",
+    "internlm2": "internlm",
+    "jamba": "jamba",
+    "kimi_k2": "kimi_k2",
+    "lfm2": "lfm2",
+    "llama": "llama3_json",
+    "llama4": "llama4_pythonic",
+    "minimax_m2": "minimax_m2",
+    "ministral": "mistral",
+    "mistral": "mistral",
+    "mixtral": "mistral",
+    "olmo3": "olmo3",
+    "phi3": "phi4_mini_json",
+    "qwen2": "hermes",
+    "qwen3": "hermes",
+    "qwen3_next": "qwen3_coder",
+    "seed_oss": "seed_oss",
+}
+SWITCH, PARSER = "enable-auto-tool-choice", "tool-call-parser"
+
+
+def chat_faults(
+    policy: Policy,
+    model: ModelGeneration,
+    profile: ServingProfile | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Iterator[PrepareError]:
+    """Yield errors of suites whose chat requests the model or its server cannot answer.
+
+    Args:
+        profile: of a server that is to be started; None: it is up.
+        config: content of the checkpoint's config.json, for the likely parser.
+    """
+    for name, suite in policy.suites.items():
+        need = kind_of(suite).chat_need(suite)
+        if need is ChatNeed.NONE:
+            continue
+        place = f"policy key suites.{name}"
+        if model.template is None:
+            if suite.prompt_format != "chat":  # which is refused already
+                yield UsageError(
+                    f"the suite '{name}' is asked by the chat API, and the tokenizer has no chat "
+                    "template",
+                    where=f"{place}; {model.where}",
+                    hint="give an instruction-tuned checkpoint, or remove 'form: server' or "
+                    "'guided' there",
+                )
+        elif (
+            need is ChatNeed.TOOLS
+            and model.is_template_known
+            and not re.search(r"\btools\b", model.template)
+        ):
+            yield UsageError(
+                f"the suite '{name}' sends tools, and the chat template shows none to the model",
+                where=f"{place}.form; {model.where}",
+                hint="write 'form: prompt', which lists the functions in the system prompt, or "
+                "give a checkpoint whose template has a block for tools",
+            )
+        elif need is ChatNeed.TOOLS and profile is not None:
+            missing = [key for key in (SWITCH, PARSER) if not profile.engine_arguments.get(key)]
+            if missing:
+                parser = likely_parser(str((config or {}).get("model_type", "")))
+                yield UsageError(
+                    f"the suite '{name}' needs the server's tool-call parser, and the profile "
+                    f"lacks {' and '.join(missing)}",
+                    where=f"{place}.form; profile {profile.name}, key engine_arguments",
+                    hint=f"write into a profile: 'engine_arguments: {{{SWITCH}: true, "
+                    f"{PARSER}: {parser or 'NAME'}}}'"
+                    + ("" if parser else "; vLLM's documentation names the model's parser"),
+                )
+
+
+def likely_parser(model_type: str) -> str | None:
+    """Return vLLM's usual parser for that type of model, if known."""
+    fitting = [start for start in PARSERS if model_type.startswith(start)]
+    return PARSERS[max(fitting, key=len)] if fitting else None

@@ -27,7 +27,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import read_folder
-from pipeline.plan.resolved_options import ResolvedOptions
+from pipeline.plan.resolved_options import Choice
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
@@ -36,7 +36,7 @@ from recipes.schema import ServingProfile
 
 
 def locate(
-    choices: ResolvedOptions,
+    choices: Choice,
     settings: Settings,
     make: Callable[[StageSpec], Path],
     progress: Progress,
@@ -110,7 +110,7 @@ def locate_draft(
 
 
 def locate_variants(
-    choices: ResolvedOptions, source: Checkpoint, settings: Settings, progress: Progress
+    choices: Choice, source: Checkpoint, settings: Settings, progress: Progress
 ) -> dict[str, Checkpoint]:
     """Fetch and inspect the adopted variants, by name; a served one's is the source.
 
@@ -141,7 +141,7 @@ def locate_variants(
     return found
 
 
-def demo_stage(choices: ResolvedOptions, settings: Settings) -> StageSpec:
+def demo_stage(choices: Choice, settings: Settings) -> StageSpec:
     """Return the stage that makes the demo checkpoint."""
     return demo_stage_of(choices.reference, choices.profile, settings)
 
@@ -191,7 +191,7 @@ def _fetch(
     )
 
 
-def check_supported(checkpoint: Checkpoint, choices: ResolvedOptions) -> None:
+def check_supported(checkpoint: Checkpoint, choices: Choice) -> None:
     """Raise CheckpointError for a checkpoint that no recipe supports or vLLM cannot serve."""
     config = str(checkpoint.path / "config.json")
     if fault := architecture_error(checkpoint.architecture, read_config(checkpoint.path), config):

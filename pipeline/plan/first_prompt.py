@@ -16,8 +16,8 @@ from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.chat_template import folder_generation
+from pipeline.plan.build import QUESTION_SEED
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.evaluation_plan import QUESTION_SEED
 from pipeline.plan.generation_settings import generation_faults, resolve_generation
 from pipeline.stages.context import StageContext
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime

@@ -7,18 +7,21 @@ before anything is served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from eval_gates.suites.suite_kind import kind_of
+from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.close_names import did_you_mean
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.inspection.chat_template import SAMPLING, ModelGeneration
-from pipeline.inspection.thinking import argument_names, find_markers, find_switch, thinks
-from pipeline.plan.template_forms import template_faults
+from pipeline.inspection.model_shape import text_level
+from pipeline.inspection.thinking import argument_names, find_markers, find_switch, render, thinks
 from recipes.generation import Generation, Sampling, ThoughtMarkers
 from recipes.policy import AnySuite, Policy
+from recipes.schema import ServingProfile
 
 
 def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:
@@ -180,3 +183,88 @@ def _thoughts_unmentioned(names: list[str], model: ModelGeneration) -> UsageErro
         where=f"policy keys generation.thinking and generation.chat_template_kwargs; {model.where}",
         hint=f"write one of these lines into the policy: {'; or '.join(lines)}",
     )
+
+
+def template_faults(
+    policy: Policy, model: ModelGeneration, config: Mapping[str, Any]
+) -> Iterator[PrepareError]:
+    """Yield errors of suites in the chat format whose prompts the template cannot render.
+
+    Args:
+        policy: with resolved formats of prompts.
+        config: content of config.json, for the number of embeddings.
+    """
+    if not model.is_template_known:
+        return
+    size = text_level(dict(config)).get("vocab_size")
+    vocabulary = size if isinstance(size, int) else None
+    seen: set[str] = set()
+    for name, suite in policy.suites.items():
+        if suite.prompt_format != "chat":
+            continue
+        chat = kind_of(suite).example_chat(suite)
+        arguments = {**getattr(suite, "chat_template_kwargs", {}), **chat}
+        try:
+            (prompt,) = render(model, [arguments]).prompts
+        except CheckpointError as error:
+            if error.message not in seen:
+                seen.add(error.message)
+                roles = ", ".join(dict.fromkeys(each["role"] for each in chat["messages"]))
+                what = f"{roles} and tools" if "tools" in chat else roles
+                yield CheckpointError(
+                    f"{error.message} (the suite '{name}' sends: {what})",
+                    where=error.where,
+                    hint=error.hint,
+                )
+            continue
+        yield from _part_faults(name, model, chat, prompt)
+        yield from _token_faults(name, model, prompt, vocabulary)
+
+
+def _part_faults(
+    name: str, model: ModelGeneration, chat: Mapping[str, Any], prompt: str
+) -> Iterator[PrepareError]:
+    for message in chat["messages"]:
+        if message["content"] not in prompt:
+            yield UsageError(
+                f"the chat template leaves out the {message['role']} message that the suite "
+                f"'{name}' sends",
+                where=f"policy key suites.{name}; {model.where}",
+                hint="write 'prompt_format: completion' there, or give a checkpoint with another "
+                "template",
+            )
+
+
+def _token_faults(
+    name: str, model: ModelGeneration, prompt: str, vocabulary: int | None
+) -> Iterator[PrepareError]:
+    for text, number in model.added_tokens.items():
+        if vocabulary is not None and number >= vocabulary and text in prompt:
+            yield CheckpointError(
+                f"the chat template writes {text!r}, which is token {number:,}, and the model has "
+                f"{vocabulary:,} (the suite '{name}')",
+                where=model.where,
+                hint="the tokenizer belongs to another model: take the one of this checkpoint",
+            )
+
+
+def max_length_of(profile: ServingProfile, checkpoint: Checkpoint) -> int:
+    """Return the maximum tokens of prompt and answer: the engine's limit, or the model's."""
+    limit = profile.engine_arguments.get("max-model-len")
+    return limit if isinstance(limit, int) else checkpoint.max_position_embeddings
+
+
+def with_lengths(policy: Policy, max_length: int, note: Callable[[str], None]) -> Policy:
+    """Return the policy without the questions that are longer than that many tokens.
+
+    Args:
+        note: receives what was left out.
+
+    Raises:
+        UsageError: a suite has no shorter ones.
+    """
+    suites = {
+        name: kind_of(suite).fit(name, suite, max_length, note)
+        for name, suite in policy.suites.items()
+    }
+    return policy.model_copy(update={"suites": suites})

@@ -18,7 +18,7 @@ from pipeline.plan.checkpoint_resolver import demo_stage_of
 from pipeline.plan.host_memory import SMALL_FILES_BYTES
 from pipeline.plan.machine import gpu_type, machine_of
 from pipeline.plan.memory import NATIVE_FP8, Fit, Gpus, Model, choose_gpus, divisors, variants_of
-from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.suitability import find_making_faults
 from recipes import catalog
@@ -138,7 +138,7 @@ def answer(
     )
 
 
-def spread_over_gpus(choices: ResolvedOptions, settings: Settings) -> ResolvedOptions:
+def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
     """Return the options with the number of GPUs of one replica in the profile.
 
     It is the request's, or the profile's, or the fewest of this machine's on which all models fit.
@@ -181,7 +181,7 @@ def gpu_remarks(recipes: Iterable[Recipe], compute_capability: float | None) -> 
     return [words for recipe in recipes if (words := recipe.remark_on(compute_capability))]
 
 
-def read_source(choices: ResolvedOptions, settings: Settings) -> HeaderSource:
+def read_source(choices: Choice, settings: Settings) -> HeaderSource:
     """Read the checkpoint's config and headers.
 
     Raises:

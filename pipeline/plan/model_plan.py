@@ -1,4 +1,4 @@
-"""Builds the plan of `prepare model`."""
+"""The arms of `prepare model`: how each variant is made, checked and served."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.digest import digest_json
+from pipeline.core.events import NullProgress, Progress
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
-from pipeline.environments.definition import EnvironmentName, environment_name
+from pipeline.environments.definition import EnvironmentName, environment_name, environments_for
+from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.settings import Settings
+from pipeline.inspection.chat_template import folder_generation
 from pipeline.inspection.header_source import HeaderSource, read_folder
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
-from pipeline.plan.adopted_variants import adopt_stage, served_profile
-from pipeline.plan.context_length import max_length_of
+from pipeline.plan.adopted_variants import adopt_stage, served_profile, with_facts
+from pipeline.plan.build import Arm, Builder
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION, SourceResolver
-from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
-from pipeline.plan.plan import Plan, VariantPlan
-from pipeline.plan.speed_plan import (
-    Sides,
-    SpeedSide,
-    asked_of_speed,
-    find_claims,
-    pin_files,
-    speed_stages,
-)
-from pipeline.serving.served_model import ServedModel, ServerRuntime
+from pipeline.plan.generation_settings import max_length_of, resolve_generation, with_lengths
+from pipeline.plan.plan import Plan
+from pipeline.plan.power import check_power
+from pipeline.plan.resolved_options import Choice
+from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.attempts import NOTHING, Remeasured, Trial, trial_of
+from pipeline.stages.attempts import NOTHING, AttemptLedger, Remeasured
 from pipeline.stages.check_weights import (
     CHECK_WEIGHTS,
     CheckWeightsParameters,
@@ -42,7 +39,6 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
-from pipeline.stages.screen import SCREEN
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization
@@ -83,39 +79,6 @@ class ModelPlanner:
     adopted: Mapping[str, Checkpoint] = field(default_factory=dict)
 
     @cached_property
-    def trial(self) -> Trial:
-        """The trial that these variants are."""
-        made = {name: stage.key for name, stage in self.made.items()}
-        baseline = {"checkpoint": self.checkpoint.digest, **made}
-        asked = {**self._asking.asked, **asked_of_speed(self.policy, self.profile)}
-        keys = {
-            recipe.name: digest_json([self._screen_of(recipe).key, recipe.family, asked])
-            for recipe in self.recipes
-        }
-        others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
-        policy = pin_files(self.policy, self.profile.accelerator)
-        return trial_of(baseline, {**keys, **others}, policy)
-
-    @cached_property
-    def evaluation(self) -> EvaluationPlanner:
-        """Plans the suites."""
-        variants = [self._served_variant(recipe) for recipe in self.recipes]
-        return self._asking.count(
-            self.trial, self._served_baseline, variants, self.run, self.remeasured
-        )
-
-    @cached_property
-    def _asking(self) -> EvaluationPlanner:
-        """As `evaluation`, before the trial is known."""
-        return EvaluationPlanner(
-            self.policy,
-            self.tried or self.recipes,
-            self.sources,
-            self.identities["evaluate"],
-            self.store,
-        )
-
-    @cached_property
     def source(self) -> HeaderSource:
         """The config.json and headers that recipes start from."""
         return read_folder(self.checkpoint.recipe_source.path)
@@ -125,133 +88,66 @@ class ModelPlanner:
 
         plan/preflight.py checks before that recipes suit the checkpoint and the machine.
         """
-        baseline = self._baseline()
-        return Plan(
-            policy=pin_files(self.policy, self.profile.accelerator),
-            shared=self.evaluation.questions,
-            baseline=baseline,
-            variants=tuple(
-                self._measure_speed(self._variant(recipe, baseline), baseline)
-                for recipe in self.recipes
-            ),
-            profile=self._carried_out(self.profile),
-            trial=self.trial,
-            run=self.run,
-        )
-
-    @cached_property
-    def _made_by(self) -> dict[str, tuple[StageSpec, StageSpec]]:
-        """Return the stages that make and check the weights, by recipe."""
-        made = {}
-        for recipe in self.recipes:
-            quantization = self._quantization(recipe)
-            if checkpoint := self.adopted.get(recipe.name):
-                quantize = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
-            else:
-                made_before = self.made.get(recipe.name)
-                quantize = made_before or self._quantize_stage(recipe, quantization)
-            made[recipe.name] = quantize, self._check_stage(recipe, quantization, quantize)
-        return made
-
-    def _arguments_of(self, recipe: Recipe) -> ServingArguments:
-        """How a variant is served."""
-        draft = self.draft.digest if self.draft else None
-        profile = served_profile(self.profile, recipe)
-        return ServingArguments.of(profile, is_baseline=False, draft=draft)
-
-    def _carried_out(self, profile: ServingProfile) -> ServingProfile:
-        return profile.carried_out(self.draft.digest if self.draft else None)
-
-    def _screen_of(self, recipe: Recipe) -> StageSpec:
-        _, check_weights = self._made_by[recipe.name]
-        arguments = self._arguments_of(recipe)
-        return self._screen_stage(
-            recipe, arguments, {"weights": check_weights, "baseline": self._first_heard}
-        )
-
-    @cached_property
-    def _first_heard(self) -> StageSpec:
-        """As `_screen_of`, of the baseline."""
-        arguments = ServingArguments.of(self.profile, is_baseline=True)
-        return self._screen_stage(self.baseline, arguments, {})
-
-    def _baseline(self) -> VariantPlan:
-        arguments = ServingArguments.of(self.profile, is_baseline=True)
-        model = self.checkpoint.path
-        asked = self.evaluation.stages(self._served_baseline, None)
-        stages = {"screen": self._first_heard, **asked, **self.evaluation.repeats(asked)}
-        return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages))
-
-    def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
-        arguments = self._arguments_of(recipe)
-        quantize, check_weights = self._made_by[recipe.name]
-        model = _output_of(quantize)
-        asked = self.evaluation.stages(self._served_variant(recipe), baseline.stages)
-        stages = {"screen": self._screen_of(recipe), **asked}
-        made = {"quantize": quantize, "check_weights": check_weights}
-        plan = self._variant_plan(recipe, arguments, model, {**made, **stages}, tuple(stages))
-        profile = served_profile(self.profile, recipe)
-        is_other = profile is not self.profile
-        return replace(plan, profile=self._carried_out(profile)) if is_other else plan
-
-    @cached_property
-    def _served_baseline(self) -> EvaluationSide:
-        arguments = ServingArguments.of(self.profile, is_baseline=True)
-        after = {"screen": self._first_heard}
-        return self._describe_served(self.baseline, arguments, after, self.checkpoint.path)
-
-    def _served_variant(self, recipe: Recipe) -> EvaluationSide:
-        quantize, check_weights = self._made_by[recipe.name]
-        after = {"weights": check_weights, "screen": self._screen_of(recipe)}
-        return self._describe_served(
-            recipe, self._arguments_of(recipe), after, _output_of(quantize)
-        )
-
-    def _measure_speed(self, variant: VariantPlan, baseline: VariantPlan) -> VariantPlan:
-        """Add the stages of the policy's speed gates, if it has any."""
-        claims = find_claims(
-            self.policy,
-            self.profile,
-            alpha=self.trial.level,
-            max_length=max_length_of(self.profile, self.checkpoint),
-        )
-        before, after = (
-            SpeedSide(each.recipe.name, self._identity(arguments), each.stages["screen"])
-            for each, arguments in (
-                (baseline, ServingArguments.of(self.profile, is_baseline=True)),
-                (variant, self._arguments_of(variant.recipe)),
-            )
-        )
-        measured = Sides(
-            before,
-            after,
-            tokenizer=baseline.model,
-            environment=self.identities.get("serve", ""),
+        made = {name: stage.key for name, stage in self.made.items()}
+        return Builder(
+            policy=self.policy,
+            baseline=self._arm(self.baseline),
+            variants=[self._arm(recipe) for recipe in self.recipes],
+            reference={"checkpoint": self.checkpoint.digest, **made},
+            sources=self.sources,
+            identities=self.identities,
+            store=self.store,
             machine=self.node.measured_on(self.profile.accelerator),
-            other_weights=tuple(self._beside),
-        )
-        return variant.measure_speed(
-            speed_stages(measured, self.trial, claims, self.run, self.remeasured)
-        )
+            profile=self._carried_out(self.profile),
+            tried=self.tried,
+            run=self.run,
+            remeasured=self.remeasured,
+            other_weights=sorted(made.values()),
+        ).build()
 
-    def _variant_plan(
-        self,
-        recipe: Recipe,
-        arguments: ServingArguments,
-        model: Path,
-        stages: dict[str, StageSpec],
-        served: tuple[str, ...],
-    ) -> VariantPlan:
-        return VariantPlan(
+    def _arm(self, recipe: Recipe) -> Arm:
+        """Return the baseline or a variant as it is served."""
+        is_baseline = recipe.family == "baseline"
+        profile = served_profile(self.profile, recipe)
+        draft = self.draft.digest if self.draft else None
+        arguments = ServingArguments.of(
+            profile, is_baseline=is_baseline, draft=None if is_baseline else draft
+        )
+        made, folder = {}, self.checkpoint.path
+        if not is_baseline:
+            quantize, check = self._made_by(recipe)
+            made, folder = {"quantize": quantize, "check_weights": check}, _output_of(quantize)
+        return Arm(
             recipe=recipe,
-            model=model,
+            identity=ServedModel(
+                checkpoint=self.checkpoint.digest,
+                serving=arguments,
+                engine=self.identities[find_engine(arguments.engine).environment],
+                hardware=self.node.hardware(self.profile.accelerator),
+                trust_remote_code=self.trust_remote_code,
+            ),
+            folder=folder,
+            max_length=max_length_of(self.profile, self.checkpoint),
+            made=made,
             arguments=arguments,
-            stages=stages,
-            served=served,
+            profile=None if profile is self.profile else self._carried_out(profile),
             trust_remote_code=self.trust_remote_code,
             draft=self.draft.path if self.draft and arguments.speculative else None,
             ready_timeout_seconds=self.profile.ready_timeout_seconds,
         )
+
+    def _made_by(self, recipe: Recipe) -> tuple[StageSpec, StageSpec]:
+        """Return the stages that make and check a variant's weights."""
+        quantization = self._quantization(recipe)
+        if checkpoint := self.adopted.get(recipe.name):
+            quantize = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
+        else:
+            made = self.made.get(recipe.name)
+            quantize = made or self._quantize_stage(recipe, quantization)
+        return quantize, self._check_stage(recipe, quantization, quantize)
+
+    def _carried_out(self, profile: ServingProfile) -> ServingProfile:
+        return profile.carried_out(self.draft.digest if self.draft else None)
 
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
         environment = environment_name(quantization.environment)
@@ -333,37 +229,87 @@ class ModelPlanner:
             self.store,
         )
 
-    def _screen_stage(
-        self, recipe: Recipe, arguments: ServingArguments, inputs: dict[str, StageSpec]
-    ) -> StageSpec:
-        identity = self._identity(arguments)
-        return SCREEN.spec(recipe.name, identity, inputs, ServerRuntime(), self.store)
-
-    def _describe_served(
-        self,
-        recipe: Recipe,
-        arguments: ServingArguments,
-        after: dict[str, StageSpec],
-        model: Path,
-    ) -> EvaluationSide:
-        max_length = max_length_of(self.profile, self.checkpoint)
-        return EvaluationSide(recipe, self._identity(arguments), after, model, max_length)
-
-    @property
-    def _beside(self) -> list[str]:
-        """Stages of existing weights, for which both sides are measured again."""
-        return sorted(stage.key for stage in self.made.values())
-
-    def _identity(self, arguments: ServingArguments) -> ServedModel:
-        """Return the served model and its arguments; earlier stages identify the weights."""
-        return ServedModel(
-            checkpoint=self.checkpoint.digest,
-            serving=arguments,
-            engine=self.identities[find_engine(arguments.engine).environment],
-            hardware=self.node.hardware(self.profile.accelerator),
-            trust_remote_code=self.trust_remote_code,
-        )
-
 
 def _output_of(quantize: StageSpec) -> Path:
     return Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
+
+
+def find_data(choices: Choice, settings: Settings, progress: Progress) -> SourceResolver:
+    """Return the question sources, after checking that they suffice; needs no checkpoint.
+
+    Raises:
+        EvaluationDataError: a suite's questions are unavailable.
+        UsageError: a suite could not decide its margin, however good a variant is.
+    """
+    for note in choices.left_out:
+        progress.note(note)
+    evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
+    sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
+    counts = sources.counts(choices.policy)
+    check_power(choices.policy, choices.recipes, counts, progress)
+    return sources
+
+
+def make_plan(
+    choices: Choice,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    sources: SourceResolver,
+    run: str = "",
+    draft: Checkpoint | None = None,
+    adopted: Mapping[str, Checkpoint] | None = None,
+) -> Plan:
+    """Return the plan of these options.
+
+    Args:
+        run: id of the new run; '' to look ahead only.
+        draft: the inspected draft checkpoint, if any.
+        adopted: the checkpoints of adopted variants, by name.
+
+    Raises:
+        PrepareError: calibration data is unavailable, or the policy allows no further attempt.
+    """
+    remeasured = Remeasured(frozenset(choices.remeasured), frozenset({run}))
+    if adopted:
+        known = {each.recipe.name: each.recipe for each in with_facts(choices.adopted, adopted)}
+        recipes = tuple(known.get(recipe.name, recipe) for recipe in choices.recipes)
+        choices = replace(choices, recipes=recipes)
+    planner = make_planner(choices, checkpoint, settings, sources, draft)
+    plan = replace(planner, run=run, remeasured=remeasured, adopted=adopted or {}).plan()
+    if run and plan.trial is not None:
+        AttemptLedger(settings.open_store()).check_allowed(plan.trial)
+    return plan
+
+
+def make_planner(
+    choices: Choice,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    sources: SourceResolver,
+    draft: Checkpoint | None = None,
+) -> ModelPlanner:
+    """Return the planner of these options."""
+    accelerator = Accelerator(choices.profile.accelerator)
+    policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
+    max_length = max_length_of(choices.profile, checkpoint)
+    fitted = with_lengths(policy, max_length, sources.note)
+    counts = sources.counts(fitted)
+    if fitted != policy:
+        check_power(fitted, choices.recipes, counts, NullProgress())
+    environments = {
+        *environments_for(recipe.quantization.environment for recipe in choices.recipes),
+        find_engine(choices.profile.engine).environment,
+    }
+    return ModelPlanner(
+        checkpoint=checkpoint,
+        profile=choices.profile,
+        policy=fitted,
+        recipes=choices.recipes,
+        baseline=choices.baseline,
+        identities={str(name): identity(name, accelerator, settings) for name in environments},
+        node=choices.node,
+        sources=sources,
+        store=settings.store,
+        trust_remote_code=choices.trust_remote_code,
+        draft=draft,
+    )

@@ -29,7 +29,7 @@ from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
-from pipeline.plan.independence import check_known_tasks
+from pipeline.plan.data_sources import check_known_tasks
 from pipeline.plan.speed_plan import find_claims
 from pipeline.stages.questions import QuestionsResult
 from recipes.catalog import load_workload

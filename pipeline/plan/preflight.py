@@ -27,6 +27,7 @@ from pipeline.environments.settings import Settings
 from pipeline.inspection.dequantized_source import dequantized
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.chat_api import chat_faults
 from pipeline.plan.checkpoint_faults import (
     calibration_faults,
     checkpoint_faults,
@@ -53,10 +54,9 @@ from pipeline.plan.machine import (
 )
 from pipeline.plan.memory import Division, Gpus, Model, variants_of
 from pipeline.plan.plan import Find, Plan
-from pipeline.plan.resolved_options import ResolvedOptions, registry_uri
+from pipeline.plan.resolved_options import Choice, registry_uri
 from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.suitability import find_loading_fault, find_making_faults
-from pipeline.plan.tool_calls import chat_faults
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
@@ -303,7 +303,7 @@ class Preflight:
             return error
 
 
-def preflight_of(choices: ResolvedOptions, settings: Settings) -> Preflight | None:
+def preflight_of(choices: Choice, settings: Settings) -> Preflight | None:
     """Read config.json and headers of a run's checkpoint, and this machine.
 
     Returns:
@@ -337,7 +337,7 @@ def preflight_of(choices: ResolvedOptions, settings: Settings) -> Preflight | No
     )
 
 
-def early_faults(preflight: Preflight, choices: ResolvedOptions) -> list[PrepareError]:
+def early_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
     """Return the faults that are known before anything is fetched, hashed or built.
 
     The disk is checked unless the store has variants: which are of this checkpoint is known later.
@@ -359,7 +359,7 @@ def late_faults(preflight: Preflight, plan: Plan, find: Find) -> list[PrepareErr
     return preflight.disk_fault(made)
 
 
-def registry_faults(choices: ResolvedOptions, settings: Settings) -> list[PrepareError]:
+def registry_faults(choices: Choice, settings: Settings) -> list[PrepareError]:
     """Return the fault of a registry that would refuse a promotion."""
     if not choices.promote:
         return []

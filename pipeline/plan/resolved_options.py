@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ class ModelRequest:
     recipes: tuple[str, ...] | None  # none: the default ones; None: nothing is quantized
     profile: str
     policy: str | None
-    name: str | None
-    registry: str | None
-    eval_data: Path | None
-    trust_remote_code: bool
+    name: str | None = None
+    registry: str | None = None
+    eval_data: Path | None = None
+    trust_remote_code: bool = False
     promote: bool = True
     ablate: bool = False
     remeasured: tuple[str, ...] = ()  # gates
@@ -48,74 +48,61 @@ class ModelRequest:
     variants: tuple[str, ...] = ()  # folders or Hub ids that others quantized
     served_variants: tuple[str, ...] = ()  # NAME='engine arguments'
 
-
-@dataclass(frozen=True)
-class RequestedOptions:
-    """Names and files as the user wrote them, and the chosen defaults.
-
-    They repeat the run, which resolved names do not: a ladder is not its rungs, and a file is not
-    found by its name key.
-    """
-
-    recipes: tuple[str, ...]
-    profile: str
-    policy: str
-    gpus_a_copy: int | None = None
-    variants: tuple[str, ...] = ()
-    served_variants: tuple[str, ...] = ()
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for the run's record."""
+        """Names and files as the user wrote them, which resolved names do not repeat a run by."""
         others = {"variants": self.variants, "served_variants": self.served_variants}
         return {
-            **{"recipes": list(self.recipes), "profile": self.profile, "policy": self.policy},
+            **{"recipes": list(self.recipes or ()), "profile": self.profile, "policy": self.policy},
             **({"gpus_a_copy": self.gpus_a_copy} if self.gpus_a_copy else {}),
             **{name: list(values) for name, values in others.items() if values},
         }
 
 
 @dataclass(frozen=True)
-class ResolvedOptions:
-    """The resolved request, without the checkpoint."""
+class Choice:
+    """What the user asked, resolved; without the checkpoint."""
 
+    asked: ModelRequest  # with the chosen defaults
     reference: CheckpointReference
     recipes: tuple[Recipe, ...]
-    baseline: Recipe
     profile: ServingProfile
     policy: Policy
-    asked: RequestedOptions
     name: str
-    registry: str | None  # None: the store's own, wherever the store is moved to
-    eval_data: Path | None
-    trust_remote_code: bool
     node: NodeInfo  # that serves, or one of its kind
-    promote: bool = True
-    ablate: bool = False
+    eval_data: Path | None = None
     remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
     adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
     left_out: tuple[str, ...] = ()  # suites that are not run, with the reason
 
     @property
-    def cpu_overrides(self) -> dict[str, str]:
-        """The profile's changes for this machine's CPU, with reasons, by name."""
-        return {name: each.reason for name, each in self.profile.in_effect.items()}
+    def baseline(self) -> Recipe:
+        return catalog.load_recipe(catalog.BASELINE)
 
     @property
-    def speculation(self) -> str:
-        """Description of the variants' speculative decoding; '' without it."""
-        speculative = self.profile.speculative
-        return speculative.words(self.profile.engine) if speculative else ""
+    def registry(self) -> str | None:
+        """URI; None: the store's own, wherever the store is moved to."""
+        return self.asked.registry
+
+    @property
+    def trust_remote_code(self) -> bool:
+        return self.asked.trust_remote_code
+
+    @property
+    def promote(self) -> bool:
+        return self.asked.promote
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
+        profile = self.profile
+        speculative = profile.speculative
         return {
             "checkpoint": self.reference.text,
             "recipes": [recipe.name for recipe in self.recipes],
-            "profile": self.profile.name,
-            **({"gpus_a_copy": n} if (n := self.profile.gpus_a_copy) else {}),
-            "cpu_overrides": self.cpu_overrides,
-            "kv_cache_note": self.profile.kv_cache_note,
-            **({"speculation": self.speculation} if self.speculation else {}),
+            "profile": profile.name,
+            **({"gpus_a_copy": n} if (n := profile.gpus_a_copy) else {}),
+            "cpu_overrides": {name: each.reason for name, each in profile.in_effect.items()},
+            "kv_cache_note": profile.kv_cache_note,
+            **({"speculation": speculative.words(profile.engine)} if speculative else {}),
             "policy": self.policy.name,
             "requested": self.asked.to_dict(),
             "name": self.name,
@@ -123,13 +110,11 @@ class ResolvedOptions:
             "eval_data": str(self.eval_data) if self.eval_data else None,
             "trust_remote_code": self.trust_remote_code,
             "promote": self.promote,
-            **({"ablate": True} if self.ablate else {}),
+            **({"ablate": True} if self.asked.ablate else {}),
         }
 
 
-def choose(
-    request: ModelRequest, settings: Settings, node: NodeInfo | None = None
-) -> ResolvedOptions:
+def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = None) -> Choice:
     """Resolve names and defaults.
 
     Args:
@@ -179,27 +164,20 @@ def choose(
     remeasured = find_gates(request.remeasured, policy, profile.accelerator)
     name = request.name or reference.short_name
     check_registered_name(name)
-    return ResolvedOptions(
-        reference=reference,
-        recipes=recipes,
-        baseline=catalog.load_recipe(catalog.BASELINE),
-        profile=profile,
-        policy=policy,
-        asked=RequestedOptions(
+    return Choice(
+        asked=replace(
+            request,
             recipes=recipe_names,
             profile=profile.name if request.profile == "auto" else request.profile,
             policy=policy_name,
-            gpus_a_copy=request.gpus_a_copy,
-            variants=request.variants,
-            served_variants=request.served_variants,
         ),
+        reference=reference,
+        recipes=recipes,
+        profile=profile,
+        policy=policy,
         name=name,
-        registry=request.registry,
-        eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
-        trust_remote_code=request.trust_remote_code,
         node=node,
-        promote=request.promote,
-        ablate=request.ablate,
+        eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
         remeasured=remeasured,
         adopted=adopted,
         left_out=tuple(left_out),

@@ -17,7 +17,7 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
-from pipeline.plan.context_length import max_length_of
+from pipeline.plan.generation_settings import max_length_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.serving_profile import fit_profile

@@ -22,39 +22,29 @@ from pipeline.core.errors import ExitCode, PrepareError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import ModelGeneration, folder_generation
-from pipeline.plan.chat_api import Api, by_chat, chat_api_faults
-from pipeline.plan.context_length import with_lengths
+from pipeline.plan.build import Arm, Builder
+from pipeline.plan.chat_api import Api, by_chat, chat_api_faults, chat_faults
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.generation_settings import (
     form_notes,
     generation_faults,
     resolve_generation,
+    with_lengths,
 )
-from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.plan import Plan
 from pipeline.plan.power import check_power
 from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import find_gates
-from pipeline.plan.speed_plan import (
-    Sides,
-    SpeedSide,
-    asked_of_speed,
-    find_claims,
-    pin_files,
-    speed_stages,
-)
-from pipeline.plan.tool_calls import chat_faults
+from pipeline.plan.speed_plan import find_claims
 from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out, refuse_proxies
 from pipeline.run.session import RunSession
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
-from pipeline.serving.served_model import ExternalModel, ServedModel, ServerRuntime
+from pipeline.serving.served_model import ExternalModel, ServedModel
 from pipeline.serving.serving_spec import ExternalEndpoint
-from pipeline.stages.attempts import AttemptLedger, Remeasured, trial_of
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.attempts import AttemptLedger, Remeasured
 from recipes.catalog import load_policy
 from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization
@@ -195,68 +185,50 @@ def plan_of(
     node: NodeInfo,
 ) -> Plan:
     """Return the plan: the suites for both sides and the speed gates; nothing to quantize."""
-    evaluate = identity("evaluate", Accelerator.CPU, settings)
-    candidate = Recipe(
-        name="candidate",
-        summary="served by someone else",
-        family=request.family,
-        quantization=NoQuantization(),
-    )
-    sources = SourceResolver(request.eval_data, evaluate, settings.digests, progress)
-    planner = EvaluationPlanner(policy, (candidate,), sources, evaluate, settings.store)
-    counts = sources.counts(policy)
-    check_power(policy, (candidate,), counts, progress)
+    identities = {"evaluate": identity("evaluate", Accelerator.CPU, settings)}
+    if policy.speed:
+        identities["serve"] = identity("serve", Accelerator.CPU, settings)
+    sources = SourceResolver(request.eval_data, identities["evaluate"], settings.digests, progress)
     asked_as = {
         "deployment_id": request.deployment_id or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, settings.digests)
         if request.tokenizer
         else "",
     }
-    served = digest_json(
-        [
-            length_of(request),
-            *(
-                describe_served(request, name, asked_as).model_dump()
-                for name in ("baseline", "candidate")
+    baseline, candidate = (
+        Arm(
+            recipe=Recipe(
+                name=name,
+                summary="served by someone else",
+                family="baseline" if name == "baseline" else request.family,
+                quantization=NoQuantization(),
             ),
-        ]
+            identity=ServedModel(endpoint=describe_served(request, name, asked_as)),
+            folder=request.folder,
+            max_length=length_of(request),
+            endpoint=ExternalEndpoint(url=endpoint.url, model=endpoint.model),
+        )
+        for name, endpoint in (("baseline", request.baseline), ("candidate", request.candidate))
     )
-    asked = {**planner.asked, **asked_of_speed(policy, None)}
-    trial = trial_of(
-        # Not the URL: a port is another each time, and so would the baseline be.
-        {"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
-        {candidate.name: digest_json([served, request.family, asked])},
-        pin_files(policy, None),
-    )
-    AttemptLedger(settings.open_store()).check_allowed(trial)
-    sides = served_sides(planner, request, candidate, asked_as)
-    gates = find_gates(request.remeasured, policy, None)
-    remeasured = Remeasured(frozenset(gates), frozenset({run_id}))
-    planner = planner.count(trial, sides[0], sides[1:], run_id, remeasured)
-    baseline = plan_side(planner, request, sides[0], None)
-    variant = plan_side(planner, request, sides[1], baseline)
-    before, after = (
-        SpeedSide(each.recipe.name, each.identity, each.after["screen"]) for each in sides
-    )
-    measured = Sides(
-        before,
-        after,
-        tokenizer=request.folder,
-        environment=identity("serve", Accelerator.CPU, settings) if policy.speed else "",
-        machine=node.measured_on("cpu"),
-    )
-
-    claims = find_claims(policy, None, alpha=trial.level, max_length=length_of(request))
-    return Plan(
-        trial=trial,
-        run=run_id,
-        policy=pin_files(policy, None),
-        shared=planner.questions,
+    check_power(policy, (candidate.recipe,), sources.counts(policy), progress)
+    plan = Builder(
+        policy=policy,
         baseline=baseline,
-        variants=(
-            variant.measure_speed(speed_stages(measured, trial, claims, run_id, remeasured)),
+        variants=[candidate],
+        # Not the URL: a port is another each time, and so would the baseline be.
+        reference={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
+        sources=sources,
+        identities=identities,
+        store=settings.store,
+        machine=node.measured_on("cpu"),
+        run=run_id,
+        remeasured=Remeasured(
+            frozenset(find_gates(request.remeasured, policy, None)), frozenset({run_id})
         ),
-    )
+    ).build()
+    assert plan.trial is not None
+    AttemptLedger(settings.open_store()).check_allowed(plan.trial)
+    return plan
 
 
 def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
@@ -285,53 +257,6 @@ def endpoint_of(request: GateRequest, name: str) -> OpenAIEndpoint:
 def length_of(request: GateRequest) -> int:
     """Return the maximum tokens of a prompt and its answer, on both sides."""
     return request.max_length or min(request.baseline.max_length, request.candidate.max_length)
-
-
-def served_sides(
-    planner: EvaluationPlanner,
-    request: GateRequest,
-    candidate: Recipe,
-    asked_as: Mapping[str, str],
-) -> tuple[EvaluationSide, EvaluationSide]:
-    """Return the baseline and the candidate as served."""
-    found: list[EvaluationSide] = []
-    before: dict[str, StageSpec] = {}
-    for recipe in (
-        candidate.model_copy(update={"name": "baseline", "family": "baseline"}),
-        candidate,
-    ):
-        identity_of_side = ServedModel(endpoint=describe_served(request, recipe.name, asked_as))
-        screen = SCREEN.spec(recipe.name, identity_of_side, before, ServerRuntime(), planner.store)
-        after = {"screen": screen}
-        found.append(
-            EvaluationSide(recipe, identity_of_side, after, request.folder, length_of(request))
-        )
-        before = {"baseline": screen}
-    return found[0], found[1]
-
-
-def plan_side(
-    planner: EvaluationPlanner,
-    request: GateRequest,
-    served: EvaluationSide,
-    baseline: VariantPlan | None,
-) -> VariantPlan:
-    """Return the baseline's stages, or the candidate's that follow them."""
-    asked = planner.stages(served, baseline.stages if baseline is not None else None)
-    stages: dict[str, StageSpec] = {
-        "screen": served.after["screen"],
-        **asked,
-        **(planner.repeats(asked) if baseline is None else {}),
-    }
-    endpoint = endpoint_of(request, served.recipe.name)
-    return VariantPlan(
-        recipe=served.recipe,
-        model=request.folder,
-        arguments=None,
-        stages=stages,
-        served=tuple(stages),
-        endpoint=ExternalEndpoint(url=endpoint.url, model=endpoint.model),
-    )
 
 
 def check_policy(request: GateRequest) -> Policy:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import datetime
 
 from artifacts.evidence.signing import Signer, find_signer
-from artifacts.multiple_testing import exit_code_of
+from artifacts.multiple_testing import NOT_PREFERRED, exit_code_of
+from artifacts.release import PromotionRequest, promote
 from artifacts.run_record import RunReport
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, PrepareError
@@ -14,12 +16,13 @@ from pipeline.core.events import Progress
 from pipeline.core.hardware import this_node
 from pipeline.core.lots import Needs
 from pipeline.core.process_environment import registry_variables
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import locate, locate_draft, locate_variants
 from pipeline.plan.generation_settings import form_notes
 from pipeline.plan.gpu_fit import spread_over_gpus
+from pipeline.plan.model_plan import find_data, make_plan
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import (
     Preflight,
@@ -29,10 +32,10 @@ from pipeline.plan.preflight import (
     refuse,
     registry_faults,
 )
-from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose, registry_uri
+from pipeline.plan.resolved_options import Choice, ModelRequest, choose, registry_uri
 from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import check_plan, join_run, write_request
-from pipeline.run.promotion import promote_passed
+from pipeline.run.recorder import RunRecorder
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.screen import SCREEN
@@ -79,9 +82,7 @@ def run_model(
     return session.run(lambda: run_choices(choices, session, signer))
 
 
-def run_choices(
-    choices: ResolvedOptions, session: RunSession, signer: Signer | None = None
-) -> ExitCode:
+def run_choices(choices: Choice, session: RunSession, signer: Signer | None = None) -> ExitCode:
     """Find the checkpoint, make the plan, work on it."""
     settings, stages, progress = session.settings, session.stages, session.progress
     is_main = session.log.is_main
@@ -114,7 +115,7 @@ def run_choices(
     session.carry_out(plan, further_copies=copies - 1)
     if not session.log.take_over():
         return ExitCode.SUCCESS  # the main copy tells what came of it
-    if choices.ablate:
+    if choices.asked.ablate:
         serving = session.serving(plan)
         note = choices.profile.kv_cache_note or ""
         AblationRun(plan, stages, serving, session.log, note).run()
@@ -131,7 +132,7 @@ def run_choices(
     )
 
 
-def count_copies(plan: Plan, choices: ResolvedOptions, session: RunSession, memory: int) -> int:
+def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) -> int:
     """Return how many copies this machine's GPUs can have; one on cores or under a launcher.
 
     Args:
@@ -168,7 +169,7 @@ def check_serving(plan: Plan, session: RunSession) -> None:
 
 def check_early(
     preflight: Preflight | None,
-    choices: ResolvedOptions,
+    choices: Choice,
     progress: Progress,
     others: Sequence[PrepareError] = (),
 ) -> None:
@@ -184,3 +185,43 @@ def check_early(
             progress.note(note)
         faults = early_faults(preflight, choices) + faults
     refuse(faults)
+
+
+def promote_passed(
+    plan: Plan,
+    log: RunRecorder,
+    store: Store,
+    progress: Progress,
+    *,
+    name: str,
+    registry: str,
+    signer: Signer | None,
+) -> ExitCode:
+    """Promote if a variant passed; return the run's exit code. Errors: as `promote`."""
+    run = log.report()
+    # In the plan's order: which verdict came first is chance.
+    order = [variant.recipe.name for variant in plan.variants]
+    passed = sorted(
+        (report for report in run.variants if report.verdict == "pass"),
+        key=lambda report: order.index(report.recipe),
+    )
+    if not passed:
+        return exit_code_of([report.verdict for report in run.variants])
+    # A champion that was set during the measurement may not be meant to be replaced.
+    request = PromotionRequest(
+        registry, name=name, since=datetime.fromisoformat(run.started), signer=signer
+    )
+    promoted = promote(run, passed, store, request, progress)
+    for report in passed:
+        is_champion = report.recipe == promoted.champion
+        reason = (
+            f"{report.reason}{NOT_PREFERRED}{promoted.champion} was preferred for the alias "
+            f"({plan.policy.promotion.prefer})"
+        )
+        changes = {
+            "promoted": is_champion,
+            "registry_version": promoted.versions[report.recipe],
+            "reason": report.reason if is_champion else reason,
+        }
+        log.note_variant(report.model_copy(update=changes))
+    return ExitCode.SUCCESS

@@ -16,7 +16,7 @@ from pipeline.core.errors import PrepareError
 from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.definition import Accelerator
-from pipeline.plan.independence import check_laid_out
+from pipeline.plan.data_sources import check_laid_out
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.power import check_counted
 from pipeline.run.recorder import RunRecorder

@@ -25,10 +25,10 @@ from pipeline.core.store import Store
 from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
-from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft, locate_variants
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.gpu_fit import spread_over_gpus
+from pipeline.plan.model_plan import find_data, make_plan
 from pipeline.plan.power import GatePower, policy_power, speed_power
 from pipeline.plan.preflight import (
     as_refusal,
@@ -39,7 +39,7 @@ from pipeline.plan.preflight import (
     refusal,
     registry_faults,
 )
-from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
@@ -85,7 +85,7 @@ class PlannedStage:
 class PlanReport:
     """All that `prepare plan` reports."""
 
-    choices: ResolvedOptions
+    choices: Choice
     checkpoint: Checkpoint | None  # None: refused, or not here
     stages: tuple[PlannedStage, ...]
     power: tuple[GatePower, ...]  # suites, then speed gates
@@ -252,7 +252,7 @@ def forecast(
     )
 
 
-def check_here(choices: ResolvedOptions, settings: Settings, *, hash_all: bool) -> None:
+def check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
     """Raise NotHereError for what must be downloaded first, or takes long to hash."""
     variants = (each.reference for each in choices.adopted)
     references = [choices.reference, draft_reference(choices.profile), *variants]

@@ -1,15 +1,14 @@
 """`prepare recheck`: judges a registered version on the present deployable tuple.
 
 A verdict is about a tuple. If no member has changed, the verdict stands and nothing is measured.
-Kernels are known, and compared, only if a server is started.
-Else baseline and registered weights are served and measured as in `prepare model`, by the same
-policy; nothing is quantized.
+Kernels are known, and compared, only if a server is started. Else a request of `prepare model` is
+built from the evidence: the recorded policy and profile, the source as baseline, the registered
+weights as the variant. Nothing is quantized or promoted; the outcome is a tag of the version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,36 @@ from artifacts.multiple_testing import exit_code_of
 from artifacts.registry import Registry, Version
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.verdict_inputs import VerdictInputs
-from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.errors import ExitCode, UsageError
+from pipeline.checkpoint.folder import Checkpoint, inspect_folder
+from pipeline.checkpoint.reference import parse_reference
+from pipeline.checkpoint.source_info import report_checkpoint
+from pipeline.core.errors import CheckpointError, ExitCode, UsageError
 from pipeline.core.events import Progress
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
-from pipeline.plan.checkpoint_resolver import locate_draft
-from pipeline.plan.resolved_options import find_gates, registry_uri
+from pipeline.plan.checkpoint_resolver import locate, locate_draft
+from pipeline.plan.model_plan import find_data, make_planner
+from pipeline.plan.plan import Plan
+from pipeline.plan.preflight import preflight_of
+from pipeline.plan.resolved_options import (
+    Choice,
+    ModelRequest,
+    find_gates,
+    registry_uri,
+)
 from pipeline.plan.serving_profile import choose_profile, refuse_unfit
+from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.suitability import check_processor
-from pipeline.run.remeasurement import Remeasurement, cut_short
+from pipeline.run.model import check_early
 from pipeline.run.session import RunSession
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from pipeline.stages.attempts import Remeasured
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
@@ -140,21 +153,11 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     if not request.trust_remote_code:
         refuse_code(version, past)
     node = this_node()
-    if request.profile:
-        profile = choose_profile(request.profile, node)
-        if profile.accelerator == "cuda" and profile.gpus_a_copy is None:
-            profile = profile.spread_as(past.profile)
-    else:
-        profile = past.profile
-    profile = served_profile(profile, past.recipe)
-    refuse_without_gpu(profile, node, request)
-    if profile.accelerator == "cpu":
-        check_processor(profile, node.cpu_features)
-    refuse_unfit(profile, request.profile or profile.name)
+    profile = _profile(request, past, node)
     draft = locate_draft(
         profile,
         settings,
-        find_made(settings),
+        lambda spec: _made_demo(spec, settings),
         progress,
         trust_remote_code=request.trust_remote_code,
     )
@@ -167,35 +170,24 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         return RecheckOutcome(version, past, changed, refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")
-    speed, runs = past.policy.speed, frozenset[str]()
     if request.force:
+        speed = past.policy.speed
         gates = frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())])
-        runs = cut_short(settings.open_store(), request.registry, version)
-    measurement = Remeasurement(
-        version=version,
-        registry=request.registry,
-        past=past,
-        folder=folder,
-        source=request.source or past.source,
-        profile=profile,
-        node=node,
-        eval_data=request.eval_data,
-        # Where nothing changed, the verdict depends on the first measurement of what is here.
-        remeasured=Remeasured(gates, runs, least=1 if changed else 2),
-        draft=draft,
-    )
-    choices = measurement.choices()
-    command = measurement.command(choices, list(map(str, changed)))
-    command["force"] = request.force
-    command["remeasured"] = list(request.remeasured)
-    command["requested"] = request.as_options()
-    accelerator = Accelerator(profile.accelerator)
-    session = RunSession("recheck", command, accelerator, settings, progress)
-
+    choices = choices_of(request, version, past, profile, node)
+    command = {
+        **choices.to_dict(),
+        "recheck": f"{version.name}@{version.version}",
+        "changed": list(map(str, changed)),
+        "attempted": [recipe.name for recipe in past.tried],
+        "force": request.force,
+        "remeasured": list(request.remeasured),
+        "requested": request.as_options(),
+    }
+    session = RunSession("recheck", command, Accelerator(profile.accelerator), settings, progress)
     differing = [*changed]
 
     def measure() -> ExitCode:
-        measurement.run(choices, session)
+        session.carry_out(plan_of(choices, past, folder, draft, gates, session))
         (report,) = session.log.variants()
         kernels = measured_kernels(session)
         for change in past.deployable.kernel_differences(kernels or {}) if kernels else ():
@@ -211,6 +203,144 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     return RecheckOutcome(version, past, tuple(differing), report)
 
 
+def choices_of(
+    request: RecheckRequest,
+    version: Version,
+    past: RecordedVerdict,
+    profile: ServingProfile,
+    node: NodeInfo,
+) -> Choice:
+    """Return the evidence as options of `prepare model`.
+
+    Raises:
+        UsageError: a speed gate of the policy cannot be measured on this kind of machine.
+        CheckpointError: the source's name does not exist here.
+    """
+    find_claims(past.policy, profile)
+    source = request.source or past.source
+    try:
+        reference = parse_reference(source)
+    except UsageError as error:
+        raise _no_source(error, version, source) from error
+    trust = past.judged.trust_remote_code
+    return Choice(
+        asked=ModelRequest(
+            checkpoint=source,
+            recipes=(past.recipe.name,),
+            profile=profile.name,
+            policy=past.policy.name,
+            registry=request.registry,
+            trust_remote_code=trust,
+            promote=False,
+        ),
+        reference=reference,
+        recipes=(past.recipe,),
+        profile=profile,
+        policy=past.policy,
+        name=version.name,
+        node=node,
+        eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
+    )
+
+
+def plan_of(
+    choices: Choice,
+    past: RecordedVerdict,
+    folder: Path,
+    draft: Checkpoint | None,
+    gates: frozenset[str],
+    session: RunSession,
+) -> Plan:
+    """Locate the source, check the machine, and return the plan.
+
+    Args:
+        folder: of the registered files, which have been checked.
+        gates: to measure again.
+
+    Raises:
+        PrepareError: the source is unavailable or another one, or this machine cannot measure it.
+    """
+    settings, progress, run = session.settings, session.progress, session.log.run_id
+    sources = find_data(choices, settings, progress)
+    try:
+        checkpoint = locate(choices, settings, session.stages.output_of, progress)
+    except (CheckpointError, UsageError) as error:
+        raise _no_source(error, choices, choices.reference.text) from error
+    if checkpoint.digest != past.checkpoint_digest:
+        other = CheckpointError(
+            f"its digest is {checkpoint.digest[:12]}, and the verdict was against "
+            f"{past.checkpoint_digest[:12]}",
+            where=str(checkpoint.path),
+        )
+        raise _no_source(other, choices, choices.reference.text)
+    session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
+    name = past.recipe.name
+    if preflight := preflight_of(choices, settings):
+        check_early(replace(preflight, made=frozenset({name})), choices, progress)
+    adopt = adopt_stage(past, folder, checkpoint, settings)
+    discard_if_gone(adopt, session.stages.store, settings.digests)
+    return replace(
+        make_planner(choices, checkpoint, settings, sources, draft),
+        policy=past.policy,  # to the letter
+        made={name: adopt},
+        tried=past.tried,
+        run=run,
+        remeasured=Remeasured(gates, frozenset({run})),
+    ).plan()
+
+
+def _no_source(
+    error: CheckpointError | UsageError, of: Version | Choice, source: str
+) -> CheckpointError:
+    return CheckpointError(
+        f"the source checkpoint, which is the baseline, is unavailable: {error.message}",
+        where=error.where or source,
+        hint="say where the same checkpoint is now, a folder or a Hub id: "
+        f"prepare recheck {of.name}@VERSION --source CHECKPOINT",
+    )
+
+
+def adopt_stage(
+    past: RecordedVerdict, folder: Path, checkpoint: Checkpoint, settings: Settings
+) -> StageSpec:
+    """Return the stage that links the registered weights; its key has their digests."""
+    registered = inspect_folder(
+        folder, ref=str(folder), kind="folder", revision=None, digests=settings.digests
+    )
+    made = past.judged.quantize
+    return ADOPT.spec(
+        past.bundle.recipe,
+        AdoptParameters(
+            checkpoint=checkpoint.digest,
+            files={file.name: file.sha256 for file in registered.files},
+            quantization=made.parameters.quantization,
+            calibration_data=made.parameters.calibration_data,
+            environment=made.parameters.environment,
+            made=made.result,
+        ),
+        {},
+        AdoptRuntime(folder=str(folder)),
+        settings.store,
+    )
+
+
+def discard_if_gone(adopt: StageSpec, store: Store, digests: FileDigests) -> None:
+    """Remove adopted weights whose files are missing or changed, so that they are adopted again.
+
+    They may be links to a folder that a user has removed since.
+    """
+    output = store.stage_folder(adopt.stage, adopt.key) / "output"
+    if store.find(adopt.stage, adopt.key) is None:
+        return
+    try:
+        files = ADOPT.parameters_of(adopt).files.items()
+        if all(digests.digest(output / name) == digest for name, digest in files):
+            return
+    except CheckpointError:
+        pass
+    store.discard(adopt.stage, adopt.key)
+
+
 def measured_kernels(session: RunSession) -> dict[str, str] | None:
     """Return the kernels of the server that the run measured; None if not known.
 
@@ -223,8 +353,15 @@ def measured_kernels(session: RunSession) -> dict[str, str] | None:
     return None
 
 
-def refuse_without_gpu(profile: ServingProfile, node: NodeInfo, request: RecheckRequest) -> None:
-    """Raise UsageError before a GPU environment is built for a node without one."""
+def _profile(request: RecheckRequest, past: RecordedVerdict, node: NodeInfo) -> ServingProfile:
+    """Return the judged profile, or the one asked for; raise UsageError if it cannot serve here."""
+    profile = past.profile
+    if request.profile:
+        profile = choose_profile(request.profile, node)
+        if profile.accelerator == "cuda" and profile.gpus_a_copy is None:
+            profile = profile.spread_as(past.profile)
+    profile = served_profile(profile, past.recipe)
+    # Before a GPU environment is built for a node without one.
     if profile.accelerator == "cuda" and node.gpu_name is None:
         raise UsageError(
             "it was judged on a GPU, and this machine has none"
@@ -234,6 +371,22 @@ def refuse_without_gpu(profile: ServingProfile, node: NodeInfo, request: Recheck
             hint="run it on the machine that is to serve, or name that of this machine: "
             "--profile cpu",
         )
+    if profile.accelerator == "cpu":
+        check_processor(profile, node.cpu_features)
+    refuse_unfit(profile, request.profile or profile.name)
+    return profile
+
+
+def _made_demo(spec: StageSpec, settings: Settings) -> Path:
+    """Return a made demo checkpoint: nothing is made before a change is known."""
+    store = settings.open_store()
+    if store.find(spec.stage, spec.key) is None:
+        raise UsageError(
+            "the demo that drafts is not made yet",
+            where="key speculative.model",
+            hint="`prepare model` with this profile makes it",
+        )
+    return store.stage_folder(spec.stage, spec.key) / "output"
 
 
 def deployable_here(
@@ -258,22 +411,6 @@ def deployable_here(
             "hardware": node.hardware(profile.accelerator),
         }
     )
-
-
-def find_made(settings: Settings) -> Callable[[StageSpec], Path]:
-    """Return a lookup of made demo checkpoints: nothing is made before a change is known."""
-
-    def find(spec: StageSpec) -> Path:
-        store = settings.open_store()
-        if store.find(spec.stage, spec.key) is None:
-            raise UsageError(
-                "the demo that drafts is not made yet",
-                where="key speculative.model",
-                hint="`prepare model` with this profile makes it",
-            )
-        return store.stage_folder(spec.stage, spec.key) / "output"
-
-    return find
 
 
 def changes(

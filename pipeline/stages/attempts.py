@@ -99,12 +99,10 @@ class Remeasured:
     Args:
         gates: names of suites and speed gates.
         runs: ids of the runs that request it; measurements that they began are continued.
-        least: first allowed measurement number; 2 for weights that were measured elsewhere.
     """
 
     gates: frozenset[str] = frozenset()
     runs: frozenset[str] = frozenset()
-    least: int = 1
 
 
 NOTHING = Remeasured()
@@ -248,8 +246,6 @@ class AttemptLedger:
         same = [each for each in self.attempts(trial.baseline) if trial.is_of(each.trial)]
         begun = [(each.measured.get(gate, 1), each.run) for each in same]
         latest = max((number for number, _ in begun), default=1)
-        if latest < remeasured.least:
-            return remeasured.least
         if gate not in remeasured.gates or not begun:
             return latest
         runs = {run for number, run in begun if number == latest}

@@ -20,7 +20,7 @@ from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import locate
-from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from recipes.catalog import RECIPES
 
 
@@ -95,10 +95,10 @@ class Checkpoints:
         changed = json.loads(files["config.json"]) | config
         write_files(self.folder, files | {"config.json": json.dumps(changed).encode()})
 
-    def choices(self, checkpoint: str | None = None, **options: Any) -> ResolvedOptions:
+    def choices(self, checkpoint: str | None = None, **options: Any) -> Choice:
         return choose(request_for(checkpoint or str(self.folder), **options), self.settings)
 
-    def located(self, choices: ResolvedOptions) -> Checkpoint:
+    def located(self, choices: Choice) -> Checkpoint:
         return locate(choices, self.settings, self.make, Listener())
 
     def make(self, spec: StageSpec) -> Path:

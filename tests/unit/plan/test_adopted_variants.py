@@ -23,7 +23,7 @@ from pipeline.plan.adopted_variants import read_served, read_variant, served_pro
 from pipeline.plan.checkpoint_resolver import locate, locate_variants
 from pipeline.plan.gpu_fit import answer
 from pipeline.plan.preflight import preflight_of
-from pipeline.plan.resolved_options import ResolvedOptions, choose
+from pipeline.plan.resolved_options import Choice, choose
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
 from recipes.quantizers.adopted import AdoptedQuantization
@@ -179,7 +179,7 @@ class TestChoices:
         write_files(tmp_path / "source", source_files())
         write_files(tmp_path / "vendor", foreign_files("modelopt-fp8"))
 
-    def choices(self, settings: Settings, **options: Any) -> ResolvedOptions:
+    def choices(self, settings: Settings, **options: Any) -> Choice:
         asked = {"variants": (str(self.folder / "vendor"),), "profile": "cpu", **options}
         return choose(request_for(str(self.folder / "source"), **asked), settings)
 

@@ -9,7 +9,7 @@ from asked_run import Checkpoints, install_driver
 from listener import Listener
 
 from pipeline.environments.settings import Settings
-from pipeline.plan.build_plan import find_data, make_plan
+from pipeline.plan.model_plan import find_data, make_plan
 
 pytestmark = pytest.mark.usefixtures("programs")
 

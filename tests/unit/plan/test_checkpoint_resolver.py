@@ -49,21 +49,6 @@ class TestCheckpoint:
         checkpoints.write(quantization_config={"quant_method": "unheard-of"})
         assert "recipes need 16-bit weights" in checkpoints.fault().message
 
-    @pytest.mark.parametrize(
-        "architecture",
-        ["T5ForConditionalGeneration", "BertModel", "LlavaForConditionalGeneration"],
-    )
-    def test_an_architecture_that_is_not_supported(
-        self, checkpoints: Checkpoints, architecture: str
-    ) -> None:
-        checkpoints.write(architectures=[architecture])
-        assert f"'{architecture}' is not supported" in checkpoints.fault().message
-
-    @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Qwen3ForCausalLM"])
-    def test_architectures_that_are(self, checkpoints: Checkpoints, architecture: str) -> None:
-        checkpoints.write(architectures=[architecture])
-        assert checkpoints.located(checkpoints.choices()).architecture == architecture
-
     def test_code_of_its_own_only_when_allowed(self, checkpoints: Checkpoints) -> None:
         checkpoints.write(
             model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}

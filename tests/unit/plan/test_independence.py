@@ -9,7 +9,7 @@ from listener import Listener
 
 from eval_gates.suites.lm_eval_suite import known_tasks
 from pipeline.core.errors import UsageError
-from pipeline.plan.independence import check_known_tasks, check_laid_out
+from pipeline.plan.data_sources import check_known_tasks, check_laid_out
 from pipeline.stages.questions import QuestionsResult
 from recipes.policy import Policy
 

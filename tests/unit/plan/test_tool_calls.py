@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import PrepareError
 from pipeline.inspection.chat_template import ModelGeneration
-from pipeline.plan.tool_calls import PARSERS, chat_faults, likely_parser
+from pipeline.plan.chat_api import PARSERS, chat_faults, likely_parser
 from recipes.catalog import load_profile
 from recipes.policy import Policy
 

@@ -17,8 +17,8 @@ from pipeline.core.errors import ExitCode, PreflightError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
-from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.model_plan import find_data, make_plan
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.run import plan_report
 from pipeline.run.plan_report import PlanReport, forecast

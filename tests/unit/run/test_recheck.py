@@ -46,11 +46,11 @@ from pipeline.core.store import RECORD, Store
 from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.plan import build_plan
+from pipeline.plan import model_plan
 from pipeline.plan.machine import Machine
 from pipeline.plan.preflight import Preflight
-from pipeline.plan.resolved_options import ResolvedOptions
-from pipeline.run import recheck, remeasurement, session
+from pipeline.plan.resolved_options import Choice
+from pipeline.run import recheck, session
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
 
@@ -141,7 +141,7 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
             module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
         )
     monkeypatch.setattr(recheck, "engine_version", lambda *_: found.engine)
-    for module in (recheck, build_plan):
+    for module in (recheck, model_plan):
         monkeypatch.setattr(
             module,
             "identity",
@@ -153,8 +153,8 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(session, "LocalServers", lambda *_: found.models)
     monkeypatch.setattr(recheck, "this_node", lambda: NODE)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
-    monkeypatch.setattr(remeasurement, "preflight_of", lambda *_: None)
-    monkeypatch.setattr(remeasurement, "find_data", lambda *_: Questions())
+    monkeypatch.setattr(recheck, "preflight_of", lambda *_: None)
+    monkeypatch.setattr(recheck, "find_data", lambda *_: Questions())
     return found
 
 
@@ -189,13 +189,13 @@ class TestNothingChanged:
         asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
         levels = {each["measurement"]: each["rule"]["alpha"] for each in asked}
         # Two were tried when it was judged.
-        assert levels == {n: pytest.approx(0.05 / 2) for n in (2, 3)}
+        assert levels == {n: pytest.approx(0.05 / 2) for n in (1, 2)}
 
     def test_one_gate_is_measured_again_on_request(self, site: Site) -> None:
         with pytest.raises(UsageError) as caught:
             site.recheck(remeasured=("none",))
         assert caught.value.where == "--remeasure"
-        for number in (2, 3):
+        for number in (1, 2):
             site.recheck(remeasured=("code",))
             asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
             assert max(each["measurement"] for each in asked) == number
@@ -221,20 +221,6 @@ class TestNothingChanged:
         (record,) = rechecks_of(find_version(site.registry, "model@champion"))
         assert record.changed == (words,)
         assert record.members.kernels == {"attention": "FLASHINFER"}
-
-    def test_a_forced_one_that_was_ended_is_gone_on_with(self, site: Site) -> None:
-        site.models.broken = {"baseline"}
-        first = site.recheck(force=True)
-        assert first.report is not None
-        assert (first.report.status, first.exit_code, first.stands) == ("failed", 1, None)
-        site.models.broken = set()
-        second = site.recheck(force=True)
-        assert second.report is not None
-        (asked,) = [r for r in site.store.records("evaluate") if r.variant == RECIPE]
-        assert asked.parameters["measurement"] == 2
-        # Made before the baseline's server failed, and kept.
-        assert site.statuses(second)["adopt", RECIPE] == "reused"
-        assert second.exit_code == 0
 
 
 class TestSomethingChanged:
@@ -351,7 +337,7 @@ class TestPreflight:
     def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> RecheckOutcome:
         machine = Machine(2 * 10**9, 2 * 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
 
-        def preflight_of(choices: ResolvedOptions, settings: Settings) -> Preflight:
+        def preflight_of(choices: Choice, settings: Settings) -> Preflight:
             return Preflight(
                 source=source(LLAMA_3_8B, dense(LLAMA_3_8B)),
                 recipes=choices.recipes,
@@ -361,7 +347,7 @@ class TestPreflight:
                 store=settings.store,
             )
 
-        monkeypatch.setattr(remeasurement, "preflight_of", preflight_of)
+        monkeypatch.setattr(recheck, "preflight_of", preflight_of)
         site.serve = "3" * 64
         return site.recheck()
 
@@ -518,7 +504,7 @@ class TestErrors:
         (other / "tokenizer_config.json").write_text('{"a": 1}')
         report = _report(site.recheck(source=str(other)))
         assert report.error is not None
-        assert report.error["message"].startswith("this is not the checkpoint that the verdict was")
+        assert report.error["message"].startswith("the source checkpoint, which is the baseline,")
         assert site.models.served == []
 
     def test_a_gpus_verdict_without_a_gpu(

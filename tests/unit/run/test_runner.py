@@ -552,7 +552,7 @@ class TestVerify:
             record["result"]["weights_digest"] = "others"
 
         edit(bench.folder("check_weights", ONE) / "stage.json", other)
-        assert "candidate.code: depends on another 'weights'" in self.differences(bench, run)
+        assert "its result is not the one that was used" in self.differences(bench, run)
 
     def test_an_error_is_no_verdict_to_check(self, bench: FakeRun) -> None:
         bench.recipes = (ONE, TWO)
