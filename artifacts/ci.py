@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from artifacts.gate_result import GateResult, results_of
 from artifacts.run_outcome import (
     champion_of,
     describe_weights,
@@ -23,6 +22,7 @@ from artifacts.run_outcome import (
     verdict_of,
 )
 from artifacts.run_record import RunReport, VariantReport
+from eval_gates.gate_result import GateResult
 from pipeline.core.errors import from_dict
 from pipeline.core.escape import (
     MAX_REASON_CHARACTERS,
@@ -45,14 +45,19 @@ def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:
     cases = []
     if report.error is not None:
         error = str(from_dict(report.error))
-        details = {"kind": report.error.get("kind", "")}
-        whole = GateResult(name="run", verdict="error", words=error, reason=error, details=details)
+        whole = GateResult(
+            name="run",
+            metric=report.error.get("kind", ""),
+            verdict="error",
+            words=error,
+            reason=error,
+        )
         cases.append((f"prepare {report.kind}", whole))
     return cases + [(each.recipe, gate) for each in report.variants for gate in _gates(each)]
 
 
 def _gates(variant: VariantReport) -> list[GateResult]:
-    gates = results_of(variant)
+    gates: list[GateResult] = [*variant.gates]
     is_explained = any(gate.blocks and gate.verdict == variant.verdict for gate in gates)
     if is_explained or (variant.verdict == "pass" and gates):
         return gates
@@ -142,17 +147,13 @@ def _blocks(report: RunReport) -> Iterator[str]:
     yield f", run `{markdown_code(report.run)}`, exit code {report.exit_code}\n\n"
     for step in next_steps(report):
         yield f"- {markdown_with_code(step)}\n"
-    if report.variants:
-        yield "\n| variant | weights | gate | baseline | variant | difference | verdict |\n"
-        yield "| --- | --- | --- | --- | --- | --- | --- |\n"
-    for variant in report.variants:
-        size = describe_weights(report, variant)
-        for gate in _gates(variant):
-            sides, word = gate.show_sides(), gate.verdict
-            difference = gate.show_difference() if gate.estimate is not None else ""
-            cells = [variant.recipe, size, gate.title, *sides, difference]
-            yield f"| {' | '.join(map(markdown, cells))} | "
-            yield f"{word if word in ('pass', 'skipped') else f'**{word}**'} |\n"
+    rows = [(variant, gate.cells()) for variant in report.variants for gate in _gates(variant)]
+    if rows:
+        headings = ["variant", "weights", *rows[0][1]]
+        yield f"\n| {' | '.join(headings)} |\n|{' --- |' * len(headings)}\n"
+    for variant, cells in rows:
+        row = [variant.recipe, describe_weights(report, variant), *cells.values()]
+        yield f"| {' | '.join(map(markdown, row))} |\n"
     blocking = [(name, gate) for name, gate in cases_of(report) if gate.verdict != "pass"]
     for title, wanted in (("What blocks it", True), ("What does not block", False)):
         found = [(name, gate) for name, gate in blocking if gate.blocks == wanted]

@@ -200,8 +200,8 @@ class Registry:
                     f"'{alias}' of '{name}' points to {_words(current)}, not to {_words(replaces)}"
                     + _who_moved(model, alias),
                     where=self.uri,
-                    hint=f"`prepare registry history {name}` shows what happened; promote again to "
-                    "replace that version",
+                    hint=f"`prepare registry {name} --history` shows what happened; promote "
+                    "again to replace that version",
                 )
             return self._carry_out(
                 name, model, last, alias, version, current, cause, previous_alias, current
@@ -236,7 +236,7 @@ class Registry:
                     f"'{alias}' of '{name}' points to {_words(current)}, not to {_words(replaces)}"
                     + _who_moved(model, alias),
                     where=self.uri,
-                    hint=f"`prepare registry history {name}` shows what happened",
+                    hint=f"`prepare registry {name} --history` shows what happened",
                 )
             way = model.way(alias)
             there = [each for each in way if model.find(each) is not None]
@@ -251,7 +251,7 @@ class Registry:
                     else f"'{name}' has no version {target}",
                     where=self.uri,
                     hint=(f"{', '.join(gone)} was deleted in MLflow; " if gone else "")
-                    + f"`prepare registry show {name}` lists the versions: --to VERSION",
+                    + f"`prepare registry {name}` lists the versions: --to VERSION",
                 )
             names = [m.previous_alias for m in model.history if m.alias == alias]
             kept = there[: len(there) - there[::-1].index(target)] if target in there else there

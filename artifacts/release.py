@@ -266,7 +266,7 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
         raise UsageError(
             f"this run rechecked {run.options.recheck}, which is registered already",
             where=where,
-            hint="`prepare registry show NAME` shows what the recheck found; to promote the "
+            hint="`prepare registry NAME` shows what the recheck found; to promote the "
             "weights as a version of another tuple, run `prepare model` there",
         )
     if run.kind == "tune":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from artifacts.command_line import command_line
-from artifacts.number_format import format_megabytes
 from artifacts.recorded_command import RecordedCommand
 from artifacts.run_record import RunReport, VariantReport
 from pipeline.core.errors import ExitCode, from_dict
+from pipeline.core.number_format import format_megabytes
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {
@@ -160,7 +160,7 @@ def next_command_after_show(report: RunReport) -> str:
 def next_command(report: RunReport) -> str:
     """Return the one command to continue with."""
     if champion_of(report) is not None:
-        return f"prepare registry show {report.registered_name}"
+        return f"prepare registry {report.registered_name}"
     if report.tuning is not None and report.tuning.profile is not None:
         checkpoint = report.options.checkpoint or "CHECKPOINT"
         return f"prepare model {checkpoint} --profile {report.tuning.profile}"

@@ -12,15 +12,14 @@ from pydantic import Field, field_validator
 from artifacts.recorded_command import RecordedCommand, RunKind, read_command
 from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
-from eval_gates.cost import CostReport
-from eval_gates.gate_report import GateReport, Verdict
+from eval_gates.gate_result import QualityResult, Verdict
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import Side
-from eval_gates.speed.report import SpeedGateReport
+from eval_gates.speed.report import SpeedGateResult
 from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.record import Record
 from pipeline.stages.attempts import History
-from pipeline.stages.judge import JudgeResult
+from pipeline.stages.judge import AnyGate, JudgeResult
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -45,12 +44,8 @@ class VariantReport(Record):
     )
     promoted: bool
     registry_version: str | None = Field(None, description="when it was registered")
-    gates: list[GateReport] = Field(fail_fast=True)
-    speed: list[SpeedGateReport] = Field(
-        [], fail_fast=True, description="of the policy's speed gates"
-    )
-    cost: list[CostReport] = Field(
-        [], fail_fast=True, description="of the policy's gate on tokens per solved task"
+    gates: list[AnyGate] = Field(
+        fail_fast=True, description="in the policy's order: quality, speed, cost"
     )
     spec_decode: dict[str, SpecDecodeStats] = Field(
         {},
@@ -63,6 +58,16 @@ class VariantReport(Record):
         description="which of weights and KV cache costs what, where it was asked for; no verdict "
         "depends on it",
     )
+
+    @property
+    def quality(self) -> list[QualityResult]:
+        """The gates on suites."""
+        return [gate for gate in self.gates if isinstance(gate, QualityResult)]
+
+    @property
+    def speed(self) -> list[SpeedGateResult]:
+        """The performance gates."""
+        return [gate for gate in self.gates if isinstance(gate, SpeedGateResult)]
 
     def rate(self, side: Side) -> float | None:
         """Return a side's median output tokens/s; None if no ratio was measured."""

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.gate_report import Verdict
-from eval_gates.speed.report import SpeedGateReport
+from eval_gates.gate_result import Verdict
+from eval_gates.speed.report import SpeedGateResult
 from pipeline.core.record import Record
 from pipeline.stages.attempts import Trial
 from recipes.schema import ServingProfile
@@ -54,7 +54,7 @@ class TuningReport(Record):
     )
     alpha: float = Field(description="error rate of the policy")
     trial: Trial | None = Field(None, description="None while no winner is confirmed")
-    confirmation: SpeedGateReport | None = Field(
+    confirmation: SpeedGateResult | None = Field(
         None, description="winner against the defaults, on fresh servers"
     )
     stage: str | None = Field(None, description="key of the stage that measured it")

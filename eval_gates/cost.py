@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster
-from eval_gates.gate_report import Verdict
+from eval_gates.gate_result import RATIO, GateResult, Verdict
 from eval_gates.statistics.cost import MIN_PROBLEMS, RatioInterval, cost_ratio, tokens_ratio
 from pipeline.core.record import Record
 from recipes.cost import CostGate
@@ -49,26 +49,14 @@ class Ratio(Record):
     upper: float | None = Field(description="likewise")
 
 
-class CostReport(Record):
+class CostResult(GateResult):
     """Tokens per solved task of one variant against the baseline's, on one suite."""
 
-    suite: str = Field(description="name of the suite in the policy")
-    tier: Literal["supporting", "advisory"]
-    n: int = Field(description="problems, or clusters of them, answered by both")
+    kind: Literal["cost"] = "cost"
     cap: int = Field(description="largest number of tokens of an answer")
-    baseline: CostSide
-    candidate: CostSide
-    cost: Ratio = Field(description="of tokens per solved task")
+    sides: dict[Literal["baseline", "candidate"], CostSide]
     tokens: Ratio = Field(description="of mean tokens of an answer")
-    max_ratio: float = Field(description="what the cost's upper bound must lie below to pass")
-    alpha: float = Field(description="error rate of each bound")
     method: str = METHOD
-    verdict: Verdict
-    reason: str = Field(description="the verdict in words")
-
-    @property
-    def name(self) -> str:
-        return f"cost {self.suite}"
 
 
 def cost_rule_of(
@@ -89,7 +77,7 @@ def cost_rule_of(
     return CostRule(tier=gate.tier, max_ratio=ratio, alpha=alpha, cap=min(cap, max_length))
 
 
-def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> CostReport:
+def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> CostResult:
     """Compare the work of both sides on the questions that both answered.
 
     Args:
@@ -109,19 +97,39 @@ def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> C
         verdict = "pass"
     elif cost.lower is not None and cost.lower > rule.max_ratio:
         verdict = "fail"
-    return CostReport(
-        suite=suite,
+    n, reason = before[0].size, _describe(verdict, cost, rule, before[0].size)
+    sides = [_describe_side(before, baseline), _describe_side(after, candidate)]
+    words = reason
+    if cost.ratio is not None and cost.upper is not None:
+        words = (
+            f"{100 * cost.ratio:.0f} % of the baseline's tokens per solved task; "
+            f"at most {100 * rule.max_ratio:g} % is allowed"
+        )
+    return CostResult(
+        name=f"cost {suite}",
+        metric="tokens per solved task",
         tier=rule.tier,
-        n=before[0].size,
-        cap=rule.cap,
-        baseline=_describe_side(before, baseline),
-        candidate=_describe_side(after, candidate),
-        cost=_ratio(cost),
-        tokens=_ratio(tokens_ratio(before[0], after[0], rule.alpha)),
-        max_ratio=rule.max_ratio,
+        n=n,
+        counted=f"{n:,}",
+        unit="tokens/task",
+        baseline=sides[0].tokens_per_solved_task,
+        candidate=sides[1].tokens_per_solved_task,
+        scale=RATIO,
+        estimate=cost.ratio,
+        lower=cost.lower,
+        upper=cost.upper,
+        bound=cost.upper,
+        threshold=rule.max_ratio,
+        allowed=rule.max_ratio,
+        direction="below",
+        margin=f"at most {rule.max_ratio:g}",
         alpha=rule.alpha,
         verdict=verdict,
-        reason=_describe(verdict, cost, rule, before[0].size),
+        words=words,
+        reason=reason,
+        cap=rule.cap,
+        sides={"baseline": sides[0], "candidate": sides[1]},
+        tokens=_ratio(tokens_ratio(before[0], after[0], rule.alpha)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from eval_gates.gate_report import Tier
+from eval_gates.gate_result import Tier
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.stopping import StoppingRule, comparison_of
 from pipeline.core.record import Record

@@ -14,18 +14,18 @@ from eval_gates.chance_baselines import (
     own_gains,
 )
 from eval_gates.clusters import group_by_cluster, means
-from eval_gates.cost import CostReport
-from eval_gates.gate_report import (
+from eval_gates.gate_result import (
+    SCORE,
     AnswerLengths,
     ChanceBaseline,
-    GateReport,
+    GateResult,
     NatsLost,
     NoiseFloor,
-    Tier,
+    QualityResult,
     Verdict,
+    explain_quality,
 )
 from eval_gates.gate_rule import GateRule
-from eval_gates.speed.report import SpeedGateReport
 from eval_gates.statistics.bound import METHOD, mean_bounds
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find
@@ -46,7 +46,7 @@ def judge_suite(
     candidate: Answers,
     again: Answers,
     guessing: float,
-) -> GateReport:
+) -> QualityResult:
     """Compare a variant's answers with the baseline's.
 
     Args:
@@ -100,18 +100,22 @@ def judge_suite(
     differences = [a - b for a, b in zip(after, before, strict=True)]
     level = finding.level
     change = mean_bounds(differences, level)
-    return GateReport(
-        suite=name,
+    result = QualityResult(
+        name=name,
         metric=metric,
         tier=rule.tier,
         prompt_format=suite.prompt_format,
         n=n,
+        counted=f"{n:,} of {planned:,}" if n < planned else f"{n:,}",
+        unit=SCORE,
         planned=planned,
         look=finding.number,
         looks=finding.looks,
         baseline=scores.baseline,
         candidate=scores.candidate,
-        difference=sum(differences) / n,
+        estimate=sum(differences) / n,
+        lower=change.lower,
+        upper=change.upper,
         recovery=scores.candidate / scores.baseline if scores.baseline > 0 else None,
         value="candidate - baseline"
         if comparison.kind == "points"
@@ -128,7 +132,6 @@ def judge_suite(
         ],
         cluster=suite.cluster_by,
         method=METHOD,
-        interval=(change.lower, change.upper),
         flips=sum(difference != 0 for difference in differences),
         gains=sum(difference > 0 for difference in differences),
         baseline_lengths=answer_lengths(name, baseline),
@@ -140,6 +143,7 @@ def judge_suite(
         reason=decision.reason,
         suspicious=decision.suspicious,
     )
+    return explain_quality(result, None if comparison.kind == "points" else comparison.size)
 
 
 def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
@@ -216,45 +220,37 @@ def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
     return NoiseFloor(n=asked, flips=sum(one["score"] != other["score"] for one, other in pairs))
 
 
-def blocks(verdict: Verdict, tier: Tier) -> bool:
-    """Return whether a gate's verdict keeps its variant from passing."""
-    return (verdict == "fail" and tier != "advisory") or (
-        verdict == "undecided" and tier == "critical"
-    )
-
-
-def overall(
-    gates: Sequence[GateReport],
-    speed: Sequence[SpeedGateReport] = (),
-    cost: Sequence[CostReport] = (),
-) -> tuple[Verdict, str, float]:
-    """Return the variant's verdict, its reason, and its p-value; ValueError without gates.
+def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
+    """Return the variant's verdict, its reason, and its p-value; ValueError without quality gates.
 
     Critical gates must pass; supporting gates must not fail; advisory gates do not count. A fail
-    takes precedence over an undecided gate. The p-value is the largest of the critical gates'.
+    takes precedence over an undecided gate. The p-value is the largest of the critical gates' on
+    quality and speed.
     """
-    if not gates:
+    suites = [gate for gate in gates if isinstance(gate, QualityResult)]
+    if not suites:
         raise ValueError("no gates: nothing was shown")
-    claims: list[SpeedGateReport | CostReport] = [*speed, *cost]
-    judged: list[tuple[str, Tier, Verdict]] = [(g.suite, g.tier, g.verdict) for g in gates]
-    judged += [(each.name, each.tier, each.verdict) for each in claims]
-    blocking = [(name, verdict) for name, tier, verdict in judged if blocks(verdict, tier)]
-    failed = [name for name, verdict in blocking if verdict == "fail"]
-    undecided = [name for name, verdict in blocking if verdict == "undecided"]
-    critical = {g.suite: g.p_value for g in gates if g.tier == "critical"}
+    failed = [each.name for each in gates if each.blocks and each.verdict == "fail"]
+    undecided = [each.name for each in gates if each.blocks and each.verdict == "undecided"]
     # Speed alone shows nothing: a critical suite must have passed.
-    further = {each.name: each.p_value for each in speed if each.tier == "critical" and critical}
-    p_value = largest_p_value({**critical, **further} or {"": 1.0})
+    critical = any(each.tier == "critical" for each in suites)
+    p_values = {
+        each.name: each.p_value
+        for each in gates
+        if each.tier == "critical" and critical and each.p_value is not None
+    }
+    p_value = largest_p_value(p_values or {"": 1.0})
     if failed:
         return "fail", f"{', '.join(failed)} failed", p_value
     if undecided:
         return "undecided", f"{', '.join(undecided)} could not be decided", p_value
-    passed = sum(verdict == "pass" for _, _, verdict in judged)
     others = [
-        f"{name}, {tier}, {'failed' if verdict == 'fail' else 'could not be decided'}"
-        for name, tier, verdict in judged
-        if verdict != "pass"
+        f"{each.name}, {each.tier}, "
+        f"{'failed' if each.verdict == 'fail' else 'could not be decided'}"
+        for each in gates
+        if each.verdict != "pass"
     ]
     if others:
-        return "pass", f"{passed} of {len(judged)} gates passed ({'; '.join(others)})", p_value
-    return "pass", f"all {len(judged)} gates passed", p_value
+        passed = len(gates) - len(others)
+        return "pass", f"{passed} of {len(gates)} gates passed ({'; '.join(others)})", p_value
+    return "pass", f"all {len(gates)} gates passed", p_value

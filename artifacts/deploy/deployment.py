@@ -81,7 +81,7 @@ def find_version(registry: Registry, reference: str) -> Version:
         hint=f"{did_you_mean(wanted, sorted(model.aliases))}its aliases: "
         f"{', '.join(sorted(model.aliases)) or 'none'}; versions: "
         f"{', '.join(each.version for each in model.versions) or 'none'}; "
-        f"`prepare registry history {name}` shows what happened",
+        f"`prepare registry {name} --history` shows what happened",
     )
 
 

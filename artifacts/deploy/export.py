@@ -32,7 +32,7 @@ from artifacts.deploy.recorded_verdict import (
 )
 from artifacts.deployable import Deployable
 from artifacts.registry import MANIFEST_TAG, Registry, Version
-from eval_gates.speed.report import SpeedGateReport
+from eval_gates.speed.report import SpeedGateResult
 from eval_gates.speed.rules import LimitRule
 from pipeline.core.errors import StoreError, UsageError, raise_as
 from pipeline.core.escape import one_line
@@ -270,7 +270,7 @@ def other_versions(
     return number, previous if previous not in (version.version, number) else None
 
 
-def _limits_of(report: SpeedGateReport, rule: LimitRule) -> Iterator[CertifiedLimit]:
+def _limits_of(report: SpeedGateResult, rule: LimitRule) -> Iterator[CertifiedLimit]:
     for name, limit in rule.limits.items():
         measure, _, percentile = name.rpartition("_p")
         if measure in MEASURES:

@@ -19,7 +19,7 @@ from artifacts.registry import Version, who_am_i
 from artifacts.run_loader import find_run
 from artifacts.run_record import VariantReport
 from artifacts.verdict_inputs import VerdictInputs
-from eval_gates.gate_report import Verdict
+from eval_gates.gate_result import Verdict
 from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
 from pipeline.core.store import Store

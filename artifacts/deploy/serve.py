@@ -94,7 +94,7 @@ class Deployment:
                 self.judged = judged
                 return []
         return self._differences_to(self.judged) or [
-            "a recheck of this very tuple did not pass; `prepare registry show` has it"
+            "a recheck of this very tuple did not pass; `prepare registry` has it"
         ]
 
     def _differences_to(self, judged: Deployable) -> list[str]:

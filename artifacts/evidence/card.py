@@ -24,11 +24,10 @@ from artifacts.evidence.card_text import (
     describe_speculation,
     percent,
 )
-from artifacts.gate_result import results_of
 from artifacts.verdict_inputs import VerdictInputs
-from eval_gates.gate_report import GateReport
+from eval_gates.gate_result import QualityResult
 from eval_gates.speed.load_run import Side
-from eval_gates.speed.report import SpeedGateReport
+from eval_gates.speed.report import SpeedGateResult
 from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
 from pipeline.checkpoint.weights_folder_files import CARD, RESULTS
@@ -103,8 +102,8 @@ def front_matter(
         "license_link": short(source.license_link),
     }
     results = []
-    for gate in verdict.variant.gates:
-        dataset, name = dataset_of(gate, evaluations[gate.suite])
+    for gate in verdict.variant.quality:
+        dataset, name = dataset_of(gate, evaluations[gate.name])
         results.append(
             EvalResult(
                 task_type="text-generation",
@@ -195,14 +194,14 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "trust_remote_code": judged.trust_remote_code,
         "prepare_command": verdict.command,
         "creation": creation(verdict, judged, deployable),
-        "bound_level": f"{100 * (1 - max(gate.alpha for gate in variant.gates)):.4g}",
-        "gates": results_of(variant),
+        "bound_level": f"{100 * (1 - max(gate.alpha or 0 for gate in variant.quality)):.4g}",
+        "gates": variant.gates,
         "loads": {claim.name: typical_loads(claim) for claim in variant.speed},
         "attempted": verdict.attempted,
     }
 
 
-def typical_loads(claim: SpeedGateReport) -> list[tuple[str, list[str]]]:
+def typical_loads(claim: SpeedGateResult) -> list[tuple[str, list[str]]]:
     """Return medians of the loads' figures as text, by measured side."""
     figures = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
     sides: dict[str, Side] = {"baseline": "baseline", "variant": "candidate"}
@@ -293,13 +292,13 @@ def variant_rows(judged: VerdictInputs) -> list[tuple[str, str]]:
     ]
 
 
-def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
+def dataset_of(gate: QualityResult, evaluation: Evaluation) -> tuple[str, str]:
     """Return a suite's dataset on the Hub, or in the policy, and its name with the share asked."""
     suite = evaluation.parameters.suite
     kind = kind_of(suite)
     if known := kind.benchmark:
         return known.dataset, f"{known.title}, {gate.n:,} of {known.questions:,} questions"
-    task = kind.title(suite) or gate.suite
+    task = kind.title(suite) or gate.name
     return task, f"{task}, {gate.n:,} of {gate.planned:,} questions"
 
 
@@ -313,8 +312,8 @@ def hub_entries(
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     entries = []
-    for gate in verdict.variant.gates:
-        evaluation = evaluations[gate.suite]
+    for gate in verdict.variant.quality:
+        evaluation = evaluations[gate.name]
         suite = evaluation.parameters.suite
         known = kind_of(suite).benchmark
         if known is not None and gate.n == known.questions:

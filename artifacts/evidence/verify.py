@@ -22,7 +22,7 @@ from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.gate_rule import build_rule
 from eval_gates.speed.load_run import LOADS, LoadRun
-from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
+from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.checkpoint.weights_folder_files import (
     ARCHIVE,
@@ -295,10 +295,7 @@ def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]
         (len({*judges.values()}) != len(judges), "two variants have the same stage 'judge'"),
         (not judges.keys() <= {*names}, "a stage 'judge' is of a variant without a verdict"),
         (
-            any(
-                each.p_value is not None or each.gates or each.speed or each.cost
-                for each in unjudged
-            ),
+            any(each.p_value is not None or each.gates for each in unjudged),
             "a variant has gates, and no stage 'judge'",
         ),
         (recipe not in judges, f"no stage 'judge' is named for '{recipe}'"),
@@ -488,7 +485,7 @@ def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store)
         yield f"attempt {number} against its baseline is not the one in the store's ledger"
 
 
-def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateReport:
+def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateResult:
     """Judge the blocks of a tuning's winner and of the engine's defaults."""
     told = SPEED.parameters_of(record).decided_by
     return decide_speed_gate(

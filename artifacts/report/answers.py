@@ -54,10 +54,10 @@ class FlippedAnswers:
 def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
     """Return examples of every variant and suite with kept answers."""
     return [
-        _examples(variant.recipe, gate.suite, answered)
+        _examples(variant.recipe, gate.name, answered)
         for variant in evidence.report.variants
-        for gate in variant.gates
-        if (answered := evidence.find_answers(variant.recipe, gate.suite)) is not None
+        for gate in variant.quality
+        if (answered := evidence.find_answers(variant.recipe, gate.name)) is not None
     ]
 
 

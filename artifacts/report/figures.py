@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.gate_result import SCORE, GateResult, results_of
-from artifacts.number_format import format_points
 from artifacts.run_record import RunReport, VariantReport
+from eval_gates.gate_result import SCORE, GateResult
 from pipeline.core.escape import html_text
+from pipeline.core.number_format import format_points
 from recipes.catalog import BASELINE
 
 SERIES = 6
@@ -51,7 +51,7 @@ class Figure:
 
 def gate_figure(number: int, variant: VariantReport) -> Figure | None:
     """Return each gate's change with its bounds against its margin; None without one."""
-    gates = [gate for gate in results_of(variant) if gate.estimate is not None]
+    gates = [gate for gate in variant.gates if gate.estimate is not None]
     if not gates:
         return None
     names = [html_text(gate.name) for gate in gates]
@@ -121,7 +121,7 @@ def _tradeoff(
         data.append(_marks(BASELINE, [of_baseline], [0], "var(--ink)", 11, "diamond-open"))
         rows.append((BASELINE, f"{of_baseline:,.1f}", "", "0", ""))
     for number, (variant, x) in enumerate(variants):
-        gates = [gate for gate in results_of(variant) if gate.unit == SCORE and x]
+        gates = [gate for gate in variant.gates if gate.unit == SCORE and x]
         for gate in gates:
             change = gate.estimate or 0.0
             bounds = [gate.lower or 0.0, gate.upper or 0.0]

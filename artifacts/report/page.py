@@ -14,14 +14,14 @@ from typing import Any
 
 from artifacts import run_outcome
 from artifacts.command_line import command_line
-from artifacts.gate_result import GateResult, results_of
-from artifacts.number_format import format_megabytes, format_percent
 from artifacts.report import answers, provenance
 from artifacts.report.figures import Figure, gate_figure, tradeoff_figures
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
+from eval_gates.gate_result import GateResult
 from pipeline import __version__
 from pipeline.core.escape import make_visible
+from pipeline.core.number_format import format_megabytes, format_percent
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def variant_sections(evidence: RunEvidence) -> list[VariantSection]:
 
 def _section(number: int, variant: VariantReport, evidence: RunEvidence) -> VariantSection:
     reason, _, rest = variant.reason.partition("\n")
-    gates = tuple(results_of(variant))
+    gates = tuple(variant.gates)
     return VariantSection(
         recipe=variant.recipe,
         verdict=run_outcome.verdict_word(variant),

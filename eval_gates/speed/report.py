@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from eval_gates.gate_report import Tier, Verdict
+from eval_gates.gate_result import RATIO, GateResult, Tier, Verdict
 from eval_gates.speed.gate_rule import ClaimRule
 from eval_gates.speed.invalid_reasons import InvalidReason, count_drafts, hit_rate
 from eval_gates.speed.load_run import LoadRun, Side
@@ -25,6 +25,7 @@ from eval_gates.speed.steady_state import (
 from pipeline.core.record import Record
 from recipes.speed import ClaimKind
 
+NAME = "speed "  # how the names of these gates begin
 BROKEN_SERVER_RATIO = 0.1
 """A minimum up to this shows nothing about a variant's speed."""
 BROKEN_SERVER_NOTE = "which shows only that the server is not broken"
@@ -56,31 +57,23 @@ class LoadSummary(Record):
     counts: bool = Field(True, description="false for a disturbed load, or one with a fault")
 
 
-class SpeedGateReport(Record):
+class SpeedGateResult(GateResult):
     """Result of one performance gate."""
 
-    gate: str = Field(description="such as ratio.chat or slo.0")
-    kind: ClaimKind
+    kind: Literal["speed"] = "speed"
+    claim: ClaimKind
     workload: str = Field(description="its name")
     description: str = Field(description="the requirement as a sentence")
-    tier: Tier
     starts: Starts = Field(
         description="fresh: each load had its own server start, and the verdict is about starts in "
         "general; once: it is about the starts that were measured"
     )
-    unit: str = Field(description="unit of n: blocks of both sides, or loads")
-    n: int = Field(description="number of them that count")
+    units: str = Field(description="unit of n: blocks of both sides, or loads")
     cap: int = Field(description="number that decides")
-    estimate: float | None = Field(
-        description="candidate over baseline, or limit over time of the tightest limit: the "
-        "geometric mean over the blocks"
+    interval: tuple[float, float] | None = Field(
+        description="two-sided, 95 %, of the estimate: candidate over baseline, or limit over time "
+        "of the tightest limit; the geometric mean over the blocks"
     )
-    lower: float | None = Field(description="one-sided bound of it; None if there is none")
-    upper: float | None
-    interval: tuple[float, float] | None = Field(description="two-sided, 95 %")
-    threshold: float = Field(description="value that the lower bound must exceed to pass")
-    alpha: float = Field(description="error rate of each bound and of the verdict")
-    p_value: float = Field(description="of 'the requirement is not met'")
     with_disturbed: float | None = Field(
         None, description="the estimate with all disturbed blocks; None without any"
     )
@@ -100,17 +93,16 @@ class SpeedGateReport(Record):
         {}, description="for limits: share of all requests within each latency limit"
     )
     loads: list[LoadSummary] = Field([], fail_fast=True, description="every load")
-    verdict: Verdict
-    reason: str = Field(description="reason of the verdict")
     note: str | None = Field(None, description="the profile's note on its performance")
 
     @property
-    def name(self) -> str:
-        return f"speed {self.gate}"
+    def gate(self) -> str:
+        """Its name in the policy, such as ratio.chat or slo.0."""
+        return self.name.removeprefix(NAME)
 
     @property
     def is_ratio(self) -> bool:
-        return self.kind == "ratio"
+        return self.claim == "ratio"
 
     @property
     def shows_little(self) -> bool:
@@ -119,10 +111,14 @@ class SpeedGateReport(Record):
 
     def typical(self, side: Side, figure: str = "output_tokens_per_s") -> float | None:
         """Return the median of a `LoadSummary` field over the side's loads."""
-        counted = (point for point in self.loads if point.side == side and point.counts)
-        values = [getattr(point, figure) for point in counted]
-        known = [value for value in values if value is not None]
-        return median(known) if known else None
+        return find_typical(self.loads, side, figure)
+
+
+def find_typical(loads: Sequence[LoadSummary], side: Side, figure: str) -> float | None:
+    """Return the median of a field over the side's loads that count."""
+    values = [getattr(load, figure) for load in loads if load.side == side and load.counts]
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def decide_speed_gate(
@@ -134,7 +130,7 @@ def decide_speed_gate(
     loads: Sequence[LoadRun],
     at: str = "",
     note: str | None = None,
-) -> SpeedGateReport:
+) -> SpeedGateResult:
     """Decide one gate; ValueError if the loads do not fit the gate or workload.
 
     Args:
@@ -157,33 +153,63 @@ def decide_speed_gate(
     verdict: Verdict = "undecided"
     if found.state == "pass" or found.state == "fail":
         verdict = found.state
-    return SpeedGateReport(
+    shown, is_ratio = summarize_loads(rule, loads, quiet), rule.kind == "ratio"
+    description = describe_gate(rule, workload, at)
+    reason = "; ".join([*describe_result(rule, found, gate), *_describe_totals(totals)])
+    sides = [find_typical(shown, side, "output_tokens_per_s") for side in get_args(Side)]
+    if not is_ratio:
+        sides = [None, float(found.quiet - found.beyond)]
+    return SpeedGateResult(
         **totals,
-        gate=gate,
-        kind=rule.kind,
-        workload=workload,
-        description=describe_gate(rule, workload, at),
+        name=f"{NAME}{gate}",
+        metric="output tokens/s" if is_ratio else "limit over time",
         tier=tier,
-        starts=rule.starts,
-        unit=rule.unit,
         n=found.quiet,
-        cap=rule.cap,
+        counted=f"{found.quiet} {rule.unit}" + f", {OF_THESE_STARTS}" * (rule.starts == "once"),
+        unit="tokens/s" if is_ratio else f"of {found.quiet} within limits",
+        baseline=sides[0],
+        candidate=sides[1],
+        scale=RATIO,
         estimate=found.estimate,
         lower=found.lower,
         upper=found.upper,
-        interval=found.interval,
+        bound=found.lower,
         threshold=rule.threshold,
+        allowed=rule.threshold,
+        margin=f"at least {rule.threshold:g}",
         alpha=rule.alpha,
         p_value=found.p_value,
+        verdict=verdict,
+        words=_explain(rule, found, verdict, description) or reason,
+        reason="; ".join(filter(None, (f"{reason} ({description})", note))),
+        claim=rule.kind,
+        workload=workload,
+        description=description,
+        starts=rule.starts,
+        units=rule.unit,
+        cap=rule.cap,
+        interval=found.interval,
         with_disturbed=found.with_disturbed,
         repeats=dict(found.repeats),
         faults=list(found.faults),
         beyond=found.beyond,
-        loads=summarize_loads(rule, loads, quiet),
-        verdict=verdict,
-        reason="; ".join([*describe_result(rule, found, gate), *_describe_totals(totals)]),
+        loads=shown,
         note=note,
     )
+
+
+def _explain(rule: ClaimRule, found: SpeedFinding, verdict: Verdict, description: str) -> str:
+    """Return the verdict in plain words; '' without a bound."""
+    if found.estimate is None or found.lower is None:
+        return ""
+    if rule.kind != "ratio":
+        within = f"{found.quiet - found.beyond} of {found.quiet} {rule.unit} within the limits"
+        return f"{within}; {description}"
+    ratio = f"{100 * found.estimate:.0f} % of the baseline's output tokens/s"
+    least = f"{100 * rule.threshold:g} %"
+    if verdict == "undecided":
+        return f"{ratio}; {found.quiet} {rule.unit} do not show that it is at least {least}"
+    return f"{ratio}; {'more' if verdict == 'pass' else 'less'} than the required {least}"
 
 
 def _describe_totals(totals: dict[str, Any]) -> Iterator[str]:

@@ -73,7 +73,7 @@ app.command("runs")(runs.runs)
 app.command("gc")(gc.gc)
 app.command("show")(show.show)
 app.command("doctor")(doctor.doctor)
-app.add_typer(registry.app, name="registry")
+app.command("registry")(registry.registry)
 
 
 def show_version(wanted: bool) -> None:

@@ -93,5 +93,5 @@ def promote(
     print(
         f"{promoted.name}@{promoted.alias} is version {promoted.versions[promoted.champion]} "
         f"({promoted.champion}{why}){replaced}\n  {promoted.registry}\n"
-        f"Next: prepare registry history {promoted.name}{given(store, asked)}"
+        f"Next: prepare registry {promoted.name} --history{given(store, asked)}"
     )

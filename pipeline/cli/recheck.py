@@ -25,8 +25,8 @@ from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import from_dict
 
 if TYPE_CHECKING:
-    from artifacts.gate_result import GateResult
     from artifacts.run_record import VariantReport
+    from eval_gates.gate_result import GateResult
     from pipeline.run.recheck import RecheckOutcome
 
 
@@ -134,9 +134,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
 
 def gate_rows(then: VariantReport, now: VariantReport) -> list[list[str]]:
     """One row per gate: difference and verdict, then and now."""
-    from artifacts.gate_result import results_of
-
-    before, after = ({gate.name: gate for gate in results_of(each)} for each in (then, now))
+    before, after = ({gate.name: gate for gate in each.gates} for each in (then, now))
     rows = [[n, *gate_cells(before.get(n)), *gate_cells(after.get(n))] for n in before | after]
     return [*rows, ["all", "", then.verdict, "", now.verdict]]
 

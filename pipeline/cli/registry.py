@@ -2,113 +2,84 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from pipeline.cli.options import JsonOption, RegisteredArgument, RegistryOption, StoreOption
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, argument, option
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import UsageError
 from pipeline.core.escape import log_line
 
 if TYPE_CHECKING:
-    from artifacts.registry import Model, Registry, Version
+    from artifacts.registry import Model, Move, Registry, Version
     from pipeline.environments.settings import Settings
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Registry: versions, aliases and how they moved.",
-)
 
-
-@app.command("list")
-def list_models(
-    registry: RegistryOption = None, store: StoreOption = None, as_json: JsonOption = False
-) -> None:
-    """List registered versions and their aliases.
-
-    Examples
-
-      prepare registry list
-
-      prepare registry list --registry http://mlflow.example:5000 --json
-    """
-    from pipeline.environments.settings import load_settings
-
-    found = open_asked(registry, load_settings(store))
-    versions = [version for name in found.names() for version in found.versions(name)]
-    if as_json:
-        print_json([version.to_dict() for version in versions])
-        return
-    rows = [
-        [v.name, v.version, ", ".join(v.aliases), v.tags.get("prepare.recipe", ""), v.source]
-        for v in versions
-    ]
-    print_table(["name", "version", "aliases", "recipe", "weights"], rows)
-
-
-@app.command("show")
-def show(
-    name: RegisteredArgument,
+def registry(
+    name: Annotated[
+        str | None, argument("Registered name. Default: list all versions.", metavar="[NAME]")
+    ] = None,
+    history: Annotated[
+        bool, option("--history", "Every move of its aliases: who, when, for which run, and why.")
+    ] = False,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one registered model: every version with its tags.
+    """List registered versions; show one model's tags, or how its aliases moved.
 
-    Example
+    Examples
 
-      prepare registry show smollm2-135m
+      prepare registry --registry http://mlflow.example:5000
+
+      prepare registry smollm2-135m
+
+      prepare registry smollm2-135m --history --json
     """
     from pipeline.environments.settings import load_settings
 
+    if history and name is None:
+        raise UsageError("--history needs a name", where="prepare registry", hint="see --help")
     found = open_asked(registry, load_settings(store))
-    versions = find_model(found, name).versions
-    if as_json:
+    if name is None:
+        versions = [version for each in found.names() for version in found.versions(each)]
+    else:
+        model = find_model(found, name)
+        versions = list(model.versions)
+    if name is not None and history:
+        print_history(model.history, as_json=as_json)
+    elif as_json:
         print_json([version.to_dict() for version in versions])
-        return
-    for version in versions:
+    elif name is None:
+        rows = [
+            [v.name, v.version, ", ".join(v.aliases), v.tags.get("prepare.recipe", ""), v.source]
+            for v in versions
+        ]
+        print_table(["name", "version", "aliases", "recipe", "weights"], rows)
+    for version in versions if name and not (history or as_json) else ():
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
         title = log_line(f"{version.name} version {version.version}{aliases}")
         print(f"{title}\n  {log_line(version.source)}")
         print_table(["tag", "value"], [[key, version.tags[key]] for key in sorted(version.tags)])
 
 
-@app.command("history")
-def history(
-    name: RegisteredArgument,
-    registry: RegistryOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show every move of a model's aliases: who, when, for which run, and why.
-
-    Examples
-
-      prepare registry history smollm2-135m
-
-      prepare registry history smollm2-135m --json
-    """
-    from pipeline.environments.settings import load_settings
-
-    found = open_asked(registry, load_settings(store))
-    entries = find_model(found, name).history
+def print_history(moves: Sequence[Move], *, as_json: bool) -> None:
+    """Print one row for each move, the oldest first."""
     if as_json:
-        print_json([entry.model_dump() for entry in entries])
+        print_json([move.model_dump() for move in moves])
         return
     rows = [
         [
-            str(entry.number),
-            entry.when[:19],
-            entry.who,
-            entry.action,
-            f"{entry.alias}: {f'{entry.replaced} to ' if entry.replaced else ''}{entry.version}",
-            entry.run,
-            entry.verdict,
-            entry.reason,
+            str(move.number),
+            move.when[:19],
+            move.who,
+            move.action,
+            f"{move.alias}: {f'{move.replaced} to ' if move.replaced else ''}{move.version}",
+            move.run,
+            move.verdict,
+            move.reason,
         ]
-        for entry in entries
+        for move in moves
     ]
     print_table(["", "when (UTC)", "who", "action", "move", "run", "verdict", "reason"], rows)
 

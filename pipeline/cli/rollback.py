@@ -58,5 +58,5 @@ def rollback(
     replaced = f", replacing version {move.replaced}" if move.replaced else ""
     print(
         f"{name}@{alias} is version {move.version} again{replaced}\n"
-        f"Next: prepare registry history {name}{given(store, registry)}"
+        f"Next: prepare registry {name} --history{given(store, registry)}"
     )

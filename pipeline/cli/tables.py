@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from artifacts.gate_result import GateResult
     from artifacts.run_record import RunReport, VariantReport
     from pipeline.core.store import Store
 
@@ -76,7 +75,6 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     """
     from rich.text import Text
 
-    from artifacts.gate_result import results_of
     from artifacts.run_outcome import (
         attribution_lines,
         baseline_lines,
@@ -85,7 +83,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     )
 
     out = console()
-    if any(results_of(variant) for variant in report.variants):
+    if any(variant.gates for variant in report.variants):
         out.print(verdict_table(report))
     else:
         print_line(out, Text(title_of(report)))
@@ -130,19 +128,30 @@ def title_of(report: RunReport) -> str:
 
 
 def verdict_table(report: RunReport) -> Table:
-    """Return one row per gate, variant by variant."""
+    """Return one row per gate, variant by variant; variant and size stand in the first."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
+    from artifacts.run_outcome import describe_weights
+
     table = Table(title=Text(title_of(report)), title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("variant", "weights", "gate", "baseline", "candidate", "difference", "verdict"):
-        right = heading in ("weights", "baseline", "candidate", "difference")
-        table.add_column(
-            heading, justify="right" if right else "left", no_wrap=heading in ("variant", "verdict")
-        )
+    headings = next(list(gate.cells()) for each in report.variants for gate in each.gates)
+    for heading in ("variant", "weights", *headings):
+        words = heading in ("variant", "gate", "verdict")
+        narrow = heading in ("variant", "verdict")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=narrow)
     for variant in report.variants:
-        add_variant(table, report, variant)
+        first = [variant.recipe, describe_weights(report, variant)]
+        for gate in variant.gates:
+            style = COLOURS[gate.verdict]
+            cells = [Text(clip(each, MAX_NAME_CHARACTERS)) for each in first]
+            for heading, cell in gate.cells(1).items():
+                text = clip(cell, MAX_NAME_CHARACTERS)
+                cells.append(Text(text, style=style if heading == "verdict" else ""))
+            table.add_row(*cells)
+            first = ["", ""]
+        table.add_section()
     return table
 
 
@@ -150,12 +159,11 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
     """Why a variant got its verdict, and each gate that did not plainly pass."""
     from rich.text import Text
 
-    from artifacts.gate_result import results_of
     from artifacts.run_outcome import verdict_word
 
     begun = Text(f"{variant.recipe}: {verdict_word(variant)}", style=COLOURS[variant.verdict])
     print_line(out, begun.append(f": {variant.reason}", style="default"))
-    for gate in results_of(variant):
+    for gate in variant.gates:
         if gate.verdict != "pass" or gate.suspicious:
             print_line(out, Text(f"  {gate.name}: {gate.words}"))
 
@@ -163,9 +171,9 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
 def floor_lines(report: RunReport) -> list[str]:
     """Return the changes by serving alone, suite by suite."""
     floors = {
-        gate.suite: gate.noise_floor
+        gate.name: gate.noise_floor
         for v in report.variants
-        for gate in v.gates
+        for gate in v.quality
         if gate.noise_floor
     }
     return [
@@ -176,13 +184,11 @@ def floor_lines(report: RunReport) -> list[str]:
 
 def length_lines(report: RunReport) -> list[str]:
     """Return how long generated answers are, gate by gate."""
-    from artifacts.gate_result import describe_lengths
-
     return [
-        f"{variant.recipe}, {gate.suite}: {words}"
+        f"{variant.recipe}, {gate.name}: {gate.lengths}"
         for variant in report.variants
         for gate in variant.gates
-        if (words := describe_lengths(gate))
+        if gate.lengths
     ]
 
 
@@ -197,31 +203,6 @@ def speed_lines(report: RunReport) -> list[str]:
         + [f"speed: {speed.note}" for speed in speeds if speed.note]
     )
     return list(notes)
-
-
-def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None:
-    """One row a gate; variant and size stand in the first."""
-    from rich.text import Text
-
-    from artifacts.gate_result import results_of
-    from artifacts.run_outcome import describe_weights
-
-    gates = results_of(variant)
-    for number, gate in enumerate(gates):
-        first = number == 0
-        cells = [
-            variant.recipe if first else "",
-            describe_weights(report, variant) if first else "",
-            *gate_cells(gate),
-        ]
-        verdict = Text(gate.verdict, style=COLOURS[gate.verdict])
-        table.add_row(*(Text(clip(cell, MAX_NAME_CHARACTERS)) for cell in cells), verdict)
-    table.add_section()
-
-
-def gate_cells(gate: GateResult) -> list[str]:
-    """Gate with what was counted, both sides, and the difference with bound and margin."""
-    return [f"{gate.title} ({gate.counted})", *gate.show_sides(1), gate.show_difference(1)]
 
 
 def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> str:

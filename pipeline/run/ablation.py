@@ -56,7 +56,7 @@ class AblationRun:
 
     def _tell(self, variant: VariantPlan, judged: VariantReport) -> None:
         name = judged.recipe
-        asked = {gate.suite for gate in judged.gates}
+        asked = {gate.name for gate in judged.quality}
         suites = [each for each in fidelity_suites(self._plan.policy) if each in asked]
         if not suites:
             self._stages.progress.note(

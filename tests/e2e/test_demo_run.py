@@ -207,7 +207,7 @@ def test_every_verdict_follows_from_the_kept_answers(demo: Demo) -> None:
 def test_one_variant_holds_the_alias(demo: Demo, cpu_profile: ServingProfile) -> None:
     promoted = [v for v in demo.report["variants"] if v["promoted"]]
     assert len(promoted) == 1
-    versions = json.loads(demo.prepare("registry", "list", "--json").stdout)
+    versions = json.loads(demo.prepare("registry", "--json").stdout)
     (champion,) = [v for v in versions if "champion" in v["aliases"]]
     assert champion["version"] == promoted[0]["registry_version"]
     assert champion["tags"]["prepare.recipe"] == promoted[0]["recipe"]
@@ -388,7 +388,7 @@ def test_the_alias_moves_back_and_forth(demo: Demo, tmp_path: Path) -> None:
     assert moved["replaced"] == before
     name = demo.report["registered_name"]
     assert told("rollback", name, "--reason", "back again")["version"] == before
-    actions = [entry["action"] for entry in told("registry", "history", name)]
+    actions = [entry["action"] for entry in told("registry", name, "--history")]
     assert actions[-1] == "rollback"
     pulled = told("pull", f"{name}@champion", str(tmp_path / "pulled"))
     assert pulled["version"] == before

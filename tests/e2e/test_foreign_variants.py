@@ -104,7 +104,7 @@ def test_sound_ones_are_served_and_promoted(
     assert {verdicts[kind] for kind in SERVED if kind not in FOUR_BITS} == {"pass"}
     assert {verdicts[kind] for kind in FOUR_BITS} <= {"pass", "undecided"}
     assert json.loads(prepare(store, "verify", "latest", "--json").stdout)["same"]
-    shown = prepare(store, "registry", "show", "demo", "--json").stdout
+    shown = prepare(store, "registry", "demo", "--json").stdout
     assert "prepare.made_by" in shown
 
     alone = ["--variant", f"autoawq={foreign / 'autoawq'}"]

@@ -103,7 +103,7 @@ def test_the_script_of_a_team(uri: str, tmp_path: Path) -> None:
     pulled = tmp_path / "pulled"
     prepare("pull", f"{name}@champion", str(pulled))
     assert CliRunner().invoke(app, ["verify", str(pulled)]).exit_code == 0
-    told = prepare("registry", "history", name)
+    told = prepare("registry", name, "--history")
     assert [each["action"] for each in told] == ["promote", "promote", "rollback"]
 
 

@@ -48,7 +48,7 @@ def test_all_of_them_in_one_run(tmp_path: Path) -> None:
     verdicts = {gate["suite"]: gate["verdict"] for gate in variant["gates"]}
     assert set(verdicts) == {"quiz", "sums"}
     assert verdicts["quiz"] == "pass"
-    (version,) = prepare("registry", "list", *registry)
+    (version,) = prepare("registry", *registry)
     assert version["aliases"] == ["champion"]
     assert json.loads(version["tags"]["prepare.serving"])["engine"] == "outside"
     assert list(models.rglob("oci-layout"))

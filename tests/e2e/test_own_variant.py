@@ -78,7 +78,7 @@ def test_sound_ones_are_promoted_and_broken_ones_are_not(
     verdicts = {each["recipe"]: each["verdict"] for each in report["variants"]}
     assert verdicts == {"demo-fp8": "pass", "cache": "pass"}
     assert prepare(store, "verify", "latest")[1]["same"]
-    _, shown, _ = prepare(store, "registry", "show", "demo")
+    _, shown, _ = prepare(store, "registry", "demo")
     champion = json.dumps(shown)
     assert "Demo-FP8" in champion
     assert "prepare.made_by" in champion

@@ -23,8 +23,8 @@ def saying_no() -> VariantReport:
         registry_version=None,
         gates=[
             gate_report(verdict="fail", reason="lost 3 points, 100 % sure: too much"),
-            gate_report(suite="code", verdict="undecided", reason="needs more questions"),
-            gate_report(suite="rouge", verdict="fail", tier="advisory", reason="worse summaries"),
+            gate_report(name="code", verdict="undecided", reason="needs more questions"),
+            gate_report(name="rouge", verdict="fail", tier="advisory", reason="worse summaries"),
         ],
     )
 
@@ -39,7 +39,7 @@ def undecided() -> VariantReport:
         gates=[
             gate_report(verdict="undecided", reason="needs more questions"),
             gate_report(
-                suite="code", verdict="undecided", tier="supporting", reason="needs more, too"
+                name="code", verdict="undecided", tier="supporting", reason="needs more, too"
             ),
         ],
     )

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from eval_gates.gate_report import GateReport
+from eval_gates.gate_result import QualityResult
 from eval_gates.gate_rule import gate_rule_of
 from eval_gates.suites.humaneval import HumanEvalSuite
 from eval_gates.suites.mmlu import Mmlu, MmluSuite
@@ -51,7 +51,7 @@ def judged_rows(
     family: Family = "fp8",
     alpha: float = 0.05,
     again: Sequence[dict[str, Any]] = (),
-) -> GateReport:
+) -> QualityResult:
     return judge_suite(
         "suite",
         suite,
@@ -66,7 +66,7 @@ def judged_rows(
 
 def judged(
     before: Sequence[float], after: Sequence[float], suite: AnySuite = ROUGE, **changes: Any
-) -> GateReport:
+) -> QualityResult:
     return judged_rows(answers(before), answers(after), suite, **changes)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from artifacts.run_record import RunReport, StageReport, VariantReport
-from eval_gates.gate_report import GateReport
-from eval_gates.speed.report import LoadSummary, SpeedGateReport
+from eval_gates.gate_result import QualityResult, explain_quality
+from eval_gates.speed.report import LoadSummary, SpeedGateResult
 
 DIGEST = "0123456789abcdef" * 4
 COMMAND = {
@@ -21,10 +21,10 @@ COMMAND = {
 }
 
 
-def gate_report(**changes: Any) -> GateReport:
+def gate_report(**changes: Any) -> QualityResult:
     """MMLU, passed."""
     fields: dict[str, Any] = {
-        "suite": "mmlu",
+        "name": "mmlu",
         "metric": "acc",
         "prompt_format": "letter",
         "tier": "critical",
@@ -34,7 +34,7 @@ def gate_report(**changes: Any) -> GateReport:
         "looks": 3,
         "baseline": 0.6512,
         "candidate": 0.6498,
-        "difference": -0.0014,
+        "estimate": -0.0014,
         "recovery": 0.99785,
         "value": "candidate - baseline",
         "bound": -0.0043,
@@ -44,7 +44,8 @@ def gate_report(**changes: Any) -> GateReport:
         "alpha": 0.05,
         "p_value": 0.02,
         "method": "Gaffke's bound",
-        "interval": (-0.0043, 0.0015),
+        "lower": -0.0043,
+        "upper": 0.0015,
         "flips": 45,
         "gains": 21,
         "noise_floor": None,
@@ -52,19 +53,31 @@ def gate_report(**changes: Any) -> GateReport:
         "verdict": "pass",
         "reason": "the drop is below the margin",
     }
-    return GateReport.model_validate(fields | changes)
+    fields |= changes
+    n, planned = fields["n"], fields["planned"]
+    counted = f"{n:,} of {planned:,}" if n < planned else f"{n:,}"
+    gate = QualityResult.model_validate({"counted": counted, **fields})
+    is_recovery = gate.value != "candidate - baseline"
+    return explain_quality(gate, float(gate.value.split()[2]) if is_recovery else None)
 
 
-def speed_claim(**changes: Any) -> SpeedGateReport:
+def speed_claim(**changes: Any) -> SpeedGateResult:
     """Half as fast again as the baseline, passed."""
     points = [load_point("baseline", 2050.2), load_point("candidate", 3075.4)]
     fields: dict[str, Any] = {
-        "gate": "ratio.chat",
-        "kind": "ratio",
+        "name": "speed ratio.chat",
+        "claim": "ratio",
         "workload": "chat",
         "description": "chat: at least 1 of the baseline's output tokens/s in the typical start",
         "tier": "critical",
-        "unit": "blocks",
+        "units": "blocks",
+        "counted": "5 blocks",
+        "unit": "tokens/s",
+        "scale": "ratio",
+        "baseline": 2050.2,
+        "candidate": 3075.4,
+        "margin": "at least 1",
+        "words": "150 % of the baseline's output tokens/s; more than the required 100 %",
         "starts": "fresh",
         "n": 5,
         "cap": 5,
@@ -79,7 +92,9 @@ def speed_claim(**changes: Any) -> SpeedGateReport:
         "verdict": "pass",
         "reason": "1.500 of the baseline's output tokens/s; lower bound 1.400",
     }
-    return SpeedGateReport.model_validate(fields | changes)
+    fields |= changes
+    same = {"bound": fields["lower"], "allowed": fields["threshold"]}
+    return SpeedGateResult.model_validate({**same, **fields})
 
 
 def load_point(side: str, rate: float) -> LoadSummary:
@@ -103,7 +118,9 @@ def variant_report(**changes: Any) -> VariantReport:
         "gates": [gate_report()],
         "speed": [speed_claim()],
     }
-    return VariantReport.model_validate(fields | changes)
+    fields |= changes
+    fields["gates"] = [*fields["gates"], *fields.pop("speed")]
+    return VariantReport.model_validate(fields)
 
 
 def failed_variant_report(**changes: Any) -> VariantReport:

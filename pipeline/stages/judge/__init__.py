@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from eval_gates.cost import CostReport
-from eval_gates.gate_report import GateReport, Verdict
+from eval_gates.cost import CostResult
+from eval_gates.gate_result import QualityResult, Verdict
 from eval_gates.gate_rule import GateRule, gate_rule_of
 from eval_gates.spec_decode_stats import SpecDecodeStats
-from eval_gates.speed.report import SpeedGateReport
+from eval_gates.speed.report import SpeedGateResult
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
@@ -44,6 +46,9 @@ class JudgeParameters(Record):
         }
 
 
+AnyGate = Annotated[QualityResult | SpeedGateResult | CostResult, Field(discriminator="kind")]
+
+
 class JudgeRuntime(Record):
     """What is recorded with the attempt if this stage counts it first."""
 
@@ -57,9 +62,9 @@ class JudgeResult(Record):
     reason: str
     p_value: float | None = None
     history: History = Field(description="what was judged against this baseline before")
-    gates: list[GateReport] = Field(fail_fast=True)
-    speed: list[SpeedGateReport] = Field([], fail_fast=True, description="claims on it")
-    cost: list[CostReport] = Field([], fail_fast=True, description="on tokens per solved task")
+    gates: list[AnyGate] = Field(
+        fail_fast=True, description="in the policy's order: quality, speed, cost"
+    )
     spec_decode: dict[str, SpecDecodeStats] = Field(
         {}, description="of the variant, by suite; nothing is decided by it"
     )
@@ -70,4 +75,4 @@ def policy_digest(judge: StageRecord) -> str:
     return digest_json(judge.parameters.get("policy"))
 
 
-JUDGE = Stage("judge", 3, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 4, JudgeParameters, JudgeRuntime, JudgeResult)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS
-from eval_gates.cost import CostReport, cost_rule_of, judge_cost
+from eval_gates.cost import CostResult, cost_rule_of, judge_cost
+from eval_gates.gate_result import GateResult
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.gate_rule import apply_gate_rate, build_rule
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
-from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
+from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.verdicts import judge_suite, overall
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -109,7 +110,7 @@ def judge_evidence(
     if found := list(mismatches):
         raise ValueError("; ".join(found))
     questions = {name: ASKED.result_of(record(f"questions.{name}")) for name in policy.suites}
-    gates = [
+    gates: list[GateResult] = [
         judge_suite(
             name,
             suite,
@@ -122,17 +123,15 @@ def judge_evidence(
         )
         for name, suite in policy.suites.items()
     ]
-    speed = speed_of(parameters, roles, record, inputs.loads)
-    cost = cost_of(parameters, inputs)
-    verdict, reason, p_value = overall(gates, speed, cost)
+    gates += speed_of(parameters, roles, record, inputs.loads)
+    gates += cost_of(parameters, inputs)
+    verdict, reason, p_value = overall(gates)
     return JudgeResult(
         verdict=verdict,
         reason="; ".join(filter(None, (reason, history.words))),
         p_value=p_value,
         history=history,
         gates=gates,
-        speed=speed,
-        cost=cost,
         spec_decode=drafted_by(policy.suites, record),
     )
 
@@ -152,7 +151,7 @@ def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeSta
     return {name: drafted for name, drafted in found.items() if drafted is not None}
 
 
-def cost_of(parameters: JudgeParameters, inputs: StageInputs) -> list[CostReport]:
+def cost_of(parameters: JudgeParameters, inputs: StageInputs) -> list[CostResult]:
     """Return a report for each suite of the policy's gate on tokens per solved task."""
     cost, reports = parameters.policy.cost, []
     for name in cost.suites if cost is not None else ():
@@ -167,7 +166,7 @@ def cost_of(parameters: JudgeParameters, inputs: StageInputs) -> list[CostReport
 
 def speed_of(
     parameters: JudgeParameters, roles: set[str], record: Record, loads: Loads
-) -> list[SpeedGateReport]:
+) -> list[SpeedGateResult]:
     """Return a report for each speed gate of the policy; one that was not measured is undecided.
 
     Raises:

@@ -19,16 +19,9 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.card import card_text, fence, hub_entries, serve_command, write_card
-from artifacts.evidence.card_text import (
-    describe_calibration,
-    describe_hardware,
-    describe_kv_cache,
-    describe_license,
-    describe_optimization,
-)
 from artifacts.evidence.verify import read_verdict
 from artifacts.verdict_inputs import VerdictInputs
-from pipeline.checkpoint.source_info import SourceInfo, find_source, front_matter
+from pipeline.checkpoint.source_info import find_source, front_matter
 from pipeline.checkpoint.weights_folder_files import RESULTS
 from pipeline.core.hardware import Hardware
 from pipeline.core.stage import TypedStageRecord
@@ -36,8 +29,6 @@ from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.quantize import QuantizeResult
 from recipes.quantization import Calibration
 from recipes.quantizers.awq import AwqQuantization
-from recipes.quantizers.gptq import GptqQuantization
-from recipes.quantizers.unquantized import NoQuantization
 
 RECIPE = "fp8-dynamic"
 
@@ -92,10 +83,6 @@ class TestFrontMatter:
         assert result.dataset_name == "HumanEval, 96 of 164 questions"
         assert result.metric_type == "pass@1"
         assert result.metric_value == 50.0
-
-    def test_what_the_verdict_is_against(self, run: FakeRun) -> None:
-        assert "against the unquantized model" in card_of(run).content
-        assert "against the released FP8 weights" in card_of(run, quantized="FP8").content
 
     def test_an_unknown_base_is_left_out(self, run: FakeRun) -> None:
         data = card_of(run).data.to_dict()
@@ -206,22 +193,8 @@ class TestBody:
         assert ("the scales of queries, keys and values are 1.0" in card) is not scales
         assert "| KV cache | `fp8` |" in text  # on a CPU
 
-    def test_evaluation(self, text: str) -> None:
-        (row,) = [line for line in text.splitlines() if line.startswith("| code pass@1")]
-        cells = [each.strip() for each in row.strip("|").split("|")]
-        assert cells[1:5] == ["96", "50.00 %", "50.00 %", "+0.00"]
-        assert cells[-1] == "pass"
-
-    def test_creation_and_reproduction(self, text: str) -> None:
-        assert "prepare model ./source --recipe awq-w4a16 --profile cpu --policy demo" in text
-        assert "| llmcompressor | 0.14.0.1 |" in text
-        assert "prepare verify ." in text
-
     def test_no_path_of_this_machine(self, run: FakeRun, text: str) -> None:
         assert str(run.root.parent) not in text
-
-    def test_a_passing_one_has_no_override(self, text: str) -> None:
-        assert "in spite of" not in text
 
     def test_tables_are_whole(self, text: str) -> None:
         """No blank line within a table, and each row has as many cells as its head."""
@@ -295,39 +268,3 @@ def asked_otherwise(kept: TypedStageRecord[Any, Any], **changes: Any) -> TypedSt
 
 
 MADE = QuantizeResult(weights_digest="d", weights_bytes=1)
-
-
-class TestWords:
-    def test_group_size_is_the_one_that_was_used(self) -> None:
-        words = AWQ.format_description(64)
-        assert words == "4-bit weights in groups of 64, with zero points, 16-bit activations"
-
-    def test_gptq_with_smoothquant(self) -> None:
-        recipe = GptqQuantization(
-            kind="gptq", scheme="W8A8", smoothing_strength=0.8, calibration=Calibration()
-        )
-        words = describe_optimization(recipe, MADE)
-        assert "8-bit activations" in words
-        assert "SmoothQuant (arXiv 2211.10438) before it, strength 0.8" in words
-
-    def test_calibration(self) -> None:
-        calibration = Calibration(dataset="org/texts", samples=256, max_tokens=512)
-        recipe = AwqQuantization(kind="awq", calibration=calibration)
-        assert "256 blocks of 512 tokens from `org/texts`" in describe_calibration(recipe, MADE)
-        assert describe_calibration(NoQuantization(), MADE) == ""
-
-    def test_license(self) -> None:
-        assert (
-            describe_license(SourceInfo(ref="x", digest="d", license="mit"))
-            == "mit, as the source's"
-        )
-
-    def test_a_cache_in_16_bits_is_just_that(self, run: FakeRun) -> None:
-        for arguments in ({"kv-cache-dtype": "auto"}, {"kv-cache-dtype": "bfloat16"}, {}):
-            serving = ServingArguments(dict(arguments), {})
-            on_a_gpu = deployable(run, hardware=Hardware(accelerator="cuda"), serving=serving)
-            words = describe_kv_cache(on_a_gpu, NoQuantization())
-            assert words == f"`{arguments.get('kv-cache-dtype', 'auto')}`"
-
-    def test_machines(self) -> None:
-        assert describe_hardware(Hardware(accelerator="cuda", gpu="NVIDIA H100")) == "NVIDIA H100"

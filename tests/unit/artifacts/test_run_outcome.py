@@ -57,32 +57,6 @@ def test_a_run_that_is_not_over_has_no_verdict() -> None:
         verdict_of(run_report(exit_code=None, status="running"))
 
 
-@pytest.mark.parametrize(
-    ("run", "sentence", "step"),
-    [
-        (
-            "promoted",
-            "fp8-dynamic passed and was promoted as smollm2-135m version 1",
-            "`prepare registry show smollm2-135m`",
-        ),
-        (
-            "not promoted",
-            "fp8-dynamic, w8a8 passed; nothing was promoted",
-            "`prepare promote 20261121-100000-000001`",
-        ),
-        ("fail", "no variant passed, and at least one failed its gates", "which gate failed"),
-        ("undecided", "no variant passed or failed: undecided", "Run the same command again: "),
-        ("not made", "at least one could not be made or served", "`prepare runs"),
-        ("refused", "there is no such folder", "name a folder that is there"),
-        ("gate", "candidate passed; nothing was promoted", "`prepare verify"),
-    ],
-)
-def test_one_sentence_and_a_next_step(run: str, sentence: str, step: str) -> None:
-    report = RUNS[run]
-    assert sentence in headline(report)
-    assert step in " ".join(next_steps(report))
-
-
 def test_who_passed_and_who_was_promoted() -> None:
     assert list_passed(RUNS["not promoted"]) == ["fp8-dynamic", "w8a8"]
     assert champion_of(RUNS["not promoted"]) is None

@@ -103,20 +103,6 @@ def test_the_exit_code_and_the_files_say_the_same(
     assert (job / "summary.md").read_text().startswith(f"## prepare: {verdict}\n")
 
 
-def test_the_figures_of_a_failed_gate_are_in_every_place(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finished(monkeypatch, failed())
-    model("--junit", "deep/er/junit.xml")
-    assert "the drop is above 1 point" in (job / "summary.md").read_text()
-    case = ET.parse(job / "deep/er/junit.xml").find(".//testcase[@name='mmlu']")
-    assert case is not None
-    assert case.find("failure") is not None
-    assert case.find("properties/property[@name='bound']") is not None
-    assert outputs(job)["junit"] == "deep/er/junit.xml"
-    assert not (job / "home" / "store" / "runs").exists()
-
-
 def test_a_second_command_of_the_step_appends(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job / "summary.md").write_text("before\n")
     finished(monkeypatch, failed())
@@ -192,18 +178,6 @@ def test_what_cannot_be_written_is_said_and_the_verdict_stays(
     assert "warning: junit.xml could not be written: Is a directory" in result.stderr
     assert "summary.md could not be written: No such file or directory" in result.stderr
     assert outputs(job)["junit"] == ""
-
-
-def test_gate_tells_as_much(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(monkeypatch, failed(kind="gate"))
-    sides = ("--baseline", "http://a", "--candidate", "http://b", "--tokenizer", str(job))
-    result = CliRunner().invoke(app, ["gate", *sides, "--junit", "junit.xml"])
-    assert result.exit_code == 4
-    assert ET.parse(job / "junit.xml").getroot().get("name") == "prepare gate"
-    assert outputs(job)["verdict"] == "fail"
-    refused = CliRunner().invoke(app, ["gate", *sides, "--family", "fp2"])
-    assert refused.exception is not None
-    assert outputs(job)["exit_code"] == "2"
 
 
 # --- what comes to no report --------------------------------------------------------------------

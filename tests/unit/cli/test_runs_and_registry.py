@@ -274,11 +274,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
 
 
 def test_registered_versions_are_listed(registry: Registry) -> None:
-    lines = words("registry", "list", "--registry", registry.uri)
+    lines = words("registry", "--registry", registry.uri)
     assert lines[0] == "name version aliases recipe weights"
     assert lines[2].startswith("smollm2-135m 2 champion fp8-dynamic ")
     assert any(line.startswith("smollm2-135m 1 previous awq-w4a16 ") for line in lines)
-    listed = value("registry", "list", "--registry", registry.uri)
+    listed = value("registry", "--registry", registry.uri)
     assert [(v["name"], v["version"], v["aliases"]) for v in listed] == [
         ("smollm2-135m", "2", ["champion"]),
         ("smollm2-135m", "1", ["previous"]),
@@ -290,27 +290,27 @@ def test_a_registered_model_is_shown_with_its_tags(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREPARE_REGISTRY", registry.uri)
-    lines = words("registry", "show", "smollm2-135m")
+    lines = words("registry", "smollm2-135m")
     assert lines[0] == "smollm2-135m version 2 (champion)"
     assert "prepare.recipe fp8-dynamic" in lines
     assert "smollm2-135m version 1 (previous)" in lines
-    shown = value("registry", "show", "smollm2-135m")
-    assert shown == value("registry", "list")
+    shown = value("registry", "smollm2-135m")
+    assert shown == value("registry")
     assert shown[0]["tags"] == {MANIFEST_TAG: "fp8-dynamic", "prepare.recipe": "fp8-dynamic"}
 
 
 def test_the_history_is_told(registry: Registry) -> None:
-    lines = words("registry", "history", "smollm2-135m", "--registry", registry.uri)
+    lines = words("registry", "smollm2-135m", "--history", "--registry", registry.uri)
     assert lines[0] == "when (UTC) who action move run verdict reason"
     assert lines[2].startswith("1 20")
     assert lines[2].endswith("ann promote champion: 1 20261121-1 pass all gates passed")
     assert "champion: 1 to 2" in lines[3]
-    told = value("registry", "history", "smollm2-135m", "--registry", registry.uri)
+    told = value("registry", "smollm2-135m", "--history", "--registry", registry.uri)
     assert [(entry["replaced"], entry["version"]) for entry in told] == [(None, "1"), ("1", "2")]
 
 
 @pytest.mark.parametrize(
-    "command", [("registry", "show"), ("registry", "history"), ("rollback",)], ids=" ".join
+    "command", [("registry",), ("registry", "--history"), ("rollback",)], ids=" ".join
 )
 def test_an_unknown_name_names_the_known(registry: Registry, command: tuple[str, ...]) -> None:
     error = complaint(UsageError, *command, "nope", "--registry", registry.uri)
@@ -322,7 +322,7 @@ def test_an_unknown_name_names_the_known(registry: Registry, command: tuple[str,
 def test_a_registry_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file.db").write_text("no database, and long enough to look like one" * 40)
     uri = f"sqlite:///{tmp_path / 'file.db'}"
-    error = complaint(RegistryError, "registry", "list", "--registry", uri)
+    error = complaint(RegistryError, "registry", "--registry", uri)
     assert error.where == uri
 
 
@@ -335,7 +335,7 @@ def test_rolling_back_and_nothing_further(registry: Registry, tmp_path: Path) ->
     error = complaint(RegistryError, "rollback", "smollm2-135m", *at)
     assert "has no version to go back to" in error.message
     assert value("rollback", "smollm2-135m", "--to", "2", *at)["version"] == "2"
-    told = value("registry", "history", "smollm2-135m", *at)
+    told = value("registry", "smollm2-135m", "--history", *at)
     assert [(entry["action"], entry["reason"]) for entry in told[2:]] == [
         ("rollback", "too slow"),
         ("rollback", ""),

@@ -167,8 +167,8 @@ def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "words",
     [
-        ("registry", "list", "--registry"),
-        ("registry", "show", "x", "--registry"),
+        ("registry", "--registry"),
+        ("registry", "x", "--registry"),
         ("pull", "x@champion", "./d", "--registry"),
         ("plan",),
     ],

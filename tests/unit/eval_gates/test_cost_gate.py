@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from eval_gates.cost import CostReport, CostRule, cost_rule_of, judge_cost, work_of
+from eval_gates.cost import CostResult, CostRule, cost_rule_of, judge_cost, work_of
 from eval_gates.statistics.cost import cost_ratio, tokens_ratio
 from eval_gates.suites.humaneval import HumanEvalSuite
 from recipes.cost import CostGate
@@ -26,7 +26,7 @@ def rows(tokens: list[list[int]], scores: list[float], **fields: Any) -> list[di
     ]
 
 
-def judged(longer: float, n: int = 600, solved: float = 1.0) -> CostReport:
+def judged(longer: float, n: int = 600, solved: float = 1.0) -> CostResult:
     """Return the report on a variant whose answers are that much longer."""
     lengths = 100 + 20 * np.sin(np.arange(n))
     draw = np.random.default_rng(1).normal(1, 0.3, n)
@@ -43,22 +43,22 @@ def judged(longer: float, n: int = 600, solved: float = 1.0) -> CostReport:
 def test_a_variant_is_judged_by_its_tokens(longer: float, solved: float, verdict: str) -> None:
     found = judged(longer, solved=solved)
     assert found.verdict == verdict
-    assert found.cost.ratio == pytest.approx(longer / solved, rel=0.05)
+    assert found.estimate == pytest.approx(longer / solved, rel=0.05)
     assert found.tokens.ratio == pytest.approx(longer, rel=0.05)
     assert "another cap or effort are not comparable" in found.reason
 
 
 def test_few_problems_have_no_interval() -> None:
     found = judged(1.6, n=499)
-    assert (found.verdict, found.cost.lower, found.cost.upper) == ("undecided", None, None)
-    assert found.cost.ratio is not None
+    assert (found.verdict, found.lower, found.upper) == ("undecided", None, None)
+    assert found.estimate is not None
     assert "too few" in found.reason
 
 
 def test_a_side_that_solves_nothing_has_no_cost() -> None:
     found = judged(1.0, solved=0.0)
-    assert (found.verdict, found.cost.ratio) == ("undecided", None)
-    assert found.candidate.tokens_per_solved_task is None
+    assert (found.verdict, found.estimate) == ("undecided", None)
+    assert found.candidate is None
 
 
 def test_a_truncated_answer_is_unsolved_and_samples_are_means() -> None:

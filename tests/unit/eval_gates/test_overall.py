@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_reports import gate_report, speed_claim
 
-from eval_gates.gate_report import GateReport, Tier, Verdict
-from eval_gates.speed.report import SpeedGateReport
+from eval_gates.gate_result import QualityResult, Tier, Verdict
+from eval_gates.speed.report import SpeedGateResult
 from eval_gates.verdicts import overall
 
 
 def gate(
     suite: str, verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01
-) -> GateReport:
-    return gate_report(suite=suite, verdict=verdict, tier=tier, p_value=p_value)
+) -> QualityResult:
+    return gate_report(name=suite, verdict=verdict, tier=tier, p_value=p_value)
 
 
-def fast(verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01) -> list[SpeedGateReport]:
+def fast(verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01) -> list[SpeedGateResult]:
     return [speed_claim(verdict=verdict, tier=tier, p_value=p_value)]
 
 
@@ -39,7 +39,7 @@ class TestOverall:
         self, mmlu: Verdict, rouge: Verdict, speed: Verdict, verdict: Verdict, words: str
     ) -> None:
         gates = [gate("mmlu", mmlu), gate("rouge", rouge)]
-        assert overall(gates, fast(speed)) == (verdict, words, 0.01)
+        assert overall([*gates, *fast(speed)]) == (verdict, words, 0.01)
 
     @pytest.mark.parametrize(
         ("tier", "rouge", "verdict", "words"),
@@ -71,7 +71,7 @@ class TestOverall:
 
     @pytest.mark.parametrize(("tier", "verdict"), [("critical", "fail"), ("advisory", "pass")])
     def test_the_claims_tier(self, tier: Tier, verdict: Verdict) -> None:
-        assert overall([gate("mmlu", "pass")], fast("fail", tier))[0] == verdict
+        assert overall([gate("mmlu", "pass"), *fast("fail", tier)])[0] == verdict
 
     def test_the_p_value_is_the_largest_of_the_critical_gates(self) -> None:
         gates = [
@@ -80,15 +80,15 @@ class TestOverall:
             gate("humaneval", "undecided", "supporting", 0.6),
             gate("bleu", "fail", "advisory", 1.0),
         ]
-        assert overall(gates, fast("pass"))[2] == 0.03
+        assert overall([*gates, *fast("pass")])[2] == 0.03
 
     def test_nothing_critical_shows_nothing(self) -> None:
         assert overall([gate("mmlu", "pass", "supporting", 0.001)])[2] == 1.0
 
     @pytest.mark.parametrize("speed", [[], fast("pass")])
-    def test_no_gate_is_no_pass(self, speed: list[SpeedGateReport]) -> None:
+    def test_no_gate_is_no_pass(self, speed: list[SpeedGateResult]) -> None:
         with pytest.raises(ValueError, match="gate"):
-            overall([], speed)
+            overall(speed)
 
     @given(
         st.lists(

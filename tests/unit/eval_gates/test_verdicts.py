@@ -18,7 +18,7 @@ from kept_answers import (
     recovery,
 )
 
-from eval_gates.gate_report import AnswerLengths, NoiseFloor, Tier
+from eval_gates.gate_result import AnswerLengths, NoiseFloor, Tier
 from eval_gates.verdicts import nats_lost
 from recipes.policy import AnySuite
 
@@ -91,7 +91,7 @@ class TestNumbers:
         report = judged([1.0, 1.0, 0.0, 0.5], [0.5, 1.0, 0.0, 0.75])
         assert (report.n, report.planned) == (4, 4)
         assert (report.baseline, report.candidate) == (0.625, 0.5625)
-        assert (report.difference, report.recovery) == (-0.0625, 0.9)
+        assert (report.estimate, report.recovery) == (-0.0625, 0.9)
         assert (report.flips, report.gains) == (2, 1)
         assert report.bound <= -0.0625 <= report.upper_bound
 
@@ -101,7 +101,7 @@ class TestNumbers:
         assert report.verdict == "pass"
         assert report.value == "candidate - baseline"
         assert report.margin == "5 points"
-        assert report.threshold == -0.05 < report.bound < report.difference
+        assert report.threshold == -0.05 < report.bound < report.estimate
         assert "inside a margin of 5.00 points" in report.reason
 
     @pytest.mark.parametrize("suite", [recovery(HUMANEVAL)])

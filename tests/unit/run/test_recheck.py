@@ -236,7 +236,7 @@ class TestSomethingChanged:
         assert not [name for name, _ in statuses if name == "quantize"]
         assert (outcome.stands, outcome.exit_code) == (True, 0)
         assert outcome.now is not None
-        assert {gate.suite for gate in outcome.now.gates} == {"code"}
+        assert {gate.name for gate in outcome.now.quality} == {"code"}
         assert outcome.now.registry_version is None
 
     def test_the_policy_and_arguments_are_those_of_the_verdict(self, site: Site) -> None:

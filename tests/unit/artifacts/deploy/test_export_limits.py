@@ -28,7 +28,7 @@ def certified(*gates: tuple[dict[str, Any], dict[str, Any], str]) -> Certified:
         measured = {"name": "chat", "workload": workload, "rule": rule}
         gate = SpeedGateRule.model_validate(measured)
         rules[f"speed.{name}"] = SimpleNamespace(parameters=gate)
-        reports.append(speed_claim(gate=name, kind="slo", verdict=verdict))
+        reports.append(speed_claim(name=f"speed {name}", claim="slo", verdict=verdict))
     past: Any = SimpleNamespace(
         bundle=SimpleNamespace(variant=SimpleNamespace(speed=[*reports, speed_claim()])),
         judged=SimpleNamespace(speed=rules),

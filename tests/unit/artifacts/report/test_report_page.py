@@ -45,9 +45,9 @@ def test_every_section_and_a_way_to_it(page: PageParts) -> None:
 
 def test_the_table_of_gates(page: PageParts) -> None:
     for words in (
-        "mmlu acc_norm, supporting pass",
-        "rouge rougeL pass 30.00 %",
-        "speed ratio.short pass 40.0 tokens/s 80.0 tokens/s x 2.000 > x 2.000",
+        "mmlu acc_norm, supporting (",
+        "30.00 %",
+        "40.0 tokens/s 80.0 tokens/s x 2.000 (> x 2.000",
         "margin -15",
     ):
         assert words in page.words

@@ -9,11 +9,10 @@ from measured_loads import blocks, load_in_waves, round_of
 from sample_reports import gate_report
 from some_attempt import some_trial
 
-from artifacts.gate_result import speed_result
-from eval_gates.gate_report import Tier
+from eval_gates.gate_result import Tier
 from eval_gates.speed.gate_rule import build_rule
 from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
+from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import LimitRule, RatioRule
 from eval_gates.verdicts import overall
 from pipeline.stages.judge import JudgeParameters
@@ -42,7 +41,7 @@ def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
     )
 
 
-def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateReport]:
+def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateResult]:
     """By the policy, of what was measured of each of its claims."""
     return [
         decide_speed_gate(
@@ -60,7 +59,7 @@ def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateReport
     ]
 
 
-def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedGateReport:
+def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedGateResult:
     return decide_speed_gate(
         "ratio.chat", RATIO, workload="chat", tier=tier, loads=blocks(list(ratios))
     )
@@ -75,9 +74,9 @@ def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
         pytest.approx(0.045),
         1.0,
     )
-    assert (slo.gate, slo.verdict, slo.n, slo.unit) == ("slo.0", "pass", 6, "loads")
+    assert (slo.gate, slo.verdict, slo.n, slo.units) == ("slo.0", "pass", 6, "loads")
     assert "4 requests/s" in slo.description
-    assert SpeedGateReport.model_validate_json(ratio.model_dump_json()) == ratio
+    assert SpeedGateResult.model_validate_json(ratio.model_dump_json()) == ratio
 
 
 def test_what_was_not_measured_is_undecided() -> None:
@@ -91,7 +90,7 @@ def test_a_verdict_says_what_starts_it_is_about() -> None:
     for starts, told in (("once", True), ("fresh", False)):
         report = judged(loads, starts=starts)[0]
         assert report.starts == starts
-        for words in (report.description, report.reason, speed_result(report).counted):
+        for words in (report.description, report.reason, report.counted):
             assert ("of these starts" in words) == told
 
 
@@ -146,37 +145,36 @@ def test_points_describe_each_load() -> None:
 )
 def test_a_variant_must_be_fast_enough(factor: float, tier: Tier, verdict: str) -> None:
     ratio = of_ratio(*[factor * each for each in FASTER], tier=tier)
-    assert overall([gate_report(p_value=0.001)], [ratio])[0] == verdict
+    assert overall([gate_report(p_value=0.001), ratio])[0] == verdict
 
 
 def test_an_undecided_claim_blocks_where_it_is_critical() -> None:
     gates = [gate_report(p_value=0.001)]
     unsure = [1.1, 0.9, 1.1, 0.9, 1.0]
-    assert overall(gates, [of_ratio(*unsure)])[0] == "undecided"
-    assert overall(gates, [of_ratio(*unsure, tier="supporting")])[0] == "pass"
+    assert overall([*gates, of_ratio(*unsure)])[0] == "undecided"
+    assert overall([*gates, of_ratio(*unsure, tier="supporting")])[0] == "pass"
 
 
 def test_a_variants_p_value_counts_that_of_speed() -> None:
     """The largest of the critical gates'; speed alone shows nothing."""
     fast = of_ratio(1.1, 1.02, 1.1, 1.02, 1.06)
-    assert overall([gate_report(p_value=0.001)], [fast])[2] == fast.p_value > 0.001
-    assert overall([gate_report(p_value=0.001, tier="supporting")], [fast])[2] == 1.0
+    assert overall([gate_report(p_value=0.001), fast])[2] == fast.p_value > 0.001
+    assert overall([gate_report(p_value=0.001, tier="supporting"), fast])[2] == 1.0
     slow = of_ratio(*[0.9] * 5, tier="advisory")
-    assert overall([gate_report(p_value=0.001)], [slow])[2] == 0.001
+    assert overall([gate_report(p_value=0.001), slow])[2] == 0.001
 
 
 def test_a_result_has_the_ratio_with_its_bound() -> None:
     report = of_ratio(*FASTER)
-    result = speed_result(report)
-    assert (result.name, result.verdict, result.blocks) == ("speed ratio.chat", "pass", False)
-    assert (result.estimate, result.bound) == (report.estimate, report.lower)
-    assert speed_result(of_ratio(1.1)).bound is None
+    assert (report.name, report.verdict, report.blocks) == ("speed ratio.chat", "pass", False)
+    assert report.bound == report.lower
+    assert of_ratio(1.1).bound is None
 
 
 def test_a_result_of_limits_has_the_loads_within() -> None:
     loads = [round_of(i, ttft_s=0.1 if i else 0.9) for i in range(6)]
     (_, slo) = judged({"speed.slo.0": loads})
-    assert speed_result(slo).show_sides() == ("", "5 of 6 within limits")
+    assert slo.show_sides() == ("", "5 of 6 within limits")
     assert "1 of 6 loads beyond a limit" in slo.reason
     assert [point.within for point in slo.loads] == [False] + [True] * 5
 
