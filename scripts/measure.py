@@ -19,13 +19,13 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
     "recipes": 3_930,
     "pipeline": 33_510,
-    "eval_gates": 11_140,
+    "eval_gates": 11_105,
     "artifacts": 7_720,
     "tests": 55_340,
-    "benchmarks": 1_526,
+    "benchmarks": 1_678,
     "words_in_written_pages": 15_500,
     "words_in_docstrings": 52_090,
-    "files_in_a_folder": 35,
+    "files_in_a_folder": 36,
 }
 """The goal is 36,000 lines of the four rooms, 40,000 of tests, 2,000 of benchmarks, 13,000 words of
 pages and 30,000 of docstrings, and 25 files in a folder."""

@@ -27,18 +27,6 @@ def test_a_mean_is_over_the_groups_questions() -> None:
     assert law.is_subject
 
 
-def test_known_groups_come_first_in_their_order() -> None:
-    answers = rows(("mine", 1.0), ("a", 1.0), ("law", 1.0), ("math", 1.0))
-    order = ("math", "absent", "law")
-    found = report_groups(answers, answers, group_of, order, is_subject=False)
-    assert [(each.group, each.is_subject) for each in found] == [
-        ("math", False),
-        ("law", False),
-        ("a", False),
-        ("mine", False),
-    ]
-
-
 def test_other_questions_cannot_be_paired() -> None:
     with pytest.raises(ValueError, match="shorter"):
         report_groups(rows(("law", 1.0)), [], group_of)

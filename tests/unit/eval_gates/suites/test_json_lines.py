@@ -24,23 +24,6 @@ def test_files_are_found_by_stem_and_ending(tmp_path: Path) -> None:
     assert [path.name for path in found] == ["mmlu_a.jsonl", "mmlu_b.jsonl.gz"]
 
 
-def test_a_file_both_plain_and_gzipped_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mmlu.jsonl").touch()
-    (tmp_path / "mmlu.jsonl.gz").touch()
-
-    with pytest.raises(EvaluationDataError) as caught:
-        find_files(tmp_path, "mmlu")
-    assert caught.value.where == str(tmp_path)
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationDataError) as caught:
-        find_files(tmp_path / "absent", "mmlu")
-
-    assert caught.value.where.endswith("absent")
-    assert "--eval-data" in caught.value.hint
-
-
 @pytest.mark.parametrize("zipped", [False, True])
 def test_rows_are_read_with_their_places(tmp_path: Path, zipped: bool) -> None:
     text = '{"a": 1}\n\n{"a": "é"}\n'.encode()
@@ -61,25 +44,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
         list(read_rows(path))
 
     assert caught.value.where == f"{path}, line 2"
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("cut.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000, mtime=0)[:-20]),
-        ("text.jsonl.gz", b'{"a": 1}\n'),
-        ("latin.jsonl", '{"a": "é"}'.encode("latin-1")),
-        ("absent.jsonl", None),
-    ],
-)
-def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-
-    with pytest.raises(EvaluationDataError) as caught:
-        list(read_rows(tmp_path / name))
-
-    assert caught.value.where.endswith(name)
 
 
 @pytest.mark.parametrize("row", [{}, {"key": ""}, {"key": "  \n"}, {"key": 3}, {"key": None}])
