@@ -20,7 +20,7 @@ CEILINGS = {
     "recipes": 3_930,
     "pipeline": 33_510,
     "eval_gates": 11_105,
-    "artifacts": 7_720,
+    "artifacts": 7_270,
     "tests": 55_340,
     "benchmarks": 1_678,
     "words_in_written_pages": 15_500,
