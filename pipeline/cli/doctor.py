@@ -42,13 +42,6 @@ def doctor(
     profile: Annotated[
         str, typer.Option(help="Serving profile, by name or path, that is to be served here.")
     ] = "auto",
-    build_host: Annotated[
-        bool,
-        typer.Option(
-            "--build-host",
-            help="Look whether the environments for GPUs can be built here, on a host without one.",
-        ),
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that environments can be built and used; name the fix of each problem.
@@ -81,7 +74,7 @@ def doctor(
             where="NAME, --accelerator, --force",
             hint="add --build",
         )
-    _diagnose(settings, profile, build_host=build_host, as_json=as_json)
+    _diagnose(settings, profile, as_json=as_json)
 
 
 def _build(
@@ -116,15 +109,12 @@ def _build(
     )
 
 
-def _diagnose(settings: Settings, profile: str, *, build_host: bool, as_json: bool) -> None:
+def _diagnose(settings: Settings, profile: str, *, as_json: bool) -> None:
     from pipeline.environments.doctor_check import Severity
-    from pipeline.plan.doctor import diagnose, diagnose_build_host
+    from pipeline.plan.doctor import diagnose
     from pipeline.plan.serving_profile import load_named_profile
 
-    if build_host:
-        findings = diagnose_build_host(settings)
-    else:
-        findings = diagnose(settings, None if profile == "auto" else load_named_profile(profile))
+    findings = diagnose(settings, None if profile == "auto" else load_named_profile(profile))
     environments = _statuses(settings)
     if as_json:
         plain = [{**dataclasses.asdict(each), "path": str(each.path)} for each in environments]

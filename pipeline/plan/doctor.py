@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval_gates.sandbox import SandboxError, bubblewraps, check_sandbox
+from eval_gates.sandbox import SandboxError, check_sandbox
 from pipeline.core.cpu_features import cpu_features
-from pipeline.core.errors import EnvironmentBuildError, PrepareError, UsageError
+from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.gpus import VisibleGpu, busy_gpus
 from pipeline.core.hardware import this_node
 from pipeline.environments.definition import (
@@ -34,7 +34,6 @@ from pipeline.environments.installer import (
     find_uv,
     has_cpu_torch,
     installer_variables,
-    run_uv,
 )
 from pipeline.plan.machine import find_gpu_fault, find_missing_gpus, machine_of
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
@@ -73,22 +72,6 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
     else:
         checks.append(check_compilers)
     checks.append(lambda: profile_findings(profile))
-    return [finding for check in checks for finding in check()]
-
-
-def diagnose_build_host(settings: Settings) -> list[DoctorCheck]:
-    """Check a host without a GPU that builds an image with GPU environments."""
-    cuda = Accelerator.CUDA
-    checks: list[Callable[[], Iterator[DoctorCheck]]] = [
-        _check_python,
-        _check_uv,
-        lambda: _check_home(settings, cuda),
-        lambda: _check_disk(settings, cuda),
-        lambda: _check_environments(settings, cuda),
-        check_compilers,
-        _check_bubblewrap,
-        lambda: _check_index(cuda),
-    ]
     return [finding for check in checks for finding in check()]
 
 
@@ -199,35 +182,6 @@ def _check_uv() -> Iterator[DoctorCheck]:
         yield DoctorCheck("uv", Severity.PROBLEM, f"does not start: {error}", "reinstall uv")
     else:
         yield DoctorCheck("uv", Severity.OK, said.stdout.strip())
-
-
-def _check_bubblewrap() -> Iterator[DoctorCheck]:
-    """Find the sandbox's program; only the image's host can show whether it works."""
-    if place := next(bubblewraps(), None):
-        yield DoctorCheck("bubblewrap", Severity.OK, place)
-    else:
-        yield DoctorCheck(
-            "bubblewrap",
-            Severity.WARNING,
-            "not installed; model-written code will be refused",
-            "install it, such as Debian's bubblewrap",
-        )
-
-
-def _check_index(accelerator: Accelerator) -> Iterator[DoctorCheck]:
-    """Check that the package index has the engine's pin; only metadata is fetched."""
-    lock = define(EnvironmentName.SERVE, accelerator)
-    package = find_engine(DEFAULT).package(accelerator)
-    pin = f"{package}=={lock.pins[package]}"
-    with tempfile.TemporaryDirectory() as folder:
-        asked = ("pip", "install", "--dry-run", "--no-deps", "--refresh-package", package)
-        place = ("--python", sys.executable, "--target", folder)
-        try:
-            run_uv([*asked, *place, pin], folder=Path(folder))
-        except EnvironmentBuildError as error:
-            yield DoctorCheck("package index", Severity.PROBLEM, error.message, error.hint)
-        else:
-            yield DoctorCheck("package index", Severity.OK, f"has {pin}")
 
 
 def _check_home(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:

@@ -147,6 +147,8 @@ class PlanReport:
             yield f"environments to build first: {', '.join(missing)}"
         yield from self.refusals()
         yield from (f"note: {note}" for note in self.notes)
+        if self.faults:
+            return
         to_run = sum(not stage.cached for stage in self.stages)
         seconds = self.expected_seconds()
         words = f"about {seconds / 60:.1f} minutes" if seconds is not None else NOT_MEASURED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from pipeline.plan.doctor import (
     DoctorCheck,
     Severity,
     diagnose,
-    diagnose_build_host,
     processor_finding,
 )
 from recipes.catalog import load_profile
@@ -248,45 +246,3 @@ def test_gpus_that_stay_unused_or_are_busy(tmp_path: Path, monkeypatch: pytest.M
     assert "NVIDIA A100 stays unused" in unused.message
     assert "1 (NVIDIA A100)" in busy.message
     assert list(doctor._check_idle_and_busy([h100, h100])) == []
-
-
-class TestBuildHost:
-    """It has no GPU, and says nothing of serving; the index is a folder of files."""
-
-    @pytest.fixture
-    def index(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        folder = tmp_path / "index"
-        folder.mkdir()
-        monkeypatch.setenv("UV_DEFAULT_INDEX", folder.as_uri())
-        monkeypatch.setenv("UV_FIND_LINKS", str(folder))
-        return folder
-
-    def test_an_index_that_has_what_is_pinned(self, settings: Settings, index: Path) -> None:
-        version = define("serve", Accelerator.CUDA).pins["vllm"]
-        name = f"vllm-{version}"
-        with zipfile.ZipFile(index / f"{name}-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(
-                f"{name}.dist-info/METADATA",
-                f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n",
-            )
-            wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-            wheel.writestr(f"{name}.dist-info/RECORD", "")
-        findings = diagnose_build_host(settings)
-        found = about("package index", findings)
-        assert (found.severity, found.message) == (Severity.OK, f"has vllm=={version}")
-        assert about("environment serve-cuda", findings).severity is Severity.OK
-        assert {"uv", "disk", "C compiler", "bubblewrap"} <= {item.subject for item in findings}
-        assert not {"gpu", "torch for CPU"} & {item.subject for item in findings}
-        assert not settings.home.exists()
-
-    def test_an_index_that_lacks_it_is_a_problem(self, settings: Settings, index: Path) -> None:
-        found = about("package index", diagnose_build_host(settings))
-        assert found.severity is Severity.PROBLEM
-        assert found.hint
-
-    def test_without_the_sandboxs_program(
-        self, settings: Settings, index: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("pipeline.plan.doctor.bubblewraps", lambda: iter(()))
-        found = about("bubblewrap", diagnose_build_host(settings))
-        assert (found.severity, bool(found.hint)) == (Severity.WARNING, True)
