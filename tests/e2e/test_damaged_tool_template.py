@@ -126,7 +126,7 @@ def test_mmlu_passes_and_tools_fails(
         *("--eval-data", str(write_cases(tmp_path / "data")), "--json"),
     )
     assert answer.returncode == 4, answer.stderr
-    gates = {gate["suite"]: gate for gate in json.loads(answer.stdout)["variants"][0]["gates"]}
+    gates = {gate["name"]: gate for gate in json.loads(answer.stdout)["variants"][0]["gates"]}
     assert gates["mmlu"]["verdict"] == "pass"
     assert gates["tools"]["verdict"] == "fail"
     assert gates["tools"]["baseline"] > 0.9

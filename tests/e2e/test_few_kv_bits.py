@@ -75,7 +75,7 @@ def test_needles_fails_and_the_quiz_passes(
     )
     assert answer.returncode == 4, answer.stderr
     (variant,) = json.loads(answer.stdout)["variants"]
-    found = {gate["suite"]: gate for gate in variant["gates"]}
+    found = {gate["name"]: gate for gate in variant["gates"]}
     print({name: (gate["baseline"], gate["candidate"], gate["n"]) for name, gate in found.items()})
     assert found["quiz"]["verdict"] == "pass"
     needles = found["needles"]

@@ -45,7 +45,7 @@ def test_all_of_them_in_one_run(tmp_path: Path) -> None:
     report = prepare("model", "demo:smollm2-135m", *options, *registry)
     (variant,) = (each for each in report["variants"] if each["recipe"] == "nearest-int8")
     assert variant["promoted"]
-    verdicts = {gate["suite"]: gate["verdict"] for gate in variant["gates"]}
+    verdicts = {gate["name"]: gate["verdict"] for gate in variant["gates"]}
     assert set(verdicts) == {"quiz", "sums"}
     assert verdicts["quiz"] == "pass"
     (version,) = prepare("registry", *registry)

@@ -85,7 +85,7 @@ def judge(baseline: Server, candidate: Server, tokenizer: Path, store: Path) -> 
     )
     assert answer.returncode == 4, answer.stderr[-3000:]
     (variant,) = json.loads(answer.stdout)["variants"]
-    return {claim["gate"]: claim for claim in variant["speed"]}
+    return {gate["name"].removeprefix("speed "): gate for gate in variant["gates"]}
 
 
 def test_a_narrow_server_fails_and_one_without_a_cache_is_refused(

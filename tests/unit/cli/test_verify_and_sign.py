@@ -51,7 +51,6 @@ class TestVerify:
         assert result.exit_code == 0
         assert "the same" in result.stdout
 
-
     def test_no_value_of_a_bundle_is_a_line_of_its_own(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -72,7 +71,6 @@ class TestVerify:
         data = json.loads(result.stdout)
         assert result.exit_code == 0
         assert (data["same"], data["weights_checked"], data["signature"]) == (True, False, "none")
-
 
     def test_a_changed_byte_as_json(self, deployed: Path) -> None:
         (deployed / "config.json").write_text("{}")
