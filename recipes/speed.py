@@ -136,6 +136,11 @@ class SpeedPolicy(ConfigModel):
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name; used before the profile's and the built-in ones"
     )
+    quiet: Literal["node"] | None = Field(
+        default=None,
+        description="node: a measurement on GPUs has the whole node alone, not its GPUs only. "
+        "Without GPUs it always has",
+    )
 
     @model_validator(mode="after")
     def _something_is_claimed(self) -> SpeedPolicy:

@@ -11,8 +11,10 @@ from itertools import takewhile
 
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.randomization import SIDES
-from eval_gates.speed.rounds import arrival_times, next_timing
+from eval_gates.speed.rounds import Timing, arrival_times, next_timing
+from eval_gates.speed.server_runs import are_fresh_starts, draw_fresh
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages.block import BASELINE
 from pipeline.stages.speed import SPEED, SpeedParameters
 
 
@@ -32,13 +34,19 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
     asked, found = kept.parameters, kept.result
     rule = asked.rule
     schedule = rule.schedule([side for side in SIDES if side in asked.sides])
+    names = {BASELINE: "baseline"} if rule.compares else {}
     units, rest = divmod(len(loads), schedule.unit)
     if rest or units != found.units:
         yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
-    looks = len(schedule.sides) if asked.workload["arrivals"]["concurrency"] else 0
-    drawn = list(schedule.drawn(found.seed, loads, looks))
+    if asked.is_fresh:
+        drawn = list(draw_fresh(found.seed, loads, found.arms, {**names, found.arm: "candidate"}))
+        is_whole = are_fresh_starts(loads, schedule.unit)
+    else:
+        looks = len(schedule.sides) if asked.workload["arrivals"]["concurrency"] else 0
+        drawn = list(schedule.drawn(found.seed, loads, looks))
+        is_whole = schedule.are_consecutive(loads, found.server_runs)
     measured = [(each.side, each.block, each.order, each.seed) for each in loads]
-    if measured != drawn or not schedule.are_consecutive(loads, found.server_runs):
+    if measured != drawn or not is_whole:
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
         number = same // schedule.unit
         yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
@@ -63,6 +71,11 @@ def _comes_as_asked(load: LoadRun, asked: SpeedParameters, before: Sequence[Load
     timing = next_timing(asked.workload, before)
     if timing is None:
         return said and load.warmup_s is None
+    if asked.is_fresh:  # by the start's short load, which is not kept
+        timing = Timing(
+            max(load.warmup_s or 0.0, float(asked.workload["warmup_seconds"])),
+            max(load.measured_s or 0.0, float(asked.workload["seconds"])),
+        )
     if (load.warmup_s, load.measured_s) != (timing.warmup_s, timing.measured_s):
         return False
     rate = arrivals["rate"]

@@ -72,8 +72,17 @@ class LoadLog:
                 hint="delete the file to have them measured again",
             ) from error
 
-    def start_server_run(self, measurement: MeasurementInProgress, loads: int) -> None:
-        self._save(measurement.model_copy(update={"server_runs": measurement.server_runs + 1}))
+    def start_server_run(
+        self, measurement: MeasurementInProgress, loads: int
+    ) -> MeasurementInProgress:
+        """Count a start, and keep so many loads."""
+        begun = measurement.model_copy(update={"server_runs": measurement.server_runs + 1})
+        self._save(begun)
+        self.cut(loads)
+        return begun
+
+    def cut(self, loads: int) -> None:
+        """Keep so many loads."""
         retained = b"".join(line + b"\n" for line in self._lines()[:loads])
         with self._loads.open("a+b") as file:
             file.truncate(len(retained))

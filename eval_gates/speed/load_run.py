@@ -102,11 +102,10 @@ class LoadRun(NumericRecord):
     side: Side
     workload: str = Field(max_length=100, description="name of the workload")
     block: Count = Field(description="number of the block, from 0")
-    order: Literal[0, 1] = Field(
-        description="0: this side of the block went first, or it has one side"
-    )
+    order: Count = Field(description="place of this side in the block, from 0")
     server_run: Count = Field(
-        description="number of the server run, from 0, among all that were started"
+        description="number of the server start, from 0; with fresh starts, how often the block "
+        "was begun before"
     )
     seed: Count = Field(description="of prompts and arrivals; each block has another one")
     prompts_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of all prompts")

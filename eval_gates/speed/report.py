@@ -155,7 +155,8 @@ def decide_speed_gate(
         verdict = found.state
     shown, is_ratio = summarize_loads(rule, loads, quiet), rule.kind == "ratio"
     description = describe_gate(rule, workload, at)
-    reason = "; ".join([*describe_result(rule, found, gate), *_describe_totals(totals)])
+    killed = _describe_killed(rule, loads)
+    reason = "; ".join([*describe_result(rule, found, gate), *killed, *_describe_totals(totals)])
     sides = [find_typical(shown, side, "output_tokens_per_s") for side in get_args(Side)]
     if not is_ratio:
         sides = [None, float(found.quiet - found.beyond)]
@@ -210,6 +211,14 @@ def _explain(rule: ClaimRule, found: SpeedFinding, verdict: Verdict, description
     if verdict == "undecided":
         return f"{ratio}; {found.quiet} {rule.unit} do not show that it is at least {least}"
     return f"{ratio}; {'more' if verdict == 'pass' else 'less'} than the required {least}"
+
+
+def _describe_killed(rule: ClaimRule, loads: Sequence[LoadRun]) -> Iterator[str]:
+    """Yield how many blocks were killed, and drawn again."""
+    if rule.starts == "fresh":
+        killed = sum(unit[0].server_run for unit in rule.units(loads))
+        if killed:
+            yield f"{killed} {'block was' if killed == 1 else 'blocks were'} begun again"
 
 
 def _describe_totals(totals: dict[str, Any]) -> Iterator[str]:

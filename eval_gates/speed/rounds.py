@@ -44,17 +44,23 @@ class Timing:
 def next_timing(workload: Mapping[str, Any], loads: Sequence[LoadRun]) -> Timing | None:
     """Return the timing of the round after these loads; None at a fixed concurrency.
 
-    Over-saturated rounds are ignored, because their answers are as long as their queue. A round
-    that would be too long gets the workload's seconds.
+    Over-saturated rounds are ignored, because their answers are as long as their queue.
     """
-    arrivals = workload["arrivals"]
-    if arrivals["concurrency"]:
+    if workload["arrivals"]["concurrency"]:
         return None
-    declared = Timing(float(workload["warmup_seconds"]), float(workload["seconds"]))
     answers = [
         median_answer_s(load) for load in loads[-RECENT_LOADS:] if not is_over_saturated(load)
     ]
-    known = [answer for answer in answers if answer is not None]
+    return timing_after(workload, [answer for answer in answers if answer is not None])
+
+
+def timing_after(workload: Mapping[str, Any], known: Sequence[float]) -> Timing:
+    """Return the timing of the round after answers of these median seconds.
+
+    A round that would be too long gets the workload's seconds.
+    """
+    arrivals = workload["arrivals"]
+    declared = Timing(float(workload["warmup_seconds"]), float(workload["seconds"]))
     if not known:
         return declared
     wanted = LENGTH_FACTOR * median(known)

@@ -1,19 +1,19 @@
 """Schedule of a measurement's loads over server starts.
 
-Fresh: each load has its own server start. The starts of a block, one for each side, follow one
-another in drawn order, and their loads have the same prompts. If one ends early, another start of
-that side measures its load.
+Fresh: each load has its own server start. A block has a start of every arm, one after another in
+drawn order, and all loads have the same prompts. A killed block is drawn again.
 
 Once: the servers of all sides are up, and measure block after block in drawn order. After a kill or
 crash, another start continues after the last complete block with new prompts.
 
-Randomization follows from one seed, plus the number of the block, or the number of the start and
-all earlier loads. An omitted load would change later prompts, so verification detects it.
+Randomization follows from one seed, plus the number and the start of the block, or the number of
+the start and all earlier loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -39,7 +39,7 @@ class ServerRunRule(NumericRecord):
     )
 
     def schedule(self, sides: Sequence[str]) -> ServerRunSchedule:
-        return ServerRunSchedule(tuple(sides), is_fresh=self.starts == "fresh")
+        return ServerRunSchedule(tuple(sides))
 
     def fits_evidence(self, loads: Sequence[LoadRun]) -> bool:
         sides = {load.side for load in loads}
@@ -53,8 +53,7 @@ class ServerRun:
     number: int  # among all that were started, from 0
     sides: tuple[str, ...]  # whose servers run
     block: int  # number of its first block
-    draw: int  # randomization seed, of the start or of its block
-    order: int = 0  # position of its side in the block
+    draw: int  # randomization seed
 
 
 def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
@@ -73,43 +72,62 @@ def server_run_seed(seed: int, number: int, before: str) -> int:
     return int(digest_json([seed, number, before])[:16], 16) if number else seed
 
 
+def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[list[str], int]:
+    """Return a block's arms in order, and its loads' seed.
+
+    Args:
+        seed: of the measurement.
+        block: its number.
+        start: how often the block was begun before.
+        arms: all that the measurement has; those that do not take part leave the others' order.
+    """
+    chance = random.Random(f"{seed} {block} {start}")  # noqa: S311  # traffic, no secret
+    traffic, order = chance.getrandbits(32), sorted(arms)
+    chance.shuffle(order)
+    return order, traffic
+
+
+def draw_fresh(
+    seed: int, loads: Sequence[LoadRun], arms: Iterable[str], sides: Mapping[str, str]
+) -> Iterator[DrawnLoad]:
+    """Yield the randomization of each load of fresh starts, if these are all of two sides.
+
+    Args:
+        arms: as for `draw_block`.
+        sides: by arm that is compared, its side.
+    """
+    arms, unit = list(arms), len(sides)
+    for first in loads[::unit]:
+        order, traffic = draw_block(seed, first.block, first.server_run, arms)
+        mine = [sides[arm] for arm in order if arm in sides]
+        yield from ((side, first.block, place, traffic) for place, side in enumerate(mine))
+
+
+def are_fresh_starts(loads: Sequence[LoadRun], unit: int) -> bool:
+    """Return whether blocks follow one another, each with loads of one draw of it."""
+    blocks = [loads[at : at + unit] for at in range(0, len(loads), unit)]
+    numbers = [block[0].block for block in blocks]
+    alike = all(len({(load.block, load.server_run) for load in block}) == 1 for block in blocks)
+    return alike and numbers == sorted(set(numbers))
+
+
 @dataclass(frozen=True)
 class ServerRunSchedule:
-    """Server starts of one measurement."""
+    """Starts of servers that stay up, of one measurement."""
 
     sides: tuple[str, ...]
-    is_fresh: bool
 
     @property
     def unit(self) -> int:
         """Loads of a block."""
         return len(self.sides)
 
-    @property
-    def whole(self) -> int:
-        """Loads that are kept together: half a block of sides that are up together is no load."""
-        return 1 if self.is_fresh else self.unit
-
     def next_server_run(self, seed: int, begun: int, loads: Sequence[LoadRun]) -> ServerRun:
-        block, place = divmod(len(loads), self.unit)
-        if not self.is_fresh:
-            draw = server_run_seed(seed, begun, digest_loads(loads))
-            return ServerRun(begun, self.sides, block, draw)
-        order, _ = self.draw_block(seed + block)
-        return ServerRun(begun, (order[place],), block, seed + block, place)
-
-    def draw_block(self, seed: int) -> tuple[list[str], int]:
-        """Return a block's sides in order, and its loads' seed."""
-        unit_seed, order = Randomization(seed, self.sides).next_unit()
-        return order, unit_seed
+        draw = server_run_seed(seed, begun, digest_loads(loads))
+        return ServerRun(begun, self.sides, len(loads) // self.unit, draw)
 
     def drawn(self, seed: int, loads: Sequence[LoadRun], looks: int) -> Iterator[DrawnLoad]:
         """Yield the randomization of each load, if these are all measured loads."""
-        if self.is_fresh:
-            for block in range(len(loads) // self.unit):
-                order, unit_seed = self.draw_block(seed + block)
-                yield from ((side, block, place, unit_seed) for place, side in enumerate(order))
-            return
         block, before = 0, ""
         for server_run, group in groupby(loads, lambda load: load.server_run):
             group_loads = list(group)
@@ -128,6 +146,4 @@ class ServerRunSchedule:
         if server_runs != sorted(server_runs) or (server_runs and server_runs[-1] >= begun):
             return False
         sizes = [len(list(group)) for _, group in groupby(server_runs)]
-        if self.is_fresh:
-            return all(size == 1 for size in sizes)
         return all(size % self.unit == 0 for size in sizes)

@@ -5,7 +5,7 @@ may share. `flock` holds them, so the kernel releases them when the last process
 ends, a model server included. The files stay empty and are opened read-only: in a sticky directory
 the kernel refuses O_CREAT on another user's file (`fs.protected_regular`).
 
-    node     shared by all work; a measurement of speed on a CPU has it alone
+    node     shared by all work; a measurement on a CPU, or with `quiet: node`, has it alone
     gate     taken for a moment before `node`; a measurement keeps it while it waits for `node`,
              so that later work waits behind it
     cores    work that uses every core
@@ -76,6 +76,8 @@ class Lot:
     @contextmanager
     def quiet(self, on_wait: Waits = lambda text: None) -> Iterator[None]:
         """Have the node alone meanwhile, to measure speed; wait for the work that is on it."""
+        # Two lots that both wait would wait for each other's share.
+        fcntl.flock(self.share, fcntl.LOCK_UN)
         with self.node.acquire(GATE, on_wait):
             # Our servers have copies of the descriptor: the lock itself changes its kind.
             self.node.lock(self.share, NODE, on_wait)

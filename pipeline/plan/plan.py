@@ -105,14 +105,20 @@ class Plan:
             *self.shared.values(),
             *chain(*made),
             *chain(*measured),
+            *chain(*(self.fresh_stages(v, find).values() for v in variants)),
             *judged,
         ]
 
     def served_stages(self, variant: VariantPlan, find: Find) -> list[StageSpec]:
-        """Return the stages of the variant's first server run, in order."""
-        speed = self.speed_stages(variant, find)
+        """Return the stages that one start of the variant's server answers, in order."""
+        speed, fresh = self.speed_stages(variant, find), self.fresh_stages(variant, find)
         roles = [r for r in variant.served if r in speed or variant.stages[r].stage != SPEED.name]
-        return [variant.stages[role] for role in roles]
+        return [variant.stages[role] for role in roles if role not in fresh]
+
+    def fresh_stages(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
+        """Return the speed gates of `speed_stages` whose loads each have a fresh start."""
+        speed = self.speed_stages(variant, find).items()
+        return {role: spec for role, spec in speed if SPEED.parameters_of(spec).is_fresh}
 
     def speed_stages(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
         """Return the stages of the policy's speed gates, by role.

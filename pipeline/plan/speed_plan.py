@@ -34,6 +34,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.attempts import NOTHING, AttemptLedger, Counted, Remeasured, Trial
+from pipeline.stages.block import BlockParameters
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from recipes.catalog import load_workload
 from recipes.policy import Policy
@@ -306,6 +307,20 @@ class Sides:
             Path(self.candidate.screen.store),
         )
 
+    def measurement(self, claim: SpeedGatePlan, trial: Trial, number: int) -> BlockParameters:
+        """Return the gate's measurement by blocks, which is one for all variants of the trial."""
+        return BlockParameters(
+            name=claim.name,
+            workload=dump_workload(claim)[0],
+            rule=claim.rule,
+            baseline=self.baseline.identity,
+            trial=trial,
+            environment=self.environment,
+            machine=self.machine,
+            other_weights=list(self.other_weights),
+            measurement=number,
+        )
+
 
 def speed_stages(
     sides: Sides,
@@ -332,11 +347,17 @@ def speed_stages(
             record = store.find_current(spec.stage, spec.key)
             return record is not None
 
-        gate = ROLE + claim.gate
-        spec = sides.stage(claim, ledger.next_number(trial, claim.gate, is_over, remeasured))
+        number = ledger.next_number(trial, claim.gate, is_over, remeasured)
+        spec = sides.stage(claim, number)
         counted = Counted(trial=trial, gate=claim.gate, run=run)
         runtime = {**spec.runtime, "counted": counted.model_dump(mode="json")}
-        stages[gate] = spec.model_copy(update={"runtime": runtime})
+        if claim.rule.starts == "fresh":
+            measurement = sides.measurement(claim, trial, number).model_dump(mode="json")
+            # A tuning's trial has one variant, whichever candidate it is.
+            name = sides.candidate.variant
+            arm = name if name in trial.variants else min(trial.variants)
+            runtime |= {"measurement": measurement, "arm": arm}
+        stages[ROLE + claim.gate] = spec.model_copy(update={"runtime": runtime})
     return stages
 
 

@@ -1,9 +1,9 @@
 """The pieces of a run, up to its verdicts: what is ready, by the plan and the store.
 
 Questions come first. Then each variant is made and its weights are checked; the baseline answers
-everything from one server start, a variant after it, and loads follow on the same resources. What
-can fail early does not fail after an hour of other work. A variant's failure does not stop the
-others; the baseline's, or that of what all share, ends the run.
+everything from one server start, a variant after it. When all have answered, blocks of fresh starts
+follow. What can fail early does not fail after an hour of other work. A variant's failure does not
+stop the others; the baseline's, or that of what all share, ends the run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pipeline.environments.definition import Accelerator
 from pipeline.plan.data_sources import check_laid_out
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.power import check_counted
+from pipeline.run.blocks import Blocks
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import BrokenModelError, Serving
 from pipeline.run.stage_run import StageRunner
@@ -54,6 +55,7 @@ class Pieces:
         self._check_others = check_laid_out
         self._going = list(plan.variants)
         self._is_checked = False
+        self._blocks: Blocks | None = None
 
     def do(self, copy: Copy, before_each: Callable[[], object] = lambda: None) -> None:
         """Work up to the verdicts.
@@ -69,6 +71,11 @@ class Pieces:
             self._log.note_counted(sorted(self._plan.trial.variants))
         self._check_sandbox()
 
+        def give_up(variant: VariantPlan, error: PrepareError) -> None:
+            copy.fail(_name_of_serving(variant), error)
+
+        self._blocks = Blocks(self._plan, self._stages, self._serving, give_up)
+
         def find(failures: Failures) -> list[Piece]:
             before_each()
             return self.find(failures)
@@ -82,7 +89,12 @@ class Pieces:
         self._check_laid_out()
         self._drop_broken()
         self._drop_failed(failures)
-        return [*self._find_making(), *self._find_verdicts(failures), *self._find_serving()]
+        return [
+            *self._find_making(),
+            *self._find_verdicts(failures),
+            *self._find_serving(),
+            *self._find_blocks(failures),
+        ]
 
     # --- checks -------------------------------------------------------------------------------
 
@@ -138,7 +150,7 @@ class Pieces:
 
     def _find_verdicts(self, failures: Failures) -> Iterator[Piece]:
         for variant in list(self._going):
-            if self._is_asked(variant):
+            if self._is_asked(variant) and self._is_measured(variant):
                 spec = self._judge_stage(variant)
                 if self._stages.reuse(spec) is not None:
                     self._note_verdict(variant)
@@ -160,6 +172,21 @@ class Pieces:
             is_made = not self._undone(self._making(variant))
             if is_made and self._serving.undone(self._served(variant)):
                 yield self._serving_piece(variant)
+
+    def _find_blocks(self, failures: Failures) -> list[Piece]:
+        """Return blocks once every variant that goes on has answered: they share the baseline's.
+
+        Raises:
+            PrepareError: a block failed, other than by one of its variants.
+        """
+        assert self._blocks is not None
+        if not all(map(self._is_asked, self._going)):
+            return []
+        found = list(self._blocks.find(self._going))
+        for piece in found:
+            if error := failures.get(piece.name):
+                raise error
+        return found
 
     def _serving_piece(self, variant: VariantPlan) -> Piece:
         def do(lot: Lot) -> None:
@@ -200,6 +227,10 @@ class Pieces:
             or self._serving.undone(self._served(self._plan.baseline))
             or self._serving.undone(self._served(variant))
         )
+
+    def _is_measured(self, variant: VariantPlan) -> bool:
+        fresh = self._plan.fresh_stages(variant, self._stages.find_reusable)
+        return not self._undone(list(fresh.values()))
 
     def _judge_stage(self, variant: VariantPlan) -> StageSpec:
         return self._plan.judge_stage(variant, self._stages.find_reusable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -30,7 +30,6 @@ from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evaluate.run import is_answered
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
-from pipeline.stages.speed.run import course_of
 from recipes.engine_arguments import count_gpus
 from recipes.engines import find_engine
 
@@ -179,8 +178,8 @@ class Serving:
     def __init__(self, plan: Plan, stages: StageRunner, endpoints: Endpoints, node: Node) -> None:
         self._plan = plan
         self._stages = stages
-        self._endpoints = endpoints
-        self._node = node
+        self.endpoints = endpoints
+        self.node = node
 
     def undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
         """Return stages from the first unfinished one on.
@@ -219,7 +218,7 @@ class Serving:
 
         with ExitStack() as held:
             words = held.enter_context(doing(f"serves {variant.recipe.name}"))
-            lot = held.enter_context(self._node.take(self.needs(variant, specs), words, tell))
+            lot = held.enter_context(self.node.take(self.needs(variant, specs), words, tell))
             assert lot is not None
             self.run(variant, specs, lot)
         self.check_screened(variant)
@@ -255,7 +254,7 @@ class Serving:
         finally:
             # We may be told to end several times, and the servers are to be gone before us.
             with hold_interruptions():
-                self._endpoints.close()
+                self.endpoints.close()
 
     def _is_spared(self, variant: VariantPlan, spec: StageSpec) -> bool:
         """Whether it is a load of a variant that failed a blocking suite."""
@@ -272,46 +271,42 @@ class Serving:
     def _run(self, variant: VariantPlan, spec: StageSpec, lot: Lot) -> StageRecord:
         if not needs_endpoint(spec, self._stages.store):
             return self._stages.run(spec)
-        on_cores = self._stages.accelerator is not Accelerator.CUDA
         try:
             with ExitStack() as held:
-                if spec.stage == SPEED.name and on_cores and variant.arguments is not None:
-                    held.enter_context(lot.quiet(self._tell))
+                if spec.stage == SPEED.name and self.is_alone and variant.arguments is not None:
+                    held.enter_context(lot.quiet(self.tell_of_quiet))
                 record = self._stages.run(spec, lambda: self._open(variant, spec))
         except TooLongError as error:
             if variant.arguments is None or EVALUATE.runtime_of(spec).halved:
                 raise
             self._stages.progress.note(f"{error.message}; once more, with half the tokens")
-            self._endpoints.close()
+            self.endpoints.close()
             halved = {**spec.runtime, "halved": True}
             return self._run(variant, spec.model_copy(update={"runtime": halved}), lot)
         except PrepareError:
-            self._endpoints.check_alive()  # a dead server is the better explanation
+            self.endpoints.check_alive()  # a dead server is the better explanation
             raise
-        self._endpoints.check_alive()  # else something else may have answered
-        if is_fresh(spec):
-            self._endpoints.close()
+        self.endpoints.check_alive()  # else something else may have answered
         return record
 
-    def _tell(self, who: str) -> None:
+    @property
+    def is_alone(self) -> bool:
+        """Whether a measurement of speed has the node alone."""
+        speed = self._plan.policy.speed
+        wanted = speed is not None and speed.quiet == "node"
+        return wanted or self._stages.accelerator is not Accelerator.CUDA
+
+    def tell_of_quiet(self, who: str) -> None:
+        """Note for whom a measurement waits."""
         self._stages.progress.note(f"waiting for quiet: {who}")
 
     def _open(self, variant: VariantPlan, spec: StageSpec) -> dict[str, Any]:
         """Return the servers that the stage asks; a speed stage may have more than one."""
         if spec.stage != SPEED.name:
-            return self._endpoints.open(variant.to_serve)
+            return self.endpoints.open(variant.to_serve)
         sides = {"baseline": self._plan.baseline.to_serve, "candidate": variant.to_serve}
-        wanted: Iterable[str] = SPEED.parameters_of(spec).sides
-        if is_fresh(spec):
-            self._endpoints.check_alive()
-            self._endpoints.close()
-            wanted = course_of(spec, self._stages.store).next_sides()
-        return {"endpoints": {name: self._endpoints.open(sides[name]) for name in wanted}}
-
-
-def is_fresh(spec: StageSpec) -> bool:
-    """Whether each load of the stage has a new server start."""
-    return spec.stage == SPEED.name and SPEED.parameters_of(spec).is_fresh
+        wanted = SPEED.parameters_of(spec).sides
+        return {"endpoints": {name: self.endpoints.open(sides[name]) for name in wanted}}
 
 
 def needs_endpoint(spec: StageSpec, store: Store) -> bool:

@@ -14,7 +14,8 @@ from pipeline.core.private_files import private_umask
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
-from pipeline.stages.context import advance
+from pipeline.stages.block import BLOCK
+from pipeline.stages.context import Servers, advance
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import SPEED
 
@@ -42,6 +43,8 @@ def title_of(spec: StageSpec) -> str:
         return f"{spec.stage} {EVALUATE.runtime_of(spec).suite}"
     if spec.stage == SPEED.name:
         return f"{spec.stage} {SPEED.runtime_of(spec).claim}"
+    if spec.stage == BLOCK.name:
+        return f"{BLOCK.runtime_of(spec).claim} block {BLOCK.parameters_of(spec).number + 1}"
     return spec.stage
 
 
@@ -68,41 +71,41 @@ class StageRunner:
         self.progress = progress
         self._found: dict[str, StageRecord] = {}
 
-    def run(self, spec: StageSpec, extra_runtime: ExtraRuntime | None = None) -> StageRecord:
+    def run(
+        self,
+        spec: StageSpec,
+        extra_runtime: ExtraRuntime | None = None,
+        servers: Servers | None = None,
+    ) -> StageRecord:
         """Run the stage, or reuse its result.
 
         Args:
-            extra_runtime: called each time that the stage must run; for an endpoint, it opens it.
+            extra_runtime: called if the stage must run; for an endpoint, it opens it.
+            servers: that the stage starts by itself.
 
         Raises:
             PrepareError: as the stage reported it.
         """
-        record = self.reuse(spec)
-        while record is None:
-            ready = self._add_runtime(spec, extra_runtime() if extra_runtime else {})
-            started = time.monotonic()
-            self.log.note_running([f"{spec.variant}: {title_of(spec)}"])
-            try:
-                is_ours = self.do(ready)
-            except BaseException:
-                self._report(spec, "failed", started)
-                raise
-            self._report(spec, "ran" if is_ours else "reused", started)
-            record = self.store.find(spec.stage, spec.key)
-            if record is not None:
-                self._found[spec.key] = record
-                return record
-            if not self.store.unfinished_folder(spec.stage, spec.key).exists():
-                record = self.find_finished(spec)
-        return record
+        if (record := self.reuse(spec)) is not None:
+            return record
+        ready = self._add_runtime(spec, extra_runtime() if extra_runtime else {})
+        started = time.monotonic()
+        self.log.note_running([f"{spec.variant}: {title_of(spec)}"])
+        try:
+            is_ours = self.do(ready, servers)
+        except BaseException:
+            self._report(spec, "failed", started)
+            raise
+        self._report(spec, "ran" if is_ours else "reused", started)
+        return self.find_finished(spec)
 
-    def do(self, spec: StageSpec) -> bool:
+    def do(self, spec: StageSpec, servers: Servers | None = None) -> bool:
         """Carry out a stage that has to run; return whether no other process did meanwhile.
 
         Raises as the stage.
         """
         with private_umask(self.store.root):
-            return advance(spec, self.store, self.progress)[1]
+            return advance(spec, self.store, self.progress, servers)[1]
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
         """Return the stage's record if it need not run; else None, after removing its remains.

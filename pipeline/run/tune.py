@@ -48,6 +48,7 @@ from pipeline.plan.tuning import (
     misfit,
     skip_reason,
 )
+from pipeline.run.blocks import measure_blocks
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession
@@ -296,6 +297,7 @@ class TuningRun:
     def _hold(self, variant: VariantPlan) -> None:
         stages = self._plan.served_stages(variant, self._stages.find_reusable)
         self._serving.hold(variant, stages)
+        measure_blocks(variant, self._plan, self._stages, self._serving)
 
     def _tuned(self, winner: TunedArm) -> ServingProfile:
         gain = f"tuned for {self._report.workload}: at least {self._report.min_gain or 0:.3f} "

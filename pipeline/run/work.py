@@ -128,7 +128,7 @@ class Copy:
         except PrepareError as error:
             if is_interruption(error):
                 raise
-            self._fail(piece, error)
+            self.fail(piece.name, error)
         finally:
             attempt.unlink(missing_ok=True)
 
@@ -143,12 +143,13 @@ class Copy:
         logs = self.folder
         died = f"each of {TRIES} processes that did this was killed"
         hint = "look for the reason in the system's log, often it is too little memory"
-        self._fail(piece, StageError(f"{piece.title}: {died}", where=str(logs), hint=hint))
+        self.fail(piece.name, StageError(f"{piece.title}: {died}", where=str(logs), hint=hint))
         return None
 
-    def _fail(self, piece: Piece, error: PrepareError) -> None:
+    def fail(self, name: str, error: PrepareError) -> None:
+        """Write down that a piece failed."""
         make_folder(self.folder / FAILED)
-        write_atomically(self.folder / FAILED / piece.name, json.dumps(error.to_dict()))
+        write_atomically(self.folder / FAILED / name, json.dumps(error.to_dict()))
 
 
 def forget_tries(folder: Path) -> None:

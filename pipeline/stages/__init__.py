@@ -28,8 +28,8 @@ class StageImplementation(Protocol):
     next.
     """
 
-    def run(self, context: StageContext[Any, Any], /) -> Record | None:
-        """Return the declared result; None, with RESUMED, to run again with other servers."""
+    def run(self, context: StageContext[Any, Any], /) -> Record:
+        """Return the declared result."""
 
 
 def stage_code(name: str) -> StageImplementation:

@@ -7,14 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 from pipeline.core import errors
 from pipeline.core.credentials import credential_variables
 from pipeline.core.digest import digest_json
+from pipeline.core.errors import PrepareError
 from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
 from pipeline.core.file_locks import held_descriptors
 from pipeline.core.plugins import PLUGINS
@@ -30,6 +32,16 @@ WORKER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
 BOOTSTRAP = Path(__file__).parents[1] / "workers" / "bootstrap.py"
 
 
+class Servers(Protocol):
+    """Model servers that a stage starts one after another."""
+
+    def up(self, arm: str) -> AbstractContextManager[dict[str, Any]]:
+        """Serve the arm meanwhile; yields facts on its endpoint, raises ServingError."""
+
+    def leave(self, arm: str, error: PrepareError) -> None:
+        """Give the arm up; raises the error if the stage cannot do without it."""
+
+
 @dataclass
 class StageContext(Generic[Parameters, Runtime]):
     """A stage's parameters, inputs, output folder and progress."""
@@ -40,6 +52,8 @@ class StageContext(Generic[Parameters, Runtime]):
     progress: Progress
     notes: list[str] = field(default_factory=list)
     peak_memory_bytes: int | None = None
+    servers: Servers | None = None
+    earlier_seconds: float = 0.0  # that its work took in other stages
 
     @property
     def parameters(self) -> Parameters:
@@ -172,18 +186,16 @@ class StageContext(Generic[Parameters, Runtime]):
 
 def execute(spec: StageSpec, progress: Progress) -> StageRecord:
     """Run a stage that needs no server into the store; raises as `advance`."""
-    record, _ = advance(spec, Store(Path(spec.store)), progress)
-    if record is None:
-        raise errors.StageError(f"the stage '{spec.stage}' is not over")
-    return record
+    return advance(spec, Store(Path(spec.store)), progress)[0]
 
 
-def advance(spec: StageSpec, store: Store, progress: Progress) -> tuple[StageRecord | None, bool]:
+def advance(
+    spec: StageSpec, store: Store, progress: Progress, servers: Servers | None = None
+) -> tuple[StageRecord, bool]:
     """Run one stage into its store, or find the record that another process made meanwhile.
 
     Returns:
-        the record, None if the stage must run again with other servers (StageImplementation); and
-        whether it was run here.
+        the record, and whether it was run here.
 
     Raises:
         PrepareError: the stage failed; its files stay in `<key>.*.partial`.
@@ -194,16 +206,15 @@ def advance(spec: StageSpec, store: Store, progress: Progress) -> tuple[StageRec
         if folder is not None:
             started = time.monotonic()
             context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
+            context.servers = servers
             result = code.run(context)
-            if result is None:
-                return None, True
             record = StageRecord(
                 **spec.model_dump(include={"stage", "variant", "key", "parameters"}),
                 inputs=spec.inputs,
                 input_digests=context.input_digests(),
                 result=result.model_dump(mode="json"),
                 notes=context.notes,
-                seconds=time.monotonic() - started,
+                seconds=time.monotonic() - started + context.earlier_seconds,
                 finished=datetime.now(UTC).isoformat(timespec="seconds"),
                 peak_memory_bytes=context.peak_memory_bytes,
             )

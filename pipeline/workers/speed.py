@@ -1,8 +1,8 @@
 """Worker: measures blocks until a speed gate has its number, inside the `serve` environment.
 
-A block is one load per side with the same prompts, in drawn order. If each load has a new
-server start, one server runs and receives one load, after a short one that warms it up. Each block
-has a separate seed: with one seed, every prompt would be in the server's cache.
+A block is one load per side with the same prompts, in drawn order. With fresh starts, one server
+runs and receives one load, after a short one that warms it up. Each block has a separate seed: with
+one seed, every prompt would be in the server's cache.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Measure on the running servers, until the rule has its blocks or this start's load is done.
 
     Args:
-        spec: name and workload, rule (eval_gates/speed/gate_rule.py), sides, server run
-            (eval_gates/speed/server_runs.py), endpoints by side, tokenizer (folder),
-            trust_remote_code, on_gpus (whether its servers use this process's GPUs).
+        spec: name and workload, endpoints by side, tokenizer (folder), trust_remote_code, on_gpus
+            (whether its servers use this process's GPUs); and of a fresh start `start`, else rule
+            (eval_gates/speed/gate_rule.py), sides, server run (eval_gates/speed/server_runs.py).
 
     Returns:
         the version of what draws prompts.
@@ -75,26 +75,28 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         disturbed = disturbances(before, gpu_states(gpus), load["seconds"])
         return {**load, "interference": list(disturbed)}
 
-    measure_server_run(spec, measure, progress, output)
+    measure_loads(spec, measure, progress, output)
     return {"prompts_drawn_by": f"vllm {vllm.__version__}"}
 
 
-def measure_server_run(
-    spec: dict[str, Any], measure: Measure, progress: Progress, output: Path
-) -> None:
-    """Measure all loads of one server start; each block is on disk before the next."""
+def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
+    """Measure the load of one fresh start, or all of servers that stay up.
+
+    Each block is on disk before the next.
+    """
     from eval_gates.speed.gate_rule import parse_rule
     from eval_gates.speed.load_log import LoadLog
     from eval_gates.speed.server_runs import ServerRun
 
-    rule, book = parse_rule(spec["rule"]), LoadLog(output)
-    schedule, server_run = rule.schedule(spec["sides"]), ServerRun(**spec["server_run"])
+    book = LoadLog(output)
     loads = book.loads()
+    if start := spec.get("start"):
+        book.append([measure_fresh(spec, start, loads, measure)])
+        return
+    rule = parse_rule(spec["rule"])
+    schedule, server_run = rule.schedule(spec["sides"]), ServerRun(**spec["server_run"])
     task = f"speed {spec['name']}"
     progress.advance(task, len(loads) // schedule.unit, rule.cap, "warms up")
-    if schedule.is_fresh:
-        book.append([measure_fresh(spec, server_run, loads, measure)])
-        return
     units = generate_units(spec, server_run, measure, loads)
     while rule.needs_more(loads):
         progress.advance(task, len(loads) // schedule.unit, rule.cap, rule.unit)
@@ -122,33 +124,32 @@ def generate_units(
 
 
 def measure_fresh(
-    spec: dict[str, Any], server_run: ServerRun, before: Sequence[LoadRun], measure: Measure
+    spec: dict[str, Any], start: dict[str, Any], before: Sequence[LoadRun], measure: Measure
 ) -> LoadRun:
-    """Measure the one load of a side's server start."""
-    (side,) = server_run.sides
-    draw = Randomization(server_run.draw, spec["sides"])
-    seed, _ = draw.next_unit()
-    warm_up_at_a_rate(spec["workload"], side, measure, draw.next_probe)
-    known = max((len(load.requests) / load.seconds for load in before), default=0.0)
-    requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe, known)
-    if server_run.order == 1:
-        requests = len(before[-1].requests)  # both sides of a block are asked the same
-    size = size_of(spec, before[: len(before) - server_run.order], seed, requests)
-    where = {"server_run": server_run.number, "block": server_run.block}
-    return load_of(spec, measure, size, side, seed=seed, order=server_run.order, **where)
+    """Measure the one load of an arm's server start, after a short one that warms it up.
 
+    Args:
+        start: side, seed, order, block and server_run of the load; look, the seed of the short one.
+        before: loads of the block's arms that were measured; all are asked the same.
+    """
+    from eval_gates.speed.rounds import arrival_times, timing_after
 
-def warm_up_at_a_rate(
-    workload: dict[str, Any], side: str, measure: Measure, look: Callable[[], int]
-) -> None:
-    """Send a short load that does not count; at a fixed concurrency the first look does it."""
-    from eval_gates.speed.rounds import arrival_times
-
-    rate, seconds = workload["arrivals"]["rate"], float(workload["warmup_seconds"])
-    if rate and seconds:
-        seed = look()
-        at = arrival_times(seed, float(rate), seconds)
-        measure(side, len(at), seed, at)
+    workload, side, seed = spec["workload"], start["side"], start["seed"]
+    if not (rate := workload["arrivals"]["rate"]):
+        looked = count_requests(workload, [side], measure, lambda: start["look"])
+        size = Size(len(before[0].requests) if before else looked)
+    else:
+        answers = []
+        if seconds := float(workload["warmup_seconds"]):
+            at = arrival_times(start["look"], float(rate), seconds)
+            requests = measure(side, len(at), start["look"], at)["requests"]
+            times = zip(requests["start_s"], requests["end_s"], strict=True)
+            answers = [end - begin for begin, end in times if end is not None]
+        timing = timing_after(workload, answers)
+        at = arrival_times(seed, float(rate), timing.total_s)
+        size = Size(len(at), timing, at)
+    where = {name: start[name] for name in ("server_run", "block", "order")}
+    return load_of(spec, measure, size, side, seed=seed, **where)
 
 
 def load_of(
@@ -211,12 +212,11 @@ def count_requests(
     sides: Sequence[str],
     measure: Measure,
     look: Callable[[], int],
-    known: float = 0.0,
 ) -> int:
     """Return the number of requests at a fixed concurrency, the same on both sides; else 0.
 
     A short load of each side measures its speed, and warms it up. The faster side is to be busy for
-    the workload's seconds. `known` is the requests per second of an earlier server start.
+    the workload's seconds.
     """
     from eval_gates.speed.load_run import LENGTH_FACTOR, MAX_REQUESTS, MIN_LOAD_WAVES
 
@@ -225,7 +225,7 @@ def count_requests(
         return 0
     first = FIRST_LOOK * max(at_once, int(workload.get("prefixes", 1)))
     looked: float = max(first / measure(side, first, look(), ())["seconds"] for side in sides)
-    wanted = LENGTH_FACTOR * max(known, looked) * float(workload["seconds"])
+    wanted = LENGTH_FACTOR * looked * float(workload["seconds"])
     waves = max(MIN_LOAD_WAVES, 2 + math.ceil(wanted / at_once))
     waves += NATURAL_WAVES * (workload.get("output") == "natural")
     return min(MAX_REQUESTS, waves * at_once)

@@ -1,25 +1,29 @@
-"""Fresh starts, by the real load client: a process a start, which asks what the other side of its
-block was asked."""
+"""A block of fresh starts, by the real load client: a process a start, and all arms are asked the
+same."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from answering_socket import answering
 
-from eval_gates.speed.invalid_reasons import find_side_differences
-from eval_gates.speed.load_run import LOADS, read_loads
 from eval_gates.speed.rules import RatioRule
+from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
-from pipeline.core.stage_record import StageSpec
-from pipeline.core.store import Store
+from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.store import RECORD, Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.serving.served_model import ServedModel, ServerRuntime
+from pipeline.serving.served_model import ServedModel
+from pipeline.stages.attempts import trial_of
+from pipeline.stages.block import BlockArm, BlockParameters, BlockRuntime
+from pipeline.stages.block.run import block_spec, find_blocks
 from pipeline.stages.context import advance
-from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
-from pipeline.stages.speed.run import course_of
+from recipes.catalog import load_policy
 from recipes.workload import Arrivals, RandomWorkload
 
 pytestmark = [
@@ -34,38 +38,61 @@ SMALL = RandomWorkload(
 RULE = RatioRule(min_ratio=0.5, alpha=0.05, blocks=2)
 
 
-def stage(store: Path, tokenizer: Path, socket: Path) -> StageSpec:
-    """The stage, with the server up that it calls for next."""
-    served = ServedModel()
-    parameters = SpeedParameters(
+class Answering:
+    """Each arm is a server of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.started = folder, list[str]()
+
+    @contextmanager
+    def up(self, arm: str) -> Iterator[dict[str, Any]]:
+        self.started.append(arm)
+        with answering(self.folder / f"s{len(self.started)}") as socket:
+            yield {"url": "http://localhost", "model": "m", "socket": str(socket)}
+
+    def leave(self, arm: str, error: PrepareError) -> None:
+        raise error
+
+
+def test_all_arms_of_a_block_are_asked_the_same(demo_model: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    screen = finished_screen(store)
+    arms = ("baseline", "awq", "fp8")
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    runtime = BlockRuntime(
+        arms={arm: BlockArm(served=ServedModel(), screen=screen) for arm in arms},
+        tokenizer=str(demo_model),
+        environment="serve",
+        python=str(python),
+    )
+    policy = load_policy("demo")
+    measurement = BlockParameters(
         name="small",
         workload=SMALL.model_dump(),
         rule=RULE,
-        sides={"candidate": served, "baseline": served},
+        baseline=ServedModel(),
+        trial=trial_of({"model": "m"}, {"fp8": "a", "awq": "b"}, policy),
     )
-    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    runtime = SpeedRuntime(tokenizer=str(tokenizer), environment="serve", python=str(python))
-    spec = SPEED.spec("fp8", parameters, {}, runtime, store)
-    (side,) = course_of(spec, Store(store)).next_sides()
-    endpoints = {side: ServerRuntime(url="http://localhost", model="m", socket=str(socket))}
-    up = runtime.model_copy(update={"endpoints": endpoints})
-    return SPEED.spec("fp8", parameters, {}, up, store)
+    servers = Answering(tmp_path)
+    for number in range(2):
+        advance(
+            block_spec(measurement, number, runtime, store.root), store, NullProgress(), servers
+        )
+    blocks = list(find_blocks(measurement, store, {}))
+    assert [sorted(block.result.arms) for block in blocks] == [sorted(arms)] * 2
+    assert len(servers.started) == 6
+    assert [len({load.prompts_sha256 for load in block.loads}) for block in blocks] == [1, 1]
+    assert len({block.loads[0].prompts_sha256 for block in blocks}) == 2
+    assert not any(error for b in blocks for load in b.loads for error in load.requests.error)
 
 
-def test_both_sides_of_a_block_are_asked_the_same(demo_model: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    record, server_runs = None, 0
-    while record is None:
-        with answering(tmp_path / f"s{server_runs}") as socket:
-            record, _ = advance(stage(store, demo_model, socket), Store(store), NullProgress())
-        server_runs += 1
-    found = SpeedResult.model_validate(record.result)
-    # The client's lag is long against a server that answers immediately: a block may be refused.
-    assert server_runs == found.server_runs == 2 * found.units
-    loads = read_loads(Store(store).stage_folder("speed", record.key) / LOADS)
-    blocks = RULE.units(loads)
-    assert len(blocks) == found.units >= 2
-    assert not [cause for block in blocks for cause in find_side_differences(block)]
-    assert len({block[0].prompts_sha256 for block in blocks}) == len(blocks)
-    assert [load.server_run for load in loads] == list(range(server_runs))
-    assert not any(error for load in loads for error in load.requests.error)
+def finished_screen(store: Store) -> StageReference:
+    """A stage with a record, which is all that a block asks of it."""
+    folder = store.stage_folder("screen", "k")
+    folder.mkdir(parents=True)
+    record = StageRecord(
+        **{"stage": "screen", "variant": "v", "key": "k", "parameters": {}, "inputs": {}},
+        **{"input_digests": {}, "result": {}, "notes": [], "seconds": 1.0, "finished": ""},
+    )
+    (folder / RECORD).write_text(record.model_dump_json())
+    return record.as_reference()

@@ -6,16 +6,13 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from answering_socket import answering
 
 from eval_gates.speed.invalid_reasons import count_drafts
 from eval_gates.speed.load_run import LOADS, read_loads
-from eval_gates.speed.server_runs import ServerRun
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
@@ -105,12 +102,6 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
             **{"arrivals": {"rate": 4.0}, "seconds": 1, "warmup_seconds": 0},
         }
     )
-    rule: dict[str, Any] = {
-        "limits": {"ttft_ms_p95": 1e6},
-        "alpha": 0.05,
-        "blocks": 2,
-    }
-    rule |= {"kind": "slo", "starts": "fresh"}  # a start measures one load
     endpoint = {
         "url": "http://localhost",
         "socket": str(socket),
@@ -118,8 +109,16 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
         "counters": COUNTERS,
     }
     spec = {
-        **{"name": "few", "workload": workload.model_dump(), "rule": rule},
-        **{"sides": ["candidate"], "server_run": asdict(ServerRun(0, ("candidate",), 0, 1))},
+        "name": "few",
+        "workload": workload.model_dump(),
+        "start": {
+            "side": "candidate",
+            "block": 0,
+            "server_run": 0,
+            "order": 0,
+            "seed": 7,
+            "look": 6,
+        },
         "endpoints": {"candidate": endpoint},
         **{"tokenizer": str(demo_model), "trust_remote_code": False, "on_gpus": False},
     }

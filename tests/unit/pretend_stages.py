@@ -31,10 +31,10 @@ from pipeline.run.stage_run import StageRunner
 from pipeline.serving.serving_spec import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS
-from pipeline.stages.context import StageContext
+from pipeline.stages.context import Servers, StageContext
 from pipeline.verification.adopted import verify_adopted
 from pipeline.workers.evaluate import ask_until_over
-from pipeline.workers.speed import measure_server_run
+from pipeline.workers.speed import measure_loads
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
@@ -99,6 +99,7 @@ class PretendModels:
     dies_at_look: int | None = None
     loads: int = 0
     dies_at_load: int | None = None
+    dies_under_load: set[str] = field(default_factory=set)
     disturbed_loads: int = 0  # from the first one on
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
@@ -130,9 +131,9 @@ class PretendStages(StageRunner):
         super().__init__(store, lambda _: Path("python"), log, progress)
         self.models = models
 
-    def do(self, spec: StageSpec) -> bool:
+    def do(self, spec: StageSpec, servers: Servers | None = None) -> bool:
         """Pretend what needs an environment; all else is the stage's own code."""
-        run_stage(spec, self.store, self.models)
+        run_stage(spec, self.store, self.models, servers)
         return True
 
 
@@ -176,11 +177,14 @@ class PretendContext(StageContext[Any, Any]):
         workload = worker_spec["workload"]
         at_once = workload["arrivals"]["concurrency"]
         models = self.models
+        if start := worker_spec.get("start"):  # of a block, which has several variants
+            (variants[start["side"]],) = models.open_now
         assert models.open_now == {variants[side] for side in worker_spec["endpoints"]}
 
         def measure(side: str, requests: int, seed: int, at: Any) -> dict[str, Any]:
             models.loads += 1
-            if models.loads == models.dies_at_load:
+            is_dead = variants[side] in models.dies_under_load
+            if is_dead or models.loads == models.dies_at_load:
                 raise ServingError("not one of 8 requests was answered")
             seconds = models.seconds.get(variants[side], 1.0)
             load = load_in_waves(requests // at_once, at_once, seconds=seconds)
@@ -191,20 +195,20 @@ class PretendContext(StageContext[Any, Any]):
             told = {"client_lag_s": 0.0, "interference": disturbed}
             return {**measured, "prompts_sha256": f"{seed:064x}", **told}
 
-        measure_server_run(worker_spec, measure, self.progress, self.folder)
+        measure_loads(worker_spec, measure, self.progress, self.folder)
         return {"prompts_drawn_by": "vllm 0.32.0"}
 
 
-def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
+def run_stage(
+    spec: StageSpec, store: Store, models: PretendModels, servers: Servers | None = None
+) -> None:
     """Run one stage into the store."""
     resumed = getattr(stage_code(spec.stage), "RESUMED", ())
     with store.open_for_writing(spec.stage, spec.key, resumed) as folder:
         assert folder is not None
         context = PretendContext(spec, folder, store, Listener())
-        context.models = models
+        context.models, context.servers = models, servers
         result = result_of(context, models)
-        if result is None:
-            return
         record = StageRecord(
             **spec.model_dump(include={"stage", "variant", "key", "parameters", "inputs"}),
             input_digests=context.input_digests(),
@@ -216,12 +220,11 @@ def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
         write_atomically(folder / RECORD, record.model_dump_json())
 
 
-def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] | None:
-    """What the stage finds: pretended, or by its own code; None where it is not over."""
+def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
+    """What the stage finds: pretended, or by its own code."""
     stage, variant = context.spec.stage, context.spec.variant
-    if stage in ("adopt", "evaluate", "speed", "judge"):
-        found = stage_code(stage).run(context)
-        return None if found is None else found.model_dump(mode="json")
+    if stage in ("adopt", "evaluate", "speed", "block", "judge"):
+        return stage_code(stage).run(context).model_dump(mode="json")
     if stage == "questions":
         rows = models.questions_of(variant)
         write_rows(context.folder / "questions.jsonl", rows)

@@ -11,6 +11,7 @@ from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.attempts import Counted
+from pipeline.stages.block import BlockParameters
 
 # Prefix of these stages' roles, before the gate's name.
 ROLE = "speed."
@@ -37,7 +38,7 @@ class SpeedParameters(Record):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether each load has a new server start."""
+        """Whether each load has a new server start, and the stages `block` measure."""
         return self.rule.starts == "fresh"
 
     @property
@@ -60,6 +61,8 @@ class SpeedRuntime(WorkerRuntime):
     claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
     file: str | None = Field(None, description="of a workload that has one")
     counted: Counted | None = Field(None, description="None of a race, which decides nothing")
+    measurement: BlockParameters | None = Field(None, description="of fresh starts: its blocks")
+    arm: str = Field("", description="the candidate's name in them")
 
 
 class SpeedResult(Record):
@@ -71,10 +74,12 @@ class SpeedResult(Record):
     server_runs: int = Field(
         1,
         description="of the servers, that were begun; of one that ended too soon what was whole "
-        "is kept",
+        "is kept. With fresh starts, number of blocks that were begun",
     )
+    arms: list[str] = Field([], description="with fresh starts: among which the order is drawn")
+    arm: str = Field("", description="the candidate's name among them")
     loads_digest: str
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-SPEED = Stage("speed", 2, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 3, SpeedParameters, SpeedRuntime, SpeedResult)

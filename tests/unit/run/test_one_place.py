@@ -20,7 +20,6 @@ from pipeline.stages.evaluate.run import round_of
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
-from pipeline.stages.speed.run import course_of
 from recipes.speed import SpeedPolicy
 
 
@@ -50,7 +49,6 @@ def test_plan_worker_judge_card_verify_and_recheck_follow_the_policy(
     stopping = round_of(variant.stages["code"], made.store).stopping.rule
     assert stopping is not None
     assert stopping.comparison.size == margin
-    assert course_of(variant.stages["speed.ratio.chat"], made.store).rule.cap == claim.cap
     # judge
     (report,) = made.report.variants
     assert report.gates[0].threshold == -margin

@@ -17,7 +17,7 @@ from measured_loads import block
 from eval_gates.speed.gate_rule import parse_rule
 from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
-from eval_gates.speed.randomization import SIDES, Randomization
+from eval_gates.speed.randomization import Randomization
 from eval_gates.speed.server_runs import ServerRun
 from pipeline.core.errors import ServingError, StoreError
 from pipeline.core.process_environment import NetworkAccess
@@ -46,13 +46,11 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
         book, rule = LoadLog(self.folder), parse_rule(worker_spec["rule"])
-        schedule = rule.schedule(worker_spec["sides"])
         before, new = book.loads(), 0
-        units = self.load_of(server_run) if schedule.is_fresh else self.blocks_of(server_run)
-        for unit in units:
+        for unit in self.blocks_of(server_run):
             if new == self.fails_after:
                 raise ServingError("not one of 8 requests was answered: OSError")
-            if not schedule.is_fresh and not rule.needs_more(before):
+            if not rule.needs_more(before):
                 break
             book.append(unit)
             before, new = before + unit, new + 1
@@ -64,12 +62,6 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
             seed, _ = draw.next_unit()
             drawn = {"seed": seed, "server_run": server_run.number}
             yield [load.model_copy(update=drawn) for load in block(number, 1.0)]
-
-    def load_of(self, server_run: ServerRun) -> Iterator[list[LoadRun]]:
-        seed, _ = Randomization(server_run.draw, SIDES).next_unit()
-        drawn = {"seed": seed, "server_run": server_run.number, "order": server_run.order}
-        both = [load.model_copy(update=drawn) for load in block(server_run.block, 1.0)]
-        yield [load for load in both if load.side in server_run.sides]
 
 
 def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context:
@@ -89,13 +81,12 @@ def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context
     )
     store = Store(tmp_path)
     folder = store.unfinished_folder("speed", spec.key)
+    folder.mkdir(parents=True)
     return Context(spec, folder, store, Listener())
 
 
 def done(stage: Context) -> SpeedResult:
-    found = speed.run(stage)
-    assert found is not None
-    return found
+    return speed.run(stage)
 
 
 def test_it_says_whom_to_ask_and_draws_its_traffic_anew(tmp_path: Path) -> None:
@@ -191,35 +182,3 @@ class TestKilled:
         with pytest.raises(StoreError) as caught:
             LoadLog(tmp_path).loads()
         assert caught.value.where == str(tmp_path / LOADS)
-
-
-class TestFresh:
-    def test_each_load_has_a_server_of_its_own(self, tmp_path: Path) -> None:
-        stage = context(tmp_path, RANDOM, rule={"starts": "fresh"})
-        served, found = [], None
-        while found is None:
-            served.append(speed.course_of(stage.spec, stage.store).next_sides())
-            found = speed.run(stage)
-        assert (found.state, found.units, found.server_runs) == ("pass", 3, 6)
-        assert [len(sides) for sides in served] == [1] * 6
-        assert all({*served[n], *served[n + 1]} == set(SIDES) for n in (0, 2, 4))
-        assert [load.server_run for load in loads_of(stage)] == list(range(6))
-
-    def test_a_start_that_ended_early_is_replaced_by_one_of_its_side(self, tmp_path: Path) -> None:
-        stage = context(tmp_path, RANDOM, rule={"starts": "fresh"})
-        assert speed.run(stage) is None
-        sides = speed.course_of(stage.spec, stage.store).next_sides()
-        stage.fails_after = 0
-        with pytest.raises(ServingError):
-            speed.run(stage)
-        kept = loads_of(stage)
-        assert len(kept) == 1
-        stage.fails_after = None
-        assert speed.course_of(stage.spec, stage.store).next_sides() == sides
-        while (found := speed.run(stage)) is None:
-            pass
-        loads = loads_of(stage)
-        assert loads[:1] == kept
-        assert [load.server_run for load in loads] == [0, 2, 3, 4, 5, 6]
-        assert loads[0].seed == loads[1].seed
-        assert found.server_runs == 7

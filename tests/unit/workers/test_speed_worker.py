@@ -16,7 +16,7 @@ from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.rounds import arrival_times
 from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
-from pipeline.workers.speed import generate_units, measure_fresh, measure_server_run
+from pipeline.workers.speed import generate_units, measure_fresh, measure_loads
 
 AT_ONCE = {"rate": None, "concurrency": 4}
 WORKLOAD = {
@@ -144,7 +144,7 @@ class After:
     unit: str = "blocks"
 
     def schedule(self, sides: list[str]) -> ServerRunSchedule:
-        return ServerRunSchedule(tuple(sides), is_fresh=False)
+        return ServerRunSchedule(tuple(sides))
 
     def needs_more(self, loads: list[LoadRun]) -> bool:
         return len(loads) < self.loads
@@ -158,7 +158,7 @@ def test_it_measures_until_the_rule_wants_no_more_and_keeps_every_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int
 ) -> None:
     monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(loads))
-    measure_server_run(spec(), Measuring(), Listener(), tmp_path)
+    measure_loads(spec(), Measuring(), Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
     assert [load.block for load in kept] == [n for n in range(loads // 2) for _ in range(2)]
 
@@ -168,10 +168,10 @@ def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
 ) -> None:
     first, second = Measuring(), Measuring()
     monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(4))
-    measure_server_run(spec(), first, Listener(), tmp_path)
+    measure_loads(spec(), first, Listener(), tmp_path)
     monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(6))
     life = ServerRun(1, ("baseline", "candidate"), 2, 2)
-    measure_server_run({**spec(), "server_run": asdict(life)}, second, Listener(), tmp_path)
+    measure_loads({**spec(), "server_run": asdict(life)}, second, Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
     assert [(load.block, load.server_run) for load in kept[::2]] == [(0, 0), (1, 0), (2, 1)]
     seeds = [{seed for _, _, seed in each.asked} for each in (first, second)]
@@ -179,57 +179,36 @@ def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
     assert len(second.asked) == 4  # a look a side, and a block
 
 
-class TestFresh:
-    """Each load has a new server start."""
-
-    SCHEDULE = ServerRunSchedule(("baseline", "candidate"), is_fresh=True)
-
-    def measure(self, measuring: Measuring, number: int) -> list[LoadRun]:
-        loads: list[LoadRun] = []
-        for begun in range(number):
-            start = self.SCHEDULE.next_server_run(1, begun, loads)
-            loads.append(measure_fresh(spec(), start, loads, measuring))
-        return loads
-
-    def test_both_sides_of_a_block_are_asked_the_same(self) -> None:
-        measuring = Measuring({"candidate": 0.5})
-        loads = self.measure(measuring, 8)
-        pairs = list(zip(loads[::2], loads[1::2], strict=True))
-        for number, (first, second) in enumerate(pairs):
-            assert {first.side, second.side} == {"baseline", "candidate"}
-            assert (first.seed, first.block, first.order) == (second.seed, number, 0)
-            assert len(first.requests) == len(second.requests)
-        assert len({first.seed for first, _ in pairs}) == 4
-        assert [load.server_run for load in loads] == list(range(8))
-        # A short load that counts for nothing precedes each.
-        assert [requests for _, requests, _ in measuring.asked[::2]] == [8] * 8
-
-    def test_a_load_is_as_long_for_the_faster_side_once_it_is_known(self) -> None:
-        measuring = Measuring({"baseline": 0.01, "candidate": 0.001})
-        self.measure(measuring, 4)
-        assert measuring.asked[-1][1] == 1208  # 1.2 s of 1,000 a second, and 2 waves
-
-    def test_a_start_ends_after_its_load(self, tmp_path: Path) -> None:
-        given = spec()
-        given["rule"] |= {"starts": "fresh"}
-        start = self.SCHEDULE.next_server_run(1, 0, [])
-        worker_spec = {**given, "server_run": asdict(start)}
-        measure_server_run(worker_spec, Measuring(), Listener(), tmp_path)
-        assert [load.side for load in LoadLog(tmp_path).loads()] == list(start.sides)
+def fresh_load(
+    given: dict[str, Any], measuring: Measuring, side: str, before: list[LoadRun]
+) -> LoadRun:
+    where = {"side": side, "block": 3, "server_run": 1, "order": len(before)}
+    return measure_fresh(given, {**where, "seed": 7, "look": 6}, before, measuring)
 
 
-def test_each_load_of_limits_has_a_start_of_its_own() -> None:
-    """A warm-up at the rate that counts for nothing, and one load."""
-    measuring, schedule = Measuring(), ServerRunSchedule(("candidate",), is_fresh=True)
-    rate = {"rate": 2.5, "concurrency": None}
-    given, loads = spec(("candidate",), arrivals=rate), list[LoadRun]()
-    for number in range(3):
-        start = schedule.next_server_run(1, number, loads)
-        loads.append(measure_fresh(given, start, loads, measuring))
-    assert [(load.server_run, load.block, load.side) for load in loads] == [
-        (n, n, "candidate") for n in range(3)
+def test_all_arms_of_a_block_are_asked_the_same_after_a_short_load() -> None:
+    measuring, loads = Measuring({"candidate": 0.5}), list[LoadRun]()
+    for side in ("baseline", "candidate", "candidate"):
+        loads.append(fresh_load(spec(), measuring, side, loads))
+    assert [(load.block, load.server_run, load.order) for load in loads] == [
+        (3, 1, place) for place in range(3)
     ]
-    assert len({seed for _, _, seed in measuring.asked}) == len(measuring.asked) == 6
-    drawn = list(schedule.drawn(1, loads, 0))
-    assert [each[3] for each in drawn] == [load.seed for load in loads]
-    assert schedule.are_consecutive(loads, 3)
+    assert len({(load.seed, len(load.requests)) for load in loads}) == 1
+    assert [requests for _, requests, seed in measuring.asked if seed == 6] == [8] * 3
+
+
+def test_a_start_of_limits_is_warmed_up_at_the_rate() -> None:
+    measuring = Measuring()
+    given = spec(("candidate",), arrivals={"rate": 2.5, "concurrency": None})
+    load = fresh_load(given, measuring, "candidate", [])
+    assert (load.rate, load.seed) == (2.5, 7)
+    assert [seed for _, _, seed in measuring.asked] == [6, 7]
+    # Its length follows from the answers of the short load.
+    assert (load.measured_s or 0) >= given["workload"]["seconds"]
+
+
+def test_a_start_ends_after_its_load(tmp_path: Path) -> None:
+    where = {"side": "baseline", "block": 0, "server_run": 0, "order": 0}
+    told = {**spec(), "start": {**where, "seed": 7, "look": 6}}
+    measure_loads(told, Measuring(), Listener(), tmp_path)
+    assert [load.side for load in LoadLog(tmp_path).loads()] == ["baseline"]

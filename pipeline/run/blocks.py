@@ -1,0 +1,221 @@
+"""The pieces of speed gates with fresh starts: their blocks, and what each variant collects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.errors import PrepareError, StageLostError, StoreError
+from pipeline.core.interruption import hold_interruptions, is_interruption
+from pipeline.core.lots import NOTHING, Lot, Needs
+from pipeline.core.stage_record import StageSpec
+from pipeline.environments.definition import Accelerator
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.run.serving import Serving
+from pipeline.run.stage_run import StageRunner
+from pipeline.run.work import Copy, Failures, Piece
+from pipeline.serving.serving_spec import ServingSpec
+from pipeline.stages.block import BASELINE, BlockArm, BlockParameters, BlockRuntime
+from pipeline.stages.block.run import Block, block_spec, collect, digest_of, find_blocks
+from pipeline.stages.speed import SPEED
+from recipes.engine_arguments import count_gpus
+
+GiveUp = Callable[[VariantPlan, PrepareError], None]
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """A variant's stage of one speed gate, and what was measured for it."""
+
+    variant: VariantPlan
+    spec: StageSpec
+    arm: str
+    wanted: int
+    """Quiet blocks that are missing."""
+
+
+class Blocks:
+    """Finds pieces for speed gates with fresh starts.
+
+    A block has every arm whose gate is open. All copies of a run hand out the same numbers, as many
+    as quiet blocks are missing, so that none is measured that no gate needs.
+
+    Args:
+        give_up: receives a variant whose server did not start or ended.
+    """
+
+    def __init__(self, plan: Plan, stages: StageRunner, serving: Serving, give_up: GiveUp) -> None:
+        self._plan = plan
+        self._stages = stages
+        self._serving = serving
+        self._give_up = give_up
+        self._known: dict[str, Block] = {}
+
+    def find(self, variants: Sequence[VariantPlan]) -> Iterator[Piece]:
+        """Yield the pieces that are ready, of variants that passed everything else.
+
+        Raises:
+            StoreError: a block's loads are damaged.
+        """
+        measurements: dict[str, list[tuple[VariantPlan, StageSpec]]] = {}
+        for variant in variants:
+            stages = self._plan.fresh_stages(variant, self._stages.find_reusable)
+            for spec in stages.values():
+                if self._stages.reuse(spec) is None:
+                    first = block_spec(_measurement(spec), 0, BlockRuntime(), self._store.root)
+                    measurements.setdefault(first.key, []).append((variant, spec))
+        for gates in measurements.values():
+            yield from self._find(gates)
+
+    @property
+    def _store(self) -> Any:
+        return self._stages.store
+
+    def _find(self, gates: Sequence[tuple[VariantPlan, StageSpec]]) -> Iterator[Piece]:
+        measurement = _measurement(gates[0][1])
+        done = list(find_blocks(measurement, self._store, self._known))
+        open_gates = []
+        for variant, spec in gates:
+            gate = self._gate(variant, spec, measurement, done)
+            if gate.wanted:
+                open_gates.append(gate)
+            else:
+                yield self._collecting(spec)
+        wanted = max((gate.wanted for gate in open_gates), default=0)
+        numbers, number = {block.number for block in done}, 0
+        while wanted:
+            if number not in numbers:
+                yield self._block(measurement, number, open_gates)
+                wanted -= 1
+            number += 1
+
+    def _gate(
+        self,
+        variant: VariantPlan,
+        spec: StageSpec,
+        measurement: BlockParameters,
+        done: Sequence[Block],
+    ) -> _Gate:
+        arm = SPEED.runtime_of(spec).arm
+        screens = {
+            BASELINE if side == BASELINE else arm: digest_of(each, self._store)
+            for side, each in spec.inputs.items()
+        }
+        taken, loads = collect(measurement, arm, screens, done)
+        rule = measurement.rule
+        wanted = 0
+        if rule.needs_more(loads):
+            missing = rule.blocks - len(rule.quiet_blocks(loads))
+            wanted = max(1, min(missing, 2 * rule.blocks - len(taken)))
+        return _Gate(variant, spec, arm, wanted)
+
+    def _collecting(self, spec: StageSpec) -> Piece:
+        def do(lot: Lot) -> None:
+            self._stages.run(spec)
+
+        def is_done() -> bool:
+            return self._stages.reuse(spec) is not None
+
+        return Piece(f"speed.{spec.key}", f"collects loads of {spec.variant}", do, is_done)
+
+    def _block(self, measurement: BlockParameters, number: int, gates: Sequence[_Gate]) -> Piece:
+        plans = {gate.arm: gate.variant for gate in gates}
+        first = SPEED.runtime_of(gates[0].spec)
+        arms = {gate.arm: _arm(gate.spec, "candidate") for gate in gates}
+        if measurement.rule.compares:
+            plans[BASELINE] = self._plan.baseline
+            arms[BASELINE] = _arm(gates[0].spec, BASELINE)
+        runtime = BlockRuntime(
+            environment="serve",
+            arms=arms,
+            tokenizer=first.tokenizer,
+            claim=first.claim,
+            file=first.file,
+            counted=first.counted,
+        )
+        spec = block_spec(measurement, number, runtime, self._store.root)
+        servers = _Servers(self._serving, plans, self._give_up)
+
+        def do(lot: Lot) -> None:
+            with ExitStack() as held:
+                if self._serving.is_alone:
+                    held.enter_context(lot.quiet(self._serving.tell_of_quiet))
+                self._stages.run(spec, servers=servers)
+
+        def is_done() -> bool:
+            return self._store.find(spec.stage, spec.key) is not None
+
+        title = f"measures {first.claim}, block {number + 1}"
+        return Piece(f"block.{spec.key}", title, do, is_done, self._needs(plans.values()))
+
+    def _needs(self, arms: Any) -> Needs:
+        """Return what one server needs, the largest of the arms."""
+        arguments = [each.arguments for each in arms if each.arguments is not None]
+        if not arguments:
+            return NOTHING
+        if self._stages.accelerator is not Accelerator.CUDA:
+            return Needs(cores=True)
+        return Needs(gpus=max(count_gpus(each.engine_arguments) for each in arguments))
+
+
+def measure_blocks(variant: VariantPlan, plan: Plan, stages: StageRunner, serving: Serving) -> None:
+    """Measure one variant's speed gates with fresh starts, if it has any.
+
+    Raises:
+        PrepareError: a server did not start or ended.
+    """
+
+    def give_up(variant: VariantPlan, error: PrepareError) -> None:
+        raise error
+
+    blocks = Blocks(plan, stages, serving, give_up)
+
+    def find(failures: Failures) -> list[Piece]:
+        for error in failures.values():
+            raise error
+        return list(blocks.find([variant]))
+
+    Copy(stages.store, stages.log.folder, serving.node, stages.progress).work(find)
+
+
+@dataclass(frozen=True)
+class _Servers:
+    """Servers of a block's arms, one at a time."""
+
+    serving: Serving
+    plans: Mapping[str, VariantPlan]
+    give_up: GiveUp
+
+    @contextmanager
+    def up(self, arm: str) -> Iterator[dict[str, Any]]:
+        endpoints, model = self.serving.endpoints, self._model(arm)
+        try:
+            yield endpoints.open(model)
+            endpoints.check_alive()  # else something else may have answered
+        except PrepareError:
+            endpoints.check_alive()  # a dead server is the better explanation
+            raise
+        finally:
+            with hold_interruptions():
+                endpoints.close()
+
+    def leave(self, arm: str, error: PrepareError) -> None:
+        is_ours = isinstance(error, StoreError | StageLostError) or is_interruption(error)
+        if arm == BASELINE or is_ours:
+            raise error
+        self.give_up(self.plans[arm], error)
+
+    def _model(self, arm: str) -> ServingSpec:
+        return self.plans[arm].to_serve
+
+
+def _measurement(spec: StageSpec) -> BlockParameters:
+    found = SPEED.runtime_of(spec).measurement
+    assert found is not None
+    return found
+
+
+def _arm(spec: StageSpec, side: str) -> BlockArm:
+    return BlockArm(served=SPEED.parameters_of(spec).sides[side], screen=spec.inputs[side])

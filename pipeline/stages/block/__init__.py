@@ -1,0 +1,77 @@
+"""The stage that measures one block of a speed gate: a fresh start and a load of every arm.
+
+An **arm** is the baseline, or one of the variants that are judged together. Variants share the
+baseline's start. The stage `speed` of each variant collects the blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from eval_gates.speed.gate_rule import WORKLOAD, ClaimRule
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage, WorkerRuntime
+from pipeline.core.stage_record import StageReference
+from pipeline.serving.served_model import ServedModel
+from pipeline.stages.attempts import Counted, Trial
+
+BASELINE = "baseline"
+
+
+class BlockParameters(Record):
+    """The measurement, and the number of one of its blocks."""
+
+    name: str = Field(description="of the workload")
+    workload: dict[str, Any] = Field(description=WORKLOAD)
+    rule: ClaimRule = Field(discriminator="kind", description="that decides")
+    baseline: ServedModel
+    trial: Trial = Field(description="the variants that are judged together")
+    environment: str = Field("", description="identity of the load generator's")
+    machine: str = Field("", description="speeds of two machines are not compared")
+    other_weights: list[str] = Field([], description="of weights that were there: measured again")
+    measurement: int = Field(1, ge=1, description="number of the measurement")
+    number: int = Field(0, ge=0, description="of the block")
+
+    @property
+    def kind(self) -> str:
+        """What its duration depends on most."""
+        return f"{self.rule.kind} {self.name}"
+
+    @property
+    def arms(self) -> list[str]:
+        """All arms that a block can have."""
+        return [*([BASELINE] if self.rule.compares else []), *sorted(self.trial.variants)]
+
+
+class BlockArm(Record):
+    """An arm that takes part in a block."""
+
+    served: ServedModel
+    screen: StageReference = Field(description="the stage of its first answer")
+
+
+class BlockRuntime(WorkerRuntime):
+    """The arms that take part, and the workload's files."""
+
+    arms: dict[str, BlockArm] = Field({}, description="by name")
+    tokenizer: str = Field("", description="folder")
+    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
+    file: str | None = Field(None, description="of a workload that has one")
+    counted: Counted | None = None
+
+
+class BlockResult(Record):
+    """Summary of the block; `loads.jsonl` has its loads, in the order of measuring."""
+
+    arms: dict[str, str] = Field(
+        description="by arm that was measured, in that order, the digest of its screen"
+    )
+    seed: int = Field(description="that traffic and order of the measurement are drawn with")
+    starts: int = Field(description="how often the block was begun; only the last is kept")
+    loads_digest: str
+    prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
+
+
+BLOCK = Stage("block", 1, BlockParameters, BlockRuntime, BlockResult)

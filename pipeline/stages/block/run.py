@@ -1,0 +1,196 @@
+"""Measures one block: its arms are started one after another, and each receives one load.
+
+A block that was killed is thrown away whole, and drawn again. An arm whose server does not start,
+or ends, leaves; the others' loads stay. All loads of a block have the same prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from eval_gates.speed.load_log import LoadLog
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
+from eval_gates.speed.rules import RatioRule
+from eval_gates.speed.server_runs import draw_block
+from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.errors import PrepareError, StoreError
+from pipeline.core.record import Record
+from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.core.store import Store, write_atomically
+from pipeline.serving.served_model import ServerRuntime
+from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.block import BASELINE, BLOCK, BlockParameters, BlockResult, BlockRuntime
+from pipeline.stages.context import StageContext
+from pipeline.stages.load_worker import LoadedServer, measure_loads
+
+STARTS = "starts.json"
+RESUMED = (STARTS,)
+Context = StageContext[BlockParameters, BlockRuntime]
+
+
+class _Starts(Record):
+    begun: int = Field(0, description="how often the block was begun")
+
+
+def run(context: Context) -> BlockResult:
+    """Measure the block.
+
+    Raises:
+        PrepareError: the baseline was not served, or the policy allows no further attempt.
+    """
+    parameters, runtime = context.parameters, context.runtime
+    assert context.servers is not None
+    assert runtime.arms.keys() <= set(parameters.arms)
+    starts = _count_start(context.folder / STARTS)
+    seed = seed_of(parameters)
+    order, traffic = draw_block(seed, parameters.number, starts - 1, parameters.arms)
+    if runtime.counted is not None:
+        AttemptLedger(context.store).begin(runtime.counted, parameters.measurement)
+    book = LoadLog(context.folder)
+    book.cut(0)
+    measured: dict[str, str] = {}
+    facts: dict[str, Any] = {}
+    for arm in order:
+        if arm not in runtime.arms:
+            continue
+        start = {
+            "side": BASELINE if arm == BASELINE else "candidate",
+            **{"block": parameters.number, "server_run": starts - 1, "order": len(measured)},
+            **{"seed": traffic, "look": traffic ^ 1},
+        }
+        context.advance(f"speed {parameters.name}, block {parameters.number}", len(measured), None)
+        try:
+            with context.servers.up(arm) as endpoint:
+                facts = _measure(context, arm, ServerRuntime.model_validate(endpoint), start)
+        except PrepareError as error:
+            context.servers.leave(arm, error)
+            book.cut(len(measured))
+            continue
+        measured[arm] = digest_of(runtime.arms[arm].screen, context.store)
+    return BlockResult(
+        **facts,
+        arms=measured,
+        seed=seed,
+        starts=starts,
+        loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
+    )
+
+
+def seed_of(parameters: BlockParameters) -> int:
+    """Return a measurement's seed; nobody can choose it, and another measurement has another."""
+    whole = parameters.model_copy(update={"number": 0})
+    return int(digest_json(whole.model_dump(mode="json"))[:12], 16)
+
+
+def digest_of(screen: StageReference, store: Store) -> str:
+    """Return the digest of what an arm serves, and of what its server said first.
+
+    Raises:
+        StoreError: the stage is not in the store.
+    """
+    record = store.find(screen.stage, screen.key)
+    if record is None:
+        folder = store.stage_folder(screen.stage, screen.key)
+        raise StoreError("a stage that a load depends on is gone", where=str(folder))
+    return digest_json([screen.key, record.result])
+
+
+def _count_start(file: Path) -> int:
+    """Return how often the block was begun, this time included."""
+    begun = 1
+    if file.exists():
+        begun += _Starts.model_validate_json(file.read_bytes()).begun
+    write_atomically(file, _Starts(begun=begun).model_dump_json())
+    return begun
+
+
+def _measure(
+    context: Context, arm: str, endpoint: ServerRuntime, start: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Have the worker measure the load of one start."""
+    parameters, runtime = context.parameters, context.runtime
+    server = LoadedServer(runtime.arms[arm].served, endpoint)
+    told = {"name": parameters.name, "rule": parameters.rule.model_dump(), "start": dict(start)}
+    files = (runtime.file, runtime.tokenizer)
+    return measure_loads(context, parameters.workload, {str(start["side"]): server}, told, *files)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A finished block."""
+
+    number: int
+    result: BlockResult
+    loads: Sequence[LoadRun]
+    seconds: float
+
+
+def find_blocks(
+    measurement: BlockParameters, store: Store, known: dict[str, Block]
+) -> Iterator[Block]:
+    """Yield the finished blocks of a measurement by number; there are gaps while some go on.
+
+    Args:
+        known: by key, those that were read before; changed in place.
+
+    Raises:
+        StoreError: a block's loads are damaged.
+    """
+    number = missed = 0
+    while missed <= measurement.rule.blocks:
+        spec = block_spec(measurement, number, BlockRuntime(), store.root)
+        if spec.key not in known and (record := store.find(spec.stage, spec.key)) is not None:
+            file = store.stage_folder(spec.stage, spec.key) / LOADS
+            try:
+                loads = read_loads(file)
+            except (OSError, ValueError) as error:
+                hint = "delete the block's folder to have it measured again"
+                raise StoreError(
+                    f"recorded loads cannot be read: {error}", where=str(file), hint=hint
+                ) from error
+            found = Block(number, BLOCK.result_of(record), loads, record.seconds)
+            known[spec.key] = found
+        if spec.key in known:
+            missed = 0
+            yield known[spec.key]
+        else:
+            missed += 1
+        number += 1
+
+
+def block_spec(
+    measurement: BlockParameters, number: int, runtime: BlockRuntime, store: Path
+) -> StageSpec:
+    """Return the stage of a block of the measurement."""
+    parameters = measurement.model_copy(update={"number": number})
+    return BLOCK.spec("speed", parameters, {}, runtime, store)
+
+
+def collect(
+    measurement: BlockParameters, variant: str, screens: Mapping[str, str], blocks: Sequence[Block]
+) -> tuple[list[Block], list[LoadRun]]:
+    """Return the blocks that a variant's gate needs, and their loads of its sides.
+
+    Args:
+        screens: by arm, the digest of its screen's result now: other loads do not count.
+        blocks: by number.
+    """
+    rule = measurement.rule
+    arms = [variant, *([BASELINE] if isinstance(rule, RatioRule) else [])]
+    taken, loads = [], list[LoadRun]()
+    for block in blocks:
+        if not rule.needs_more(loads):
+            break
+        if any(block.result.arms.get(arm) != screens[arm] for arm in arms):
+            continue
+        own = [
+            load for arm, load in zip(block.result.arms, block.loads, strict=True) if arm in arms
+        ]
+        loads += [load.model_copy(update={"order": place}) for place, load in enumerate(own)]
+        taken.append(block)
+    return taken, loads
