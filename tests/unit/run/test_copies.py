@@ -15,6 +15,7 @@ from fake_run import ONE, TWO, FakeRun, equal, lost
 from listener import Listener
 from pretend_stages import PretendModels
 
+from artifacts.evidence.verify import check_run
 from artifacts.run_loader import read_run
 from artifacts.run_record import StageReport
 from pipeline.core.errors import StageError, StoreError, UsageError
@@ -24,6 +25,8 @@ from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.work import TRIES, Copy, Piece, forget_failures, forget_tries
+from pipeline.stages.block import BLOCK
+from recipes.speed import SpeedPolicy
 
 REQUEST = ModelRequest(
     checkpoint="./model",
@@ -274,6 +277,38 @@ def run_copy(root: Path, run_id: str, gate: Any) -> None:
     )
     gate.wait()
     FakeRun(root, models, recipes=(ONE, TWO), run_id=run_id).run()
+
+
+def run_with_blocks(root: Path, run_id: str, gate: Any) -> None:
+    """One copy of a run whose speed gate has fresh starts."""
+    chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "seconds": 1}
+    chat |= {"arrivals": {"concurrency": 4}}
+    ratio = {"min_ratio": 0.8, "workloads": ["chat"]}
+    speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
+    made = FakeRun(root, PretendModels(equal, 24), recipes=(ONE, TWO), run_id=run_id)
+    made.policy = made.policy.model_copy(update={"speed": speed})
+    made.hardware = {**made.hardware, "accelerator": "cuda"}
+    gate.wait()
+    made.run()
+
+
+def test_two_copies_measure_each_block_once(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    FakeRun(root).checkpoint  # noqa: B018  # made before the processes start
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(2)
+    copies = [context.Process(target=run_with_blocks, args=(root, "r", gate)) for _ in range(2)]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.join(120)
+    assert [copy.exitcode for copy in copies] == [0, 0]
+    store, report = Store(root), read_run(root / "runs" / "r")
+    blocks = [BLOCK.typed(record) for record in store.records("block")]
+    assert sorted(each.parameters.number for each in blocks) == list(range(5))
+    assert {frozenset(each.result.arms) for each in blocks} == {frozenset(("baseline", ONE, TWO))}
+    assert [each.speed[0].verdict for each in report.variants] == ["pass", "pass"]
+    assert all(not check.differences for check in check_run(report, store))
 
 
 def test_three_copies_do_every_piece_once(tmp_path: Path) -> None:
