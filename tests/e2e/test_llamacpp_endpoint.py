@@ -88,7 +88,7 @@ def gate(store: Path, baseline: str, candidate: str) -> tuple[int, dict[str, Any
     return answer.returncode, json.loads(answer.stdout)
 
 
-def test_a_model_passes_against_itself_and_noise_fails(
+def test_a_model_passes_against_itself_and_noise_is_no_answer(
     python: Path, weights: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -104,5 +104,7 @@ def test_a_model_passes_against_itself_and_noise_fails(
         verified = prepare(store, "verify", "--json")
         assert verified.returncode == 0, verified.stdout
         code, report = gate(store, baseline, broken)
-    assert code == 4, report
-    assert report["variants"][0]["gates"][0]["verdict"] == "fail"
+    # Its answers are one word without an end, which are no answers to judge.
+    assert code == 1, report
+    assert report["variants"][0]["verdict"] == "error"
+    assert "identical" in str(report["variants"][0])
