@@ -39,7 +39,7 @@ RULE = RatioRule(min_ratio=0.5, alpha=0.05, blocks=2)
 
 
 class Answering:
-    """Each arm is a server of its own."""
+    """A server for each arm."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.started = folder, list[str]()

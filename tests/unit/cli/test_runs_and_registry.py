@@ -130,7 +130,7 @@ def test_no_runs_yet() -> None:
     assert words("runs")[0] == "run status checkpoint verdicts time"
 
 
-@pytest.mark.parametrize("command", ["verify", "report", "promote", "runs show"])
+@pytest.mark.parametrize("command", ["verify", "report", "promote", "runs latest"])
 def test_without_a_run_the_first_one_is_the_hint(command: str) -> None:
     error = complaint(UsageError, *command.split())
     assert "prepare model" in error.hint

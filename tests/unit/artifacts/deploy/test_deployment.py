@@ -122,7 +122,7 @@ class TestFindVersion:
         with pytest.raises(UsageError, match=r"version 1 .* was deleted"):
             find_version(registry, "model@champion")
         at = ("--registry", registry.uri)
-        for command in (["list"], ["show", "model"], ["history", "model", "--json"]):
+        for command in ([], ["model"], ["model", "--history", "--json"]):
             done = CliRunner().invoke(app, ["registry", *command, *at], catch_exceptions=False)
             assert done.exit_code == 0
         assert [each["version"] for each in json.loads(done.stdout)] == ["1"]
