@@ -182,6 +182,7 @@ def main(questions_path, answers_path):
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.sample.ops.topk_topp_sampler import flashinfer_sampler_supported
+    from vllm.v1.worker.workspace import init_workspace_manager
 
     parser = make_arg_parser(FlexibleArgumentParser())
     commands, models = questions["commands"], questions["models"]
@@ -215,6 +216,7 @@ def main(questions_path, answers_path):
 
     answers["requests"] = {n: error_of(ask, b) for n, b in questions["bodies"].items()}
     init_distributed_environment(1, 0, f"tcp://127.0.0.1:{29000 + os.getpid() % 2000}", 0, "gloo")
+    init_workspace_manager(torch.device("meta"))  # sparse attention asks for room as it is built
     for name, folder in models.items():
         try:
             config = configured(parser, placed(commands[0], folder))
