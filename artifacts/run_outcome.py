@@ -7,8 +7,8 @@ from typing import Literal
 from artifacts.command_line import command_line
 from artifacts.recorded_command import RecordedCommand
 from artifacts.run_record import RunReport, VariantReport
+from eval_gates.number_format import format_megabytes
 from pipeline.core.errors import ExitCode, from_dict
-from pipeline.core.number_format import format_megabytes
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {

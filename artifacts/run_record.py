@@ -12,7 +12,8 @@ from pydantic import Field, field_validator
 from artifacts.recorded_command import RecordedCommand, RunKind, read_command
 from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
-from eval_gates.gate_result import QualityResult, Verdict
+from eval_gates.gate_result import Verdict
+from eval_gates.quality_result import QualityResult
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult

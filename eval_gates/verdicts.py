@@ -14,18 +14,16 @@ from eval_gates.chance_baselines import (
     own_gains,
 )
 from eval_gates.clusters import group_by_cluster, means
-from eval_gates.gate_result import (
-    SCORE,
+from eval_gates.gate_result import SCORE, GateResult, Verdict
+from eval_gates.gate_rule import GateRule
+from eval_gates.quality_result import (
     AnswerLengths,
     ChanceBaseline,
-    GateResult,
     NatsLost,
     NoiseFloor,
     QualityResult,
-    Verdict,
     explain_quality,
 )
-from eval_gates.gate_rule import GateRule
 from eval_gates.statistics.bound import METHOD, mean_bounds
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find

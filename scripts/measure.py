@@ -21,11 +21,11 @@ CEILINGS = {
     "pipeline": 32_880,
     "eval_gates": 11_105,
     "artifacts": 7_270,
-    "tests": 52_900,
+    "tests": 52_690,
     "benchmarks": 1_678,
-    "words_in_written_pages": 15_500,
+    "words_in_written_pages": 15_230,
     "words_in_docstrings": 52_090,
-    "files_in_a_folder": 36,
+    "files_in_a_folder": 35,
 }
 """The goal is 36,000 lines of the four rooms, 40,000 of tests, 2,000 of benchmarks, 13,000 words of
 pages and 30,000 of docstrings, and 25 files in a folder."""

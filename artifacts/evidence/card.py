@@ -25,7 +25,7 @@ from artifacts.evidence.card_text import (
     percent,
 )
 from artifacts.verdict_inputs import VerdictInputs
-from eval_gates.gate_result import QualityResult
+from eval_gates.quality_result import QualityResult
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from eval_gates.suites.suite_kind import kind_of

@@ -12,8 +12,8 @@ from typing import Any
 
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.gate_result import SCORE, GateResult
+from eval_gates.number_format import format_points
 from pipeline.core.escape import html_text
-from pipeline.core.number_format import format_points
 from recipes.catalog import BASELINE
 
 SERIES = 6

@@ -19,9 +19,9 @@ from artifacts.report.figures import Figure, gate_figure, tradeoff_figures
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
 from eval_gates.gate_result import GateResult
+from eval_gates.number_format import format_megabytes, format_percent
 from pipeline import __version__
 from pipeline.core.escape import make_visible
-from pipeline.core.number_format import format_megabytes, format_percent
 
 
 @dataclass(frozen=True)

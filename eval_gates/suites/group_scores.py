@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from eval_gates.gate_result import GroupReport
+from eval_gates.quality_result import GroupReport
 
 Rows = Iterable[Mapping[str, Any]]
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from eval_gates.gate_result import GroupReport
+from eval_gates.quality_result import GroupReport
 from eval_gates.rows import Answer, Question, Reply, choose
 from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files, text_of

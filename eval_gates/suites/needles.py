@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
-from eval_gates.gate_result import GroupReport
+from eval_gates.quality_result import GroupReport
 from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.suites import rouge
 from eval_gates.suites.generation import GeneratingKind, GeneratingTask

@@ -5,6 +5,7 @@ A :class:`Preset` says which task, where rows are, and what a row must have.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -50,13 +51,13 @@ class PresetKind(GeneratingKind[Any]):
     scores_unrelated = scores_empty = True
     assumed_baseline = 0.7
 
+    @abstractmethod
     def read(self, row: Row, text: Callable[[str], str]) -> Row:
         """Return the row in lm-eval's form; ValueError if it is malformed.
 
         Args:
             text: returns the non-empty text of a key.
         """
-        raise NotImplementedError
 
     def __init__(self) -> None:
         self._examples: list[Row] = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from eval_gates.ask import Client
-from eval_gates.gate_result import GroupReport
+from eval_gates.quality_result import GroupReport
 from eval_gates.rows import GROUP, Answer, Asked, Question, Reply
 from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import data_lines, find_files, read_rows

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Annotated
 
+from eval_gates.number_format import format_megabytes
 from pipeline.cli.display import open_display
 from pipeline.cli.options import MAX_DAYS, JsonOption, RegistryOption, StoreOption, option
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.number_format import format_megabytes
 
 
 def gc(

@@ -11,8 +11,13 @@ from pipeline.checkpoint import unsupported
 from pipeline.checkpoint.folder import context_length, needs_own_code
 from pipeline.checkpoint.source_format import quantization_configs
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
-from pipeline.core.untrusted import MEBIBYTE, UntrustedLinesError, parse_json, read_lines
-from pipeline.core.untrusted import read_json_file as read_json
+from pipeline.core.untrusted import (
+    MEBIBYTE,
+    UntrustedLinesError,
+    parse_json,
+    read_json_file,
+    read_lines,
+)
 from pipeline.core.user_path import user_path
 from pipeline.inspection.chat_template import ModelGeneration
 from pipeline.inspection.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
@@ -98,7 +103,7 @@ def read_tokenizer(file: Path) -> dict[str, int]:
         CheckpointError: the file is damaged.
     """
     try:
-        content = read_json(file, limit=MAX_TOKENIZER_BYTES, values=MAX_TOKENIZER_VALUES)
+        content = read_json_file(file, limit=MAX_TOKENIZER_BYTES, values=MAX_TOKENIZER_VALUES)
         if not isinstance(content, dict):
             raise ValueError("it is no JSON object")
         added = content.get("added_tokens") or []

@@ -8,7 +8,7 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -60,14 +60,6 @@ class VariantPlan:
             trust_remote_code=self.trust_remote_code,
             draft=str(self.draft) if self.draft else None,
             endpoint=self.endpoint,
-        )
-
-    def measure_speed(self, speed: Mapping[str, StageSpec]) -> VariantPlan:
-        """Return the plan with these stages, by role, after all others of the server."""
-        return replace(
-            self,
-            stages={**self.stages, **speed},
-            served=tuple(dict.fromkeys((*self.served, *speed))),
         )
 
 
@@ -126,11 +118,12 @@ class Plan:
         A variant that failed a blocking suite gets no further loads.
         """
         speed = {role: spec for role, spec in variant.stages.items() if spec.stage == SPEED.name}
-        if self._has_failed(variant, find):
+        if self.has_failed(variant, find):
             return {role: spec for role, spec in speed.items() if find(spec)}
         return speed
 
-    def _has_failed(self, variant: VariantPlan, find: Find) -> bool:
+    def has_failed(self, variant: VariantPlan, find: Find) -> bool:
+        """Return whether the variant failed a suite that blocks it."""
         return any(
             suite.tier != "advisory" and has_failed(find(variant.stages[name]))
             for name, suite in self.policy.suites.items()

@@ -264,7 +264,7 @@ class Sides:
         tokenizer: folder, of both.
         environment: identity of the load generator's.
         machine: that they are measured on, or the kind of node.
-        repeat: distinguishes this measurement from others of the same tuples.
+        other_weights: stages of existing weights, for which both sides are measured again.
     """
 
     baseline: SpeedSide
@@ -344,8 +344,7 @@ def speed_stages(
 
         def is_over(number: int, claim: SpeedGatePlan = claim) -> bool:
             spec = sides.stage(claim, number)
-            record = store.find_current(spec.stage, spec.key)
-            return record is not None
+            return store.find_current(spec.stage, spec.key) is not None
 
         number = ledger.next_number(trial, claim.gate, is_over, remeasured)
         spec = sides.stage(claim, number)

@@ -17,6 +17,7 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
+from pipeline.plan.build import Arm
 from pipeline.plan.generation_settings import max_length_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, VariantPlan
@@ -254,21 +255,21 @@ class TuningPlanner:
 
     def _variant(self, arm: TunedArm, loads: Mapping[str, StageSpec]) -> VariantPlan:
         candidate = self._sides(arm).candidate
-        stages = {"screen": candidate.screen, **loads}
-        return VariantPlan(
+        served = Arm(
             recipe=Recipe(
                 name=candidate.variant,
                 summary=arm.parameter,
                 family="baseline",
                 quantization=NoQuantization(),
             ),
-            model=self.checkpoint.path,
+            identity=candidate.identity,
+            folder=self.checkpoint.path,
+            max_length=max_length_of(arm.profile, self.checkpoint),
             arguments=arm.serving,
-            stages=stages,
-            served=tuple(stages),
             trust_remote_code=self.trust_remote_code,
             ready_timeout_seconds=arm.profile.ready_timeout_seconds,
         )
+        return served.plan({"screen": candidate.screen, **loads})
 
     def _screen(self, name: str, arm: TunedArm, before: dict[str, StageSpec]) -> StageSpec:
         return SCREEN.spec(name, self._identity(arm), before, ServerRuntime(), self.store)

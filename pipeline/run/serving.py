@@ -20,7 +20,7 @@ from pipeline.core.private_files import private_umask
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
-from pipeline.plan.plan import Plan, VariantPlan, has_failed
+from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
@@ -246,7 +246,8 @@ class Serving:
         """
         try:
             for spec in self.undone(specs):
-                if self._is_spared(variant, spec):
+                is_load = spec.stage == SPEED.name
+                if is_load and self._plan.has_failed(variant, self._stages.find_reusable):
                     continue
                 record = self._run(variant, spec, lot)
                 if spec.stage == SCREEN.name and self._fault(record):
@@ -255,18 +256,6 @@ class Serving:
             # We may be told to end several times, and the servers are to be gone before us.
             with hold_interruptions():
                 self.endpoints.close()
-
-    def _is_spared(self, variant: VariantPlan, spec: StageSpec) -> bool:
-        """Whether it is a load of a variant that failed a blocking suite."""
-        suites = self._plan.policy.suites.items()
-        blocking = (
-            variant.stages[name]
-            for name, suite in suites
-            if suite.tier != "advisory" and name in variant.stages
-        )
-        return spec.stage == SPEED.name and any(
-            has_failed(self._stages.store.find(each.stage, each.key)) for each in blocking
-        )
 
     def _run(self, variant: VariantPlan, spec: StageSpec, lot: Lot) -> StageRecord:
         if not needs_endpoint(spec, self._stages.store):

@@ -31,7 +31,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
-from pipeline.plan.plan import VariantPlan
+from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
@@ -141,10 +141,10 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             store=settings.store,
             trust_remote_code=choices.trust_remote_code,
         )
-        serving = session.serving(planner.plan())
-        return TuningRun(planner, stages, serving, session.log, profile, machine).run(
-            request.output
-        )
+        plan = planner.plan()
+        serving = session.serving(plan)
+        run = TuningRun(planner, plan, stages, serving, session.log, profile, machine)
+        return run.run(request.output)
 
     return session.run(work)
 
@@ -161,12 +161,14 @@ class TuningRun:
     """The screening and the confirmation of one planner.
 
     Args:
+        plan: of the planner.
         profile: as in its file; a candidate itself if it differs from the defaults.
     """
 
     def __init__(
         self,
         planner: TuningPlanner,
+        plan: Plan,
         stages: StageRunner,
         serving: Serving,
         log: RunRecorder,
@@ -178,7 +180,7 @@ class TuningRun:
         self._log = log
         self._profile = profile
         self._machine = machine
-        self._plan = planner.plan()
+        self._plan = plan
         self._serving = serving
         self._best, self._rate = planner.defaults, 0.0  # output tokens/s
         claim, served = planner.claim(planner.policy.alpha), planner.defaults.fitted

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from eval_gates.gate_result import QualityResult
 from eval_gates.gate_rule import gate_rule_of
+from eval_gates.quality_result import QualityResult
 from eval_gates.suites.humaneval import HumanEvalSuite
 from eval_gates.suites.mmlu import Mmlu, MmluSuite
 from eval_gates.suites.rouge import RougeSuite

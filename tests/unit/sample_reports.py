@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from artifacts.run_record import RunReport, StageReport, VariantReport
-from eval_gates.gate_result import QualityResult, explain_quality
+from eval_gates.quality_result import QualityResult, explain_quality
 from eval_gates.speed.report import LoadSummary, SpeedGateResult
 
 DIGEST = "0123456789abcdef" * 4

@@ -82,7 +82,7 @@ def run(context: Context) -> BlockResult:
 
 
 def seed_of(parameters: BlockParameters) -> int:
-    """Return a measurement's seed; nobody can choose it, and another measurement has another."""
+    """Return a measurement's seed: it follows from all that is measured, so it is not chosen."""
     whole = parameters.model_copy(update={"number": 0})
     return int(digest_json(whole.model_dump(mode="json"))[:12], 16)
 

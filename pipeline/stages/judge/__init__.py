@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from eval_gates.cost import CostResult
-from eval_gates.gate_result import QualityResult, Verdict
+from eval_gates.gate_result import Verdict
 from eval_gates.gate_rule import GateRule, gate_rule_of
+from eval_gates.quality_result import QualityResult
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.report import SpeedGateResult
 from pipeline.core.digest import digest_json

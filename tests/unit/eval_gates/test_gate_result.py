@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_reports import gate_report, speed_claim
 
-from eval_gates.gate_result import blocks, questions_missing
+from eval_gates.gate_result import blocks
+from eval_gates.quality_result import questions_missing
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.verdicts import overall
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_reports import gate_report, speed_claim
 
-from eval_gates.gate_result import QualityResult, Tier, Verdict
+from eval_gates.gate_result import Tier, Verdict
+from eval_gates.quality_result import QualityResult
 from eval_gates.speed.report import SpeedGateResult
 from eval_gates.verdicts import overall
 

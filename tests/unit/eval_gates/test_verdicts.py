@@ -18,7 +18,8 @@ from kept_answers import (
     recovery,
 )
 
-from eval_gates.gate_result import AnswerLengths, NoiseFloor, Tier
+from eval_gates.gate_result import Tier
+from eval_gates.quality_result import AnswerLengths, NoiseFloor
 from eval_gates.verdicts import nats_lost
 from recipes.policy import AnySuite
 

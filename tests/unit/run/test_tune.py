@@ -84,8 +84,9 @@ class Tried:
         )
         stages = PretendStages(self.store, self.models, self.log)
         node = Node(self.store.root)
-        serving = Serving(planner.plan(), stages, self.models, node)
-        return TuningRun(planner, stages, serving, self.log, self.profile, CPU).run(to)
+        plan = planner.plan()
+        serving = Serving(plan, stages, self.models, node)
+        return TuningRun(planner, plan, stages, serving, self.log, self.profile, CPU).run(to)
 
     @property
     def report(self) -> TuningReport:
