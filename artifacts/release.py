@@ -23,7 +23,7 @@ from pydantic import Field
 from artifacts.command_line import command_line
 from artifacts.deployable import Deployable, as_tag, verdict_tags
 from artifacts.evidence.bundle import BundleVerdict, write_bundle
-from artifacts.evidence.card import write_card
+from artifacts.evidence.card import Card
 from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
 from artifacts.evidence.signing import Signer, sign_with_key
 from artifacts.evidence.verify import check_bundle, check_run, claims_of, find_missing
@@ -485,13 +485,8 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
             candidate.judged.quantize.record.stage, candidate.judged.quantize.record.key
         )
         _link_files(source / "output", partial)
-        write_card(
-            partial,
-            candidate.verdict,
-            candidate.judged,
-            candidate.deployable,
-            candidate.judged.evaluations(store.find),
-        )
+        evaluations = candidate.judged.evaluations(store.find)
+        Card(candidate.verdict, candidate.judged, candidate.deployable, evaluations).write(partial)
         manifest = write_bundle(partial, candidate.verdict, candidate.records, store)
         final = parent / digest_file(partial / BUNDLE / MANIFEST)
         if not final.exists():

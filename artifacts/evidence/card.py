@@ -7,23 +7,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
-from artifacts.evidence.card_text import (
-    describe_base,
-    describe_calibration,
-    describe_hardware,
-    describe_kv_cache,
-    describe_license,
-    describe_maker,
-    describe_noise,
-    describe_optimization,
-    describe_speculation,
-    percent,
-)
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.quality_result import QualityResult
 from eval_gates.speed.load_run import Side
@@ -31,222 +20,256 @@ from eval_gates.speed.report import SpeedGateResult
 from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
 from pipeline.checkpoint.weights_folder_files import CARD, RESULTS
-from pipeline.core.escape import (
-    MAX_NAME_CHARACTERS,
-    clip,
-    make_visible,
-    markdown,
-    markdown_code,
-    markdown_with_code,
-    one_line,
-)
+from pipeline.core import escape
+from pipeline.core.hardware import Hardware
 from pipeline.core.process_environment import SAFE_PATH_VARIABLES
 from pipeline.core.stage import TypedStageRecord
 from pipeline.stages.evaluate import EvaluateParameters, EvaluateResult
 from recipes.engines import LaunchSpec, find_engine
+from recipes.engines.engine import KV_DTYPE
 from recipes.quantizers.adopted import AdoptedQuantization
 
 Evaluation = TypedStageRecord[EvaluateParameters, EvaluateResult]
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
+FIGURES = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
 
 
-def write_card(
-    folder: Path,
-    verdict: BundleVerdict,
-    judged: VerdictInputs,
-    deployable: Deployable,
-    evaluations: Mapping[str, Evaluation],
-) -> None:
-    """Write README.md, and `.eval_results/` for benchmarks with all questions asked.
+@dataclass(frozen=True)
+class Card:
+    """What a card says; the template reads its attributes."""
 
-    `evaluations` are the candidate's last round of each suite.
-    """
-    text = card_text(verdict, judged, deployable, evaluations)
-    (folder / CARD).write_text(text, encoding="utf-8")
-    entries = hub_entries(verdict, evaluations)
-    if entries:
-        import yaml
+    verdict: BundleVerdict
+    judged: VerdictInputs
+    deployable: Deployable
+    evaluations: Mapping[str, Evaluation]  # the candidate's, of each suite
 
-        place = folder / RESULTS
-        place.parent.mkdir(exist_ok=True)
-        place.write_text(yaml.safe_dump(entries, sort_keys=False), encoding="utf-8")
+    def write(self, folder: Path) -> None:
+        """Write README.md, and `.eval_results/` for benchmarks with all questions asked."""
+        (folder / CARD).write_text(self.text(), encoding="utf-8")
+        if entries := self.hub_entries():
+            import yaml
 
+            place = folder / RESULTS
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(yaml.safe_dump(entries, sort_keys=False), encoding="utf-8")
 
-def card_text(
-    verdict: BundleVerdict,
-    judged: VerdictInputs,
-    deployable: Deployable,
-    evaluations: Mapping[str, Evaluation],
-) -> str:
-    """Return the card: front matter and body."""
-    metadata = front_matter(verdict, judged, deployable, evaluations)
-    return f"---\n{metadata}\n---\n\n{body(verdict, judged, deployable)}"
+    def text(self) -> str:
+        """Return front matter and body."""
+        import jinja2
 
-
-def front_matter(
-    verdict: BundleVerdict,
-    judged: VerdictInputs,
-    deployable: Deployable,
-    evaluations: Mapping[str, Evaluation],
-) -> str:
-    """Return the metadata as YAML with `model-index`, by the Hub's library."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    source = verdict.source
-    facts: dict[str, Any] = {
-        "base_model": source.base_model or None,
-        "base_model_relation": "quantized" if source.base_model else None,
-        "license": short(source.license),
-        "license_name": short(source.license_name),
-        "license_link": short(source.license_link),
-    }
-    results = []
-    for gate in verdict.variant.quality:
-        dataset, name = dataset_of(gate, evaluations[gate.name])
-        results.append(
-            EvalResult(
-                task_type="text-generation",
-                dataset_type=dataset,
-                dataset_name=name,
-                dataset_args={"questions": gate.n, "of": gate.planned},
-                metric_type=gate.metric,
-                metric_name=f"{gate.metric}, in points of 100",
-                metric_value=percent(gate.candidate),
-            )
+        environment = jinja2.Environment(
+            undefined=jinja2.StrictUndefined,
+            autoescape=False,  # noqa: S701 - Markdown, for which the filters below are
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
         )
-    data = ModelCardData(
-        model_name=title(verdict),
-        eval_results=results or None,
-        library_name=deployable.serving.engine,
-        pipeline_tag="text-generation",
-        tags=tags(verdict, judged, deployable),
-        **{key: value for key, value in facts.items() if value is not None},
-    )
-    return str(data.to_yaml())
+        environment.filters.update(
+            markdown=lambda text: escape.markdown(str(text)),
+            code=lambda text: escape.markdown_code(str(text)),
+            link=escape.markdown_link,
+            fence=fence,
+            sentence=lambda text: escape.markdown_with_code(text).rstrip("."),
+            capitalize_first=lambda text: text[:1].upper() + text[1:],
+        )
+        template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+        verdict, quantize = self.verdict, self.judged.quantize
+        body = template.render(
+            card=self,
+            verdict=verdict,
+            variant=verdict.variant,
+            source=verdict.source,
+            judge=self.judged.judge.parameters,
+            result=quantize.result,
+            checked=self.judged.check_weights.result,
+            quantization=self.quantization,
+            deployable=self.deployable,
+            engine=find_engine(self.deployable.serving.engine),
+            trust_remote_code=self.judged.trust_remote_code,
+        )
+        return f"---\n{self._front_matter()}\n---\n\n{body}"
+
+    def _front_matter(self) -> str:
+        from huggingface_hub import EvalResult, ModelCardData
+
+        source, results = self.verdict.source, []
+        for gate in self.verdict.variant.quality:
+            dataset, name = self._dataset(gate)
+            results.append(
+                EvalResult(
+                    task_type="text-generation",
+                    dataset_type=dataset,
+                    dataset_name=name,
+                    dataset_args={"questions": gate.n, "of": gate.planned},
+                    metric_type=gate.metric,
+                    metric_name=f"{gate.metric}, in points of 100",
+                    metric_value=percent(gate.candidate),
+                )
+            )
+        facts = {
+            "base_model": source.base_model,
+            "base_model_relation": "quantized" if source.base_model else "",
+            # A stranger's text.
+            **{
+                name: escape.clip(escape.one_line(text), escape.MAX_NAME_CHARACTERS)
+                for name in ("license", "license_name", "license_link")
+                if (text := getattr(source, name))
+            },
+        }
+        data = ModelCardData(
+            model_name=self.title,
+            eval_results=results or None,
+            library_name=self.deployable.serving.engine,
+            pipeline_tag="text-generation",
+            tags=self._tags(),
+            **{key: value for key, value in facts.items() if value},  # type: ignore[arg-type]
+        )
+        return str(data.to_yaml())
+
+    def _tags(self) -> list[str]:
+        quantization, versions = self.quantization, self.judged.quantize.result.versions
+        made = [self.judged.judge.parameters.family, quantization.kind]
+        if isinstance(quantization, AdoptedQuantization) and quantization.is_source:
+            made = []  # its weights keep their format
+        libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
+        engine = self.deployable.serving.engine
+        return list(dict.fromkeys([*made, engine, *libraries, self.verdict.recipe]))
+
+    def _dataset(self, gate: QualityResult) -> tuple[str, str]:
+        """Return a suite's dataset on the Hub, or in the policy, and its name with its share."""
+        suite = self.evaluations[gate.name].parameters.suite
+        kind = kind_of(suite)
+        if known := kind.benchmark:
+            return known.dataset, f"{known.title}, {gate.n:,} of {known.questions:,} questions"
+        task = kind.title(suite) or gate.name
+        return task, f"{task}, {gate.n:,} of {gate.planned:,} questions"
+
+    def hub_entries(self) -> list[dict[str, Any]]:
+        """Return results for the Hub's leaderboards, of benchmarks with all questions asked."""
+        from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+        entries = []
+        for gate in self.verdict.variant.quality:
+            evaluation = self.evaluations[gate.name]
+            suite = evaluation.parameters.suite
+            known = kind_of(suite).benchmark
+            if known is not None and gate.n == known.questions:
+                entries.append(
+                    EvalResultEntry(
+                        dataset_id=known.dataset,
+                        task_id=known.task,
+                        value=percent(gate.candidate),
+                        date=evaluation.record.finished,
+                        notes=f"{gate.metric}, format {suite.prompt_format}, quantized by "
+                        f"{self.verdict.recipe}",
+                    )
+                )
+        return eval_result_entries_to_yaml(entries)
+
+    @property
+    def title(self) -> str:
+        return f"{self.verdict.registered_name}-{self.verdict.recipe}"
+
+    @property
+    def quantization(self) -> Any:
+        return self.judged.quantize.parameters.quantization
+
+    @property
+    def adopted(self) -> AdoptedQuantization | None:
+        """Return how others made the weights; None if a recipe did."""
+        made = self.quantization
+        return made if isinstance(made, AdoptedQuantization) else None
+
+    @property
+    def kv_cache(self) -> str:
+        """Describe the KV cache's type and its effect on attention.
+
+        With an FP8 cache on a GPU, vLLM also computes attention in FP8, with one scale per layer.
+        The scales are 1.0 unless the recipe stores scales of keys and values.
+        """
+        dtype = str(self.deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
+        name = f"`{escape.markdown_code(dtype)}`"
+        if not dtype.startswith("fp8") or self.deployable.accelerator != "cuda":
+            return name
+        scales = (
+            "queries' scales are 1.0, keys' and values' are calibrated"
+            if self.quantization.kv_cache_strategy
+            else "the scales of queries, keys and values are 1.0"
+        )
+        return f"{name}, and so is attention: queries are quantized as well; {scales}"
+
+    @property
+    def hardware(self) -> str:
+        return describe_hardware(self.deployable.hardware)
+
+    @property
+    def kernels(self) -> str:
+        found = self.deployable.kernels or {}
+        return "; ".join(f"{name.replace('_', ' ')} {kernel}" for name, kernel in found.items())
+
+    @property
+    def bound_level(self) -> str:
+        return f"{100 * (1 - max(gate.alpha or 0 for gate in self.verdict.variant.quality)):.4g}"
+
+    @property
+    def loads(self) -> dict[str, list[tuple[str, list[str]]]]:
+        """Return medians of the loads' figures as text, by gate and measured side."""
+        return {gate.name: _medians(gate) for gate in self.verdict.variant.speed}
+
+    @property
+    def serve_command(self) -> str:
+        """Return the engine's command with exactly the judged arguments and variables.
+
+        It runs in the weights' folder; a variable prevents imports from there. Variables that only
+        prepare reads are left out.
+        """
+        serving = self.deployable.serving
+        drafts = serving.speculative is not None and serving.speculative.model is not None
+        arguments = serving.for_engine("DRAFT" if drafts else "")
+        launch = LaunchSpec(".", arguments, self.judged.trust_remote_code)
+        words = find_engine(serving.engine).public_command(self.deployable.accelerator, launch)
+        variables = [
+            f"{name}={shlex.quote(text)}"
+            for name, text in {**SAFE_PATH_VARIABLES, **serving.environment}.items()
+            if not name.startswith("PREPARE_")
+        ]
+        return " \\\n  ".join(fence(line) for line in [*variables, shlex.join(words)])
+
+    @property
+    def creation(self) -> list[tuple[str, str]]:
+        """Return versions, digests and times of the making."""
+        result, source, adopted = self.judged.quantize.result, self.verdict.source, self.adopted
+        rows: list[tuple[str, str | None]] = [
+            ("source", f"`{source.digest}`"),
+            ("source's revision", source.revision and f"`{source.revision}`"),
+        ]
+        if adopted is not None and not adopted.is_source:
+            unknown = "not known: its folder does not name it"
+            rows += [
+                ("variant's origin", escape.markdown_code(adopted.origin)),
+                ("variant's revision", adopted.revision),
+                ("variant's digest", f"`{adopted.digest}`"),
+                ("variant's license", adopted.license or unknown),
+                ("not compared with the source", self.judged.check_weights.result.not_compared),
+            ]
+        calibration = result.calibration_digest
+        rows += [
+            ("prepare", __version__),
+            *sorted((name, str(text)) for name, text in result.versions.items()),
+            (find_engine(self.deployable.serving.engine).title, self.deployable.engine_version),
+            ("calibration tokens", calibration and f"`{calibration}`"),
+            ("weights", f"`{self.deployable.weights}`"),
+            ("quantized", self.judged.quantize.record.finished),
+            ("judged", self.judged.judge.record.finished),
+            ("run", self.verdict.run),
+        ]
+        return [(name, text) for name, text in rows if text]
 
 
-def short(text: str | None) -> str | None:
-    """Shorten a fact from an untrusted card; None if it is empty."""
-    return clip(one_line(text), MAX_NAME_CHARACTERS) if text else None
-
-
-def body(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> str:
-    """Return the card below its front matter."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701 - Markdown, for which the filters below are
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(
-        markdown=lambda text: markdown(str(text)),
-        code=lambda text: markdown_code(str(text)),
-        fence=fence,
-        sentence=lambda text: markdown_with_code(text).rstrip("."),
-        capitalize_first=lambda text: text[:1].upper() + text[1:],
-    )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return str(template.render(facts(verdict, judged, deployable)))
-
-
-def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> dict[str, Any]:
-    """Return the values for the template."""
-    variant, source = verdict.variant, verdict.source
-    judge, result = judged.judge.parameters, judged.quantize.result
-    quantization = judged.quantize.parameters.quantization
-    ratio = judged.check_weights.result.size_ratio
-    engine = find_engine(deployable.serving.engine)
-    return {
-        "title": title(verdict),
-        "override": verdict.override,
-        "verdict": variant.verdict,
-        "reason": variant.reason,
-        "recipe": verdict.recipe,
-        "policy": judge.policy.name,
-        "describe_base": describe_base(source),
-        "baseline": source.as_baseline,
-        "describe_license": describe_license(source),
-        "gigabytes": f"{result.weights_bytes / 1e9:.3g}",
-        "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
-        "quantization_description": markdown(quantization.format_description(result.group_size)),
-        "describe_maker": describe_maker(quantization, verdict.recipe),
-        "describe_optimization": describe_optimization(quantization, result),
-        "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.ignore),
-        "describe_calibration": describe_calibration(quantization, result),
-        "describe_noise": describe_noise(judged.check_weights.result),
-        "kv_cache": describe_kv_cache(deployable, quantization),
-        "speculative": describe_speculation(deployable),
-        "cpu_overrides": judge.profile.cpu_overrides if judge.profile is not None else {},
-        "hardware": describe_hardware(deployable.hardware),
-        "engine_version": deployable.engine_version,
-        "kernels": "; ".join(
-            f"{n.replace('_', ' ')} {k}" for n, k in (deployable.kernels or {}).items()
-        ),
-        "engine": engine,
-        "install_command": engine.install_command(
-            deployable.accelerator, deployable.engine_version
-        ),
-        "serve_command": serve_command(deployable, trust_remote_code=judged.trust_remote_code),
-        "trust_remote_code": judged.trust_remote_code,
-        "prepare_command": verdict.command,
-        "creation": creation(verdict, judged, deployable),
-        "bound_level": f"{100 * (1 - max(gate.alpha or 0 for gate in variant.quality)):.4g}",
-        "gates": variant.gates,
-        "loads": {claim.name: typical_loads(claim) for claim in variant.speed},
-        "attempted": verdict.attempted,
-    }
-
-
-def typical_loads(claim: SpeedGateResult) -> list[tuple[str, list[str]]]:
-    """Return medians of the loads' figures as text, by measured side."""
-    figures = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
-    sides: dict[str, Side] = {"baseline": "baseline", "variant": "candidate"}
-    return [
-        (name, ["-" if value is None else f"{value:,.1f}" for value in found])
-        for name, side in sides.items()
-        if any(found := [claim.typical(side, figure) for figure in figures])
-    ]
-
-
-def title(verdict: BundleVerdict) -> str:
-    """Return the registered name and the recipe."""
-    return f"{verdict.registered_name}-{verdict.recipe}"
-
-
-def tags(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> list[str]:
-    """Return the customary tags of such checkpoints."""
-    versions = judged.quantize.result.versions
-    quantization = judged.quantize.parameters.quantization
-    made = [judged.judge.parameters.family, quantization.kind]
-    if isinstance(quantization, AdoptedQuantization) and quantization.is_source:
-        made = []  # whose weights keep their format
-    libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
-    engine = deployable.serving.engine
-    return list(dict.fromkeys([*made, engine, *libraries, verdict.recipe]))
-
-
-def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
-    """Return the engine's command with exactly the judged arguments and variables.
-
-    It runs in the weights' folder; a variable prevents imports from there. Variables that only
-    prepare reads are left out.
-    """
-    serving = deployable.serving
-    drafts = serving.speculative is not None and serving.speculative.model is not None
-    arguments = serving.for_engine("DRAFT" if drafts else "")
-    launch = LaunchSpec(".", arguments, trust_remote_code)
-    words = find_engine(serving.engine).public_command(deployable.accelerator, launch)
-    environment = {**SAFE_PATH_VARIABLES, **serving.environment}
-    variables = [
-        f"{name}={shlex.quote(text)}"
-        for name, text in environment.items()
-        if not name.startswith("PREPARE_")
-    ]
-    return " \\\n  ".join(fence(line) for line in [*variables, shlex.join(words)])
+def percent(score: float) -> float:
+    """Convert a score from 0 to 1 to percent, with two decimal places."""
+    return round(100 * score, 2)
 
 
 def fence(command: str) -> str:
@@ -254,77 +277,22 @@ def fence(command: str) -> str:
 
     '<' moves out of the quotes: the shell word stays the same, and no HTML results.
     """
-    return make_visible(command).replace("\n", "\\n").replace("<", "'\\<'")
+    return escape.make_visible(command).replace("\n", "\\n").replace("<", "'\\<'")
 
 
-def creation(
-    verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable
-) -> list[tuple[str, str]]:
-    """Return versions, digests and times of the making."""
-    result = judged.quantize.result
-    rows = [
-        ("source", f"`{verdict.source.digest}`"),
-        ("source's revision", verdict.source.revision and f"`{verdict.source.revision}`"),
-        *variant_rows(judged),
-        ("prepare", __version__),
-        *sorted((name, str(text)) for name, text in result.versions.items()),
-        (find_engine(deployable.serving.engine).title, deployable.engine_version),
-        ("calibration tokens", f"`{result.calibration_digest or ''}`".replace("``", "")),
-        ("weights", f"`{deployable.weights}`"),
-        ("quantized", judged.quantize.record.finished),
-        ("judged", judged.judge.record.finished),
-        ("run", verdict.run),
-    ]
-    return [(name, text) for name, text in rows if text]
+def describe_hardware(hardware: Hardware) -> str:
+    """Return the machine as Markdown."""
+    if hardware.accelerator != "cpu":
+        return escape.markdown(hardware.gpu or "unknown hardware")
+    features = "".join(f", {name}" for name in hardware.cpu_features or ())
+    cores = hardware.cores or "?"
+    return escape.markdown(f"CPU ({hardware.cpu or 'unknown'}, {cores} cores{features})")
 
 
-def variant_rows(judged: VerdictInputs) -> list[tuple[str, str]]:
-    """Return what is known of weights that others made."""
-    quantization = judged.quantize.parameters.quantization
-    if not isinstance(quantization, AdoptedQuantization) or quantization.is_source:
-        return []
+def _medians(gate: SpeedGateResult) -> list[tuple[str, list[str]]]:
+    sides: dict[str, Side] = {"baseline": "baseline", "variant": "candidate"}
     return [
-        ("variant's origin", markdown_code(quantization.origin)),
-        ("variant's revision", quantization.revision),
-        ("variant's digest", f"`{quantization.digest}`"),
-        ("variant's license", quantization.license or "not known: its folder does not name it"),
-        ("not compared with the source", judged.check_weights.result.not_compared),
+        (name, ["-" if value is None else f"{value:,.1f}" for value in found])
+        for name, side in sides.items()
+        if any(found := [gate.typical(side, figure) for figure in FIGURES])
     ]
-
-
-def dataset_of(gate: QualityResult, evaluation: Evaluation) -> tuple[str, str]:
-    """Return a suite's dataset on the Hub, or in the policy, and its name with the share asked."""
-    suite = evaluation.parameters.suite
-    kind = kind_of(suite)
-    if known := kind.benchmark:
-        return known.dataset, f"{known.title}, {gate.n:,} of {known.questions:,} questions"
-    task = kind.title(suite) or gate.name
-    return task, f"{task}, {gate.n:,} of {gate.planned:,} questions"
-
-
-def hub_entries(
-    verdict: BundleVerdict, evaluations: Mapping[str, Evaluation]
-) -> list[dict[str, Any]]:
-    """Return leaderboard results of benchmarks with all questions asked.
-
-    The format is the Hub's `.eval_results/*.yaml`.
-    """
-    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
-
-    entries = []
-    for gate in verdict.variant.quality:
-        evaluation = evaluations[gate.name]
-        suite = evaluation.parameters.suite
-        known = kind_of(suite).benchmark
-        if known is not None and gate.n == known.questions:
-            entries.append(
-                EvalResultEntry(
-                    dataset_id=known.dataset,
-                    task_id=known.task,
-                    value=percent(gate.candidate),
-                    date=evaluation.record.finished,
-                    notes=f"{gate.metric}, format {suite.prompt_format}, quantized by "
-                    f"{verdict.recipe}",
-                )
-            )
-    return eval_result_entries_to_yaml(entries)

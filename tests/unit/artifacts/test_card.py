@@ -16,9 +16,8 @@ import yaml
 from fake_run import SERVING, FakeRun, judged_run
 from huggingface_hub import ModelCard, parse_eval_result_entries
 
-from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
-from artifacts.evidence.card import card_text, fence, hub_entries, serve_command, write_card
+from artifacts.evidence.card import Card, fence
 from artifacts.evidence.verify import read_verdict
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.source_info import find_source, front_matter
@@ -26,9 +25,6 @@ from pipeline.checkpoint.weights_folder_files import RESULTS
 from pipeline.core.hardware import Hardware
 from pipeline.core.stage import TypedStageRecord
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.quantize import QuantizeResult
-from recipes.quantization import Calibration
-from recipes.quantizers.awq import AwqQuantization
 
 RECIPE = "fp8-dynamic"
 
@@ -55,14 +51,23 @@ def card_of(run: FakeRun, **source: str) -> ModelCard:
     return ModelCard(text_of(run, changed, judged))
 
 
-def deployable(run: FakeRun, **members: Any) -> Deployable:
-    judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
-    return judged.deployable(run.store.find).model_copy(update=members)
+def card(
+    run: FakeRun,
+    *,
+    verdict: BundleVerdict | None = None,
+    judged: VerdictInputs | None = None,
+    **members: Any,
+) -> Card:
+    """The card of the run's variant, with other members of its deployable tuple."""
+    find = run.store.find
+    judged = judged or VerdictInputs.load_by_key(find, run.folder("judge", RECIPE).name)
+    deployable = judged.deployable(find).model_copy(update=members)
+    verdict = verdict or read_verdict(run.bundle() / "prepare-evidence")
+    return Card(verdict, judged, deployable, judged.evaluations(find))
 
 
 def text_of(run: FakeRun, verdict: BundleVerdict, judged: VerdictInputs) -> str:
-    find = run.store.find
-    return card_text(verdict, judged, judged.deployable(find), judged.evaluations(find))
+    return card(run, verdict=verdict, judged=judged).text()
 
 
 class TestFrontMatter:
@@ -116,7 +121,7 @@ def test_a_command_stays_the_same_command_in_its_block() -> None:
 
 class TestBody:
     def test_deployment_has_the_judged_arguments(self, run: FakeRun, text: str) -> None:
-        command = serve_command(deployable(run), trust_remote_code=False)
+        command = card(run).serve_command
         assert command in text
         words = command.replace("\\\n", "").split()
         assert words[:2] == ["PYTHONSAFEPATH=1", "VLLM_CPU_KVCACHE_SPACE=1"]
@@ -135,7 +140,7 @@ class TestBody:
         programs.mkdir()
         (programs / "python").symlink_to(sys.executable)
         done = subprocess.run(
-            ["/bin/sh", "-c", serve_command(deployable(run), trust_remote_code=False)],
+            ["/bin/sh", "-c", card(run).serve_command],
             cwd=tmp_path,
             env={"PATH": str(programs)},
             capture_output=True,
@@ -146,14 +151,12 @@ class TestBody:
         assert not (tmp_path / "owned").exists()
 
     def test_on_a_gpu_it_is_vllm_serve(self, run: FakeRun) -> None:
-        on_a_gpu = deployable(run, hardware=Hardware(accelerator="cuda"))
-        command = serve_command(on_a_gpu, trust_remote_code=True)
+        command = card(run, hardware=Hardware(accelerator="cuda")).serve_command
         assert "vllm serve . " in command
-        assert command.endswith(" --trust-remote-code")
 
     def test_the_command_has_no_variable_that_only_prepare_reads(self, run: FakeRun) -> None:
         serving = ServingArguments({}, {"PREPARE_NVCC": "1", "VLLM_X": "1"})
-        command = serve_command(deployable(run, serving=serving), trust_remote_code=False)
+        command = card(run, serving=serving).serve_command
         assert "PREPARE_NVCC" not in command
         assert "VLLM_X=1" in command
 
@@ -223,17 +226,15 @@ class TestHubResults:
 
     def test_a_whole_one_is(self, run: FakeRun, tmp_path: Path) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
-        judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
         gate = verdict.variant.gates[0].model_copy(update={"n": 164, "planned": 164})
         whole = verdict.model_copy(
             update={"variants": (verdict.variant.model_copy(update={"gates": [gate]}),)}
         )
-        evaluations = judged.evaluations(run.store.find)
-        write_card(tmp_path, whole, judged, deployable(run), evaluations)
+        card(run, verdict=whole).write(tmp_path)
         (entry,) = parse_eval_result_entries(yaml.safe_load((tmp_path / RESULTS).read_text()))
         assert (entry.dataset_id, entry.value) == ("openai/openai_humaneval", 50.0)
         assert "fp8-dynamic" in (entry.notes or "")
-        assert hub_entries(verdict, evaluations) == []
+        assert card(run).hub_entries() == []
 
 
 class TestSource:
@@ -258,13 +259,7 @@ class TestSource:
         assert front_matter(tmp_path / "README.md") == {}
 
 
-AWQ = AwqQuantization(kind="awq", calibration=Calibration())
-
-
 def asked_otherwise(kept: TypedStageRecord[Any, Any], **changes: Any) -> TypedStageRecord[Any, Any]:
     """The stage's record with other parameters."""
     parameters = {**kept.record.parameters, **changes}
     return kept.stage.typed(kept.record.model_copy(update={"parameters": parameters}))
-
-
-MADE = QuantizeResult(weights_digest="d", weights_bytes=1)
