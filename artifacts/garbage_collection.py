@@ -6,21 +6,21 @@ all that these depend on. Everything younger than those days is kept too.
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.mlflow_store import EMBEDDED
-from artifacts.registry import MANIFEST_TAG, Registry, Version
+from artifacts.registry import MANIFEST_TAG, Registry
 from artifacts.release import JUDGE_TAG, QUANTIZE_TAG, REGISTRIES, RUN_TAG, VERSIONS, registrations
 from artifacts.run_loader import read_run
+from artifacts.run_record import RunReport
 from eval_gates.answer_log import book_of_part
 from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
@@ -29,26 +29,14 @@ from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, Store
 from pipeline.stages.evaluate.run import book_key
 
-Stage = tuple[str, str]
-Doomed = tuple[str, Path]
-
-
-@dataclass
-class RetainedItems:
-    """Items to keep: stages as (name, key), runs by id, folders of versions by name."""
-
-    stages: set[Stage] = field(default_factory=set)
-    runs: set[str] = field(default_factory=set)
-    versions: set[str] = field(default_factory=set)
-
 
 @dataclass(frozen=True)
 class GarbageItem:
     """One thing to remove."""
 
-    kind: str  # stage, unfinished stage, run or answers
+    kind: str  # stage, unfinished stage, run, version or answers
     path: Path
-    size: int  # bytes that come free when all that was found with it goes too
+    size: int = 0  # bytes that come free when all that was found with it goes too
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -67,22 +55,21 @@ def find_garbage(
         RegistryError: a registry cannot be asked, so its references are unknown.
     """
     oldest = datetime.now(UTC) - timedelta(days=days)
-    kept = RetainedItems()
-    for uri in registries_of(store, registries):
-        keep_named(store, Registry(uri), kept)
-    keep_of_runs(store, oldest, kept, progress)
-    records = keep_inputs(store, kept)
-    found = [
-        *stages_to_go(store, kept, oldest.timestamp()),
-        *runs_to_go(store, kept, oldest.timestamp()),
-        *answers_to_go(store, records, oldest.timestamp()),
-        *versions_to_go(store, kept, oldest.timestamp()),
+    kept = _Kept(store)
+    runs = dict(kept.read_runs(progress))
+    for uri in _registries_of(store, registries, runs.values()):
+        kept.keep_named(Registry(uri))
+    for name, run in runs.items():
+        if name in kept.runs or datetime.fromisoformat(run.started) >= oldest:
+            kept.runs.add(name)
+            kept.stages |= {(s.stage, s.key) for s in run.stages if s.key}
+    kept.keep_inputs()
+    found = [each for each in kept.others() if _written(each.path) < oldest.timestamp()]
+    sizes = freed_bytes([each.path for each in found])
+    items = [
+        GarbageItem(each.kind, each.path, size) for each, size in zip(found, sizes, strict=True)
     ]
-    sizes = freed_bytes([path for _, path in found])
-    garbage = [
-        GarbageItem(kind, path, size) for (kind, path), size in zip(found, sizes, strict=True)
-    ]
-    return sorted(garbage, key=lambda each: -each.size)
+    return sorted(items, key=lambda each: -each.size)
 
 
 def remove(garbage: GarbageItem, store: Store) -> None:
@@ -98,153 +85,119 @@ def remove(garbage: GarbageItem, store: Store) -> None:
             shutil.rmtree(doomed)
             return
         # An unfinished stage, or a part of an answer log, unless it is being written again.
-        key = path.name.partition(".")[0]
-        with store.hold(key, wait=False) as is_held:
-            if not is_held:
-                return
-            if path.is_dir():
+        with store.hold(path.name.partition(".")[0], wait=False) as is_held:
+            if is_held and path.is_dir():
                 shutil.rmtree(path)
-            else:
+            elif is_held:
                 path.unlink(missing_ok=True)
 
 
-def registries_of(store: Store, others: Iterable[str]) -> list[str]:
+def _registries_of(store: Store, others: Iterable[str], runs: Iterable[RunReport]) -> list[str]:
     """URIs of every registry that a promotion or recheck of this store used, and its own."""
     uris = dict.fromkeys(others)
     own = store.root.resolve() / "registry.db"
-    if own.is_file():
-        uris[f"{EMBEDDED}{own}"] = None
-    promoted = [each.registry for each in registrations(store)]
-    for uri in (*promoted, *list_rechecked(store)):
+    used = [
+        f"{EMBEDDED}{own}",
+        *(each.registry for each in registrations(store)),
+        *(run.options.registry for run in runs if run.kind == "recheck" and run.options.registry),
+    ]
+    for uri in used:
         # A file that is gone names nothing; making an empty one would not help.
         if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
             uris[uri] = None
     return list(uris)
 
 
-def list_rechecked(store: Store) -> Iterator[str]:
-    """URIs of the registries, next to the store's own, whose versions were rechecked here."""
-    for folder in RunFolders(store).all():
-        try:
-            run = read_run(folder)
-        except StoreError:  # its run stays, and is reported
-            continue
-        if run.kind == "recheck" and run.options.registry:
-            yield run.options.registry
+class _Kept:
+    """What a store keeps: stages by name and key, runs by id, folders of versions by name."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.stages: set[tuple[str, str]] = set()
+        self.runs: set[str] = set()
+        self._versions: set[str] = set()
+        self._answers: set[str | None] = set()
+
+    def read_runs(self, progress: Progress) -> Iterator[tuple[str, RunReport]]:
+        for folder in RunFolders(self._store).all():
+            try:
+                yield folder.name, read_run(folder)
+            except StoreError as error:
+                progress.note(f"kept, since it cannot be read: {error}")
+                self.runs.add(folder.name)
+
+    def keep_named(self, registry: Registry) -> None:
+        """Keep what any alias or history of the registry references.
+
+        Raises:
+            RegistryError: a model that this store promoted is not visible there.
+        """
+        noted = [each for each in registrations(self._store) if each.registered]
+        promoted = {each.name for each in noted if each.registry == registry.uri}
+        for name in sorted({*registry.names(), *promoted}):
+            model = registry.model(name)
+            if model is None:
+                raise RegistryError(
+                    f"'{name}' was promoted there, and is not shown to us",
+                    where=registry.uri,
+                    hint="log in as a user who may read it; if it was deleted on purpose, remove "
+                    f"its lines from {self._store.root / REGISTRIES}",
+                )
+            self.runs |= {move.run for _, move in model.notes}
+            numbers = {
+                *model.aliases.values(),
+                *(number for _, move in model.notes for number in (move.version, move.replaced)),
+            }
+            for version in model.versions:
+                if version.version in numbers:
+                    made, tags = version.tags.get(QUANTIZE_TAG, ""), version.tags
+                    self.stages |= {("quantize", made), ("adopt", made)}
+                    self.stages.add(("judge", tags.get(JUDGE_TAG, "")))
+                    self._versions.add(tags.get(MANIFEST_TAG, ""))
+                    self.runs |= {tags.get(RUN_TAG, ""), *(r.run for r in rechecks_of(version))}
+
+    def keep_inputs(self) -> None:
+        """Keep also what the kept stages depend on, and the answer logs that they used."""
+        pending = [each for each in self.stages if each[1]]
+        while pending:
+            record = self._store.find(*pending.pop())
+            if record is None:
+                continue
+            if record.stage == "evaluate":
+                self._answers.add(_book_of(record, self._store))
+            inputs = {(each.stage, each.key) for each in record.inputs.values()} - self.stages
+            self.stages |= inputs
+            pending += inputs
+
+    def others(self) -> Iterator[GarbageItem]:
+        """Yield all that is not kept, of any age."""
+        root = self._store.root
+        for folder in sorted((root / "stages").glob("*/*")):
+            finished = (folder / RECORD).is_file() and "." not in folder.name
+            if not finished:
+                yield GarbageItem("unfinished stage", folder)
+            elif (folder.parent.name, folder.name) not in self.stages:
+                yield GarbageItem("stage", folder)
+        for folder in RunFolders(self._store).all():
+            if folder.name not in self.runs:
+                yield GarbageItem("run", folder)
+        for file in sorted((root / "answers").glob("*.jsonl")):
+            if book_of_part(file) not in self._answers:
+                yield GarbageItem("answers", file)
+        for folder in sorted((root / VERSIONS).glob("*")):
+            if folder.name not in self._versions:
+                yield GarbageItem("version", folder)
 
 
-def keep_named(store: Store, registry: Registry, kept: RetainedItems) -> None:
-    """Keep what any alias or history of the registry references.
-
-    Raises:
-        RegistryError: a model that this store promoted is not visible there.
-    """
-    promoted = {
-        each.name
-        for each in registrations(store)
-        if each.registry == registry.uri and each.registered
-    }
-    for name in sorted({*registry.names(), *promoted}):
-        model = registry.model(name)
-        if model is None:
-            raise RegistryError(
-                f"'{name}' was promoted there, and is not shown to us",
-                where=registry.uri,
-                hint="log in as a user who may read it; if it was deleted on purpose, remove its "
-                f"lines from {store.root / REGISTRIES}",
-            )
-        numbers = set(model.aliases.values())
-        for _, move in model.notes:
-            numbers |= {move.version, *([move.replaced] if move.replaced else [])}
-            kept.runs.add(move.run)
-        for version in model.versions:
-            if version.version in numbers:
-                kept.stages |= set(stages_of(version))
-                kept.versions.add(version.tags.get(MANIFEST_TAG, ""))
-                kept.runs.add(version.tags.get(RUN_TAG, ""))
-                kept.runs |= {recheck.run for recheck in rechecks_of(version)}
+def _written(path: Path) -> float:
+    record = path / RECORD
+    return (record if record.is_file() else path).stat().st_mtime
 
 
-def stages_of(version: Version) -> Iterator[Stage]:
-    """Yield the stages of a registered version: its weights' and its verdict's."""
-    if JUDGE_TAG in version.tags:
-        yield "judge", version.tags[JUDGE_TAG]
-    if QUANTIZE_TAG in version.tags:
-        for stage in ("quantize", "adopt"):
-            yield stage, version.tags[QUANTIZE_TAG]
-
-
-def keep_of_runs(store: Store, oldest: datetime, kept: RetainedItems, progress: Progress) -> None:
-    """Keep young runs, referenced runs, and what all of them used."""
-    for folder in RunFolders(store).all():
-        try:
-            report = read_run(folder)
-        except StoreError as error:
-            progress.note(f"kept, since it cannot be read: {error}")
-            kept.runs.add(folder.name)
-            continue
-        if folder.name in kept.runs or datetime.fromisoformat(report.started) >= oldest:
-            kept.runs.add(folder.name)
-            kept.stages |= {(s.stage, s.key) for s in report.stages if s.key}
-
-
-def keep_inputs(store: Store, kept: RetainedItems) -> list[StageRecord]:
-    """Keep also what the kept stages depend on; return all kept records."""
-    pending, seen, records = list(kept.stages), set(kept.stages), []
-    while pending:
-        record = store.find(*pending.pop())
-        if record is None:
-            continue
-        records.append(record)
-        for reference in record.inputs.values():
-            stage = (reference.stage, reference.key)
-            if stage not in seen:
-                seen.add(stage)
-                pending.append(stage)
-    kept.stages = seen
-    return records
-
-
-def stages_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
-    """Yield unreferenced finished stages, and old unfinished ones."""
-    for folder in sorted((store.root / "stages").glob("*/*")):
-        stage, name = folder.parent.name, folder.name
-        finished = (folder / RECORD).is_file() and "." not in name
-        written = (folder / RECORD if finished else folder).stat().st_mtime
-        if (finished and (stage, name) in kept.stages) or written >= oldest:
-            continue
-        yield "stage" if finished else "unfinished stage", folder
-
-
-def runs_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
-    """Yield records and logs of unreferenced runs."""
-    for folder in RunFolders(store).all():
-        if folder.name not in kept.runs and folder.stat().st_mtime < oldest:
-            yield "run", folder
-
-
-def versions_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
-    """Yield folders of versions that no alias or history names, and what kills left of them."""
-    for folder in sorted((store.root / VERSIONS).glob("*")):
-        if folder.name not in kept.versions and folder.stat().st_mtime < oldest:
-            yield "version", folder
-
-
-def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Doomed]:
-    """Yield answer logs that no kept round used."""
-    used = {book_of(record, store) for record in records if record.stage == "evaluate"}
-    for file in sorted((store.root / "answers").glob("*.jsonl")):
-        if book_of_part(file) not in used and file.stat().st_mtime < oldest:
-            yield "answers", file
-
-
-def book_of(record: StageRecord, store: Store) -> str | None:
+def _book_of(record: StageRecord, store: Store) -> str | None:
     """Return the key of a round's answer log; None if an input is missing."""
     spec = StageSpec(
-        stage=record.stage,
-        variant=record.variant,
-        key=record.key,
-        parameters=record.parameters,
+        **record.model_dump(include={"stage", "variant", "key", "parameters"}),
         inputs={role: StageReference(**r.model_dump()) for role, r in record.inputs.items()},
         runtime={},
         store=str(store.root),
@@ -262,16 +215,16 @@ def freed_bytes(paths: Sequence[Path]) -> list[int]:
     with its last name; it counts for the first path that has one.
     """
     names: Counter[tuple[int, int]] = Counter()
-    first: dict[tuple[int, int], tuple[int, os.stat_result]] = {}
+    first: dict[tuple[int, int], tuple[int, int, int]] = {}
     for number, path in enumerate(paths):
         for file in path.rglob("*") if path.is_dir() else [path]:
             found = file.lstat()
-            if stat.S_ISDIR(found.st_mode):
-                continue
-            names[found.st_dev, found.st_ino] += 1
-            first.setdefault((found.st_dev, found.st_ino), (number, found))
+            if not stat.S_ISDIR(found.st_mode):
+                names[found.st_dev, found.st_ino] += 1
+                first.setdefault(
+                    (found.st_dev, found.st_ino), (number, found.st_nlink, found.st_size)
+                )
     sizes = [0] * len(paths)
-    for each, (number, found) in first.items():
-        if names[each] == found.st_nlink:
-            sizes[number] += found.st_size
+    for each, (number, links, size) in first.items():
+        sizes[number] += size if names[each] == links else 0
     return sizes

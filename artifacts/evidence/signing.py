@@ -26,6 +26,7 @@ KEY_BYTES = MEBIBYTE
 SIGNATURE_BYTES = 16 * MEBIBYTE  # it lists every file
 PASSWORD_VARIABLE = "PREPARE_KEY_PASSWORD"  # noqa: S105 - the variable's name
 CURVES = "an elliptic curve key (P-256, P-384 or P-521) as PEM: "
+PASSWORD = f"its password is asked for, or {PASSWORD_VARIABLE}"
 MAKE_KEYS = (
     "openssl ecparam -name prime256v1 -genkey -noout -out signer.key && "
     "openssl ec -in signer.key -pubout -out signer.pub"
@@ -87,13 +88,7 @@ def fingerprint_of(key: Path) -> str:
             load_pem_private_key,
             load_pem_public_key,
         )
-    with raise_as(
-        UsageError,
-        "the key cannot be used",
-        key,
-        f"{CURVES}{MAKE_KEYS}; its password is asked for, or {PASSWORD_VARIABLE}",
-        errors=(OSError, ValueError, TypeError),
-    ):
+    with _key_errors(key, f"{MAKE_KEYS}; {PASSWORD}"):
         content = read_regular(key, KEY_BYTES)
         found: Any
         if b"PRIVATE KEY" in content:
@@ -119,15 +114,20 @@ def sign_with_key(folder: Path, private_key: Path) -> Path:
         from model_signing import signing
 
         config: Any = signing.Config().set_hashing_config(_hashing(folder))
-    with raise_as(
-        UsageError,
-        "the private key cannot be used",
-        private_key,
-        f"{CURVES}{MAKE_KEYS}; its password is asked for, or {PASSWORD_VARIABLE}",
-        errors=(OSError, ValueError, TypeError, AttributeError),
-    ):
+    with _key_errors(private_key, f"{MAKE_KEYS}; {PASSWORD}"):
         config.use_elliptic_key_signer(private_key=private_key, password=_password(private_key))
-    return _write(config, folder)
+    final = folder / SIGNATURE
+    # Renamed last, so that no signature is incomplete or lost.
+    partial = folder.parent / f".{folder.resolve().name}.{SIGNATURE}.{os.getpid()}"
+    hint = "copy the folder to where you may write (`prepare pull`), and sign it there"
+    try:
+        with raise_as(EvidenceError, "the signature cannot be written", final, hint):
+            with _library_errors("sign", folder):
+                config.sign(folder, partial)
+            partial.replace(final)
+    finally:
+        partial.unlink(missing_ok=True)
+    return final
 
 
 def check_with_key(folder: Path, public_key: Path) -> None:
@@ -137,78 +137,6 @@ def check_with_key(folder: Path, public_key: Path) -> None:
         EvidenceError: there is no signature, it is by another key, or a file differs.
         UsageError: the key is missing or of another kind.
     """
-    signature = _signature_of(folder)
-    with _library_errors("verify", folder):
-        from model_signing import verifying
-
-        config = verifying.Config().set_hashing_config(_hashing(folder))
-    with raise_as(
-        UsageError,
-        "the public key cannot be used",
-        public_key,
-        f"{CURVES}the file that `openssl ec -pubout` made of the signer's",
-        errors=(OSError, ValueError, TypeError, AttributeError),
-    ):
-        open_regular(public_key, KEY_BYTES).close()
-        config.use_elliptic_key_verifier(public_key=public_key)
-    _check(config, folder, signature, f"the key in {public_key}")
-
-
-def _write(config: Any, folder: Path) -> Path:
-    """Write a temporary file, then rename it, so that no signature is incomplete or lost."""
-    final = folder / SIGNATURE
-    partial = folder.parent / f".{folder.resolve().name}.{SIGNATURE}.{os.getpid()}"
-    try:
-        with raise_as(
-            EvidenceError,
-            "the signature cannot be written",
-            final,
-            "copy the folder to where you may write (`prepare pull`), and sign it there",
-        ):
-            with _library_errors("sign", folder):
-                config.sign(folder, partial)
-            partial.replace(final)
-    finally:
-        partial.unlink(missing_ok=True)
-    return final
-
-
-def _check(config: Any, folder: Path, signature: Path, signer: str) -> None:
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of its dependencies
-            config.verify(folder, signature)
-    except InvalidSignature as error:
-        raise _refusal(folder, "the signature is not of this content", signer) from error
-    # The library raises what it comes across: its own errors are ValueErrors.
-    except Exception as error:
-        raise _refusal(folder, plain_message(str(error)) or type(error).__name__, signer) from error
-
-
-def plain_message(text: str) -> str:
-    """Return the library's message without Python-formatted digests."""
-    if "Key mismatch" in text:
-        return "it is signed with another key"
-    if not text.startswith("Signature mismatch"):
-        return text.strip()
-    changed = re.findall(r"Hash mismatch for '([^']*)'", text)
-    parts = [f"'{name}' was changed" for name in changed]
-    for label, words in (("Extra files found", "added"), ("Missing files", "missing")):
-        found = re.search(rf"{label} in model '[^']*': ([^\"]*)[\"']", text)
-        parts += [f"{words}: {found[1]}"] if found else []
-    return "; ".join(parts) or text
-
-
-def _refusal(folder: Path, why: str, signer: str) -> EvidenceError:
-    return EvidenceError(
-        f"the signature does not hold: {why}",
-        where=f"{folder / SIGNATURE}, against {signer}",
-        hint="do not use this folder; get it, and the key, again from whom you trust",
-    )
-
-
-def _signature_of(folder: Path) -> Path:
     signature = folder / SIGNATURE
     if not signature.is_file():
         raise EvidenceError(
@@ -218,7 +146,39 @@ def _signature_of(folder: Path) -> Path:
         )
     with raise_as(EvidenceError, "the signature cannot be read", signature):
         open_regular(signature, SIGNATURE_BYTES).close()
-    return signature
+    with _library_errors("verify", folder):
+        from model_signing import verifying
+
+        config = verifying.Config().set_hashing_config(_hashing(folder))
+    with _key_errors(public_key, "the file that `openssl ec -pubout` made of the signer's"):
+        open_regular(public_key, KEY_BYTES).close()
+        config.use_elliptic_key_verifier(public_key=public_key)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of its dependencies
+            config.verify(folder, signature)
+    # The library raises what it comes across: its own errors are ValueErrors.
+    except Exception as error:
+        raise EvidenceError(
+            f"the signature does not hold: {plain_message(error)}",
+            where=f"{signature}, against the key in {public_key}",
+            hint="do not use this folder; get it, and the key, again from whom you trust",
+        ) from error
+
+
+def plain_message(error: Exception) -> str:
+    """Return the library's message without Python-formatted digests."""
+    text = str(error).strip()
+    if not text:  # cryptography's InvalidSignature
+        return "it is not of this content"
+    if "Key mismatch" in text:
+        return "it is signed with another key"
+    if not text.startswith("Signature mismatch"):
+        return text
+    parts = [f"'{name}' was changed" for name in re.findall(r"Hash mismatch for '([^']*)'", text)]
+    for label, words in (("Extra files found", "added"), ("Missing files", "missing")):
+        found = re.search(rf"{label} in model '[^']*': ([^\"]*)[\"']", text)
+        parts += [f"{words}: {found[1]}"] if found else []
+    return "; ".join(parts) or text
 
 
 def _hashing(folder: Path) -> Any:
@@ -246,6 +206,14 @@ def _password(private_key: Path) -> bytes | None:
 def _ask_password(private_key: Path) -> str:
     """Prompt once per process, because a promotion signs hours after the key check."""
     return getpass.getpass(f"Password of {private_key}: ")
+
+
+@contextmanager
+def _key_errors(key: Path, how: str) -> Iterator[None]:
+    """Raise UsageError for what the libraries say of a key."""
+    errors = (OSError, ValueError, TypeError, AttributeError)
+    with raise_as(UsageError, "the key cannot be used", key, f"{CURVES}{how}", errors=errors):
+        yield
 
 
 @contextmanager
