@@ -15,7 +15,7 @@ from typing import Any
 from artifacts import run_outcome
 from artifacts.command_line import command_line
 from artifacts.report import answers, provenance
-from artifacts.report.figures import Figure, gate_figure, tradeoff_figures
+from artifacts.report.figures import Figure, conversations_figure, gate_figure, tradeoff_figures
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
 from eval_gates.gate_result import GateResult
@@ -43,9 +43,15 @@ def run_page(evidence: RunEvidence) -> str:
     report = evidence.report
     sections = variant_sections(evidence)
     tradeoff = tradeoff_figures(report, evidence.baseline_bytes())
+    examples = answers.changed_answers(evidence)
+    conversations = {
+        (each.recipe, each.suite): conversations_figure(n, each.recipe, each.suite, each.kept)
+        for n, each in enumerate(examples)
+        if each.kept
+    }
     word = run_outcome.outcome(report)
     return _render(
-        [*(each.figure for each in sections if each.figure), *tradeoff],
+        [*(s.figure for s in sections if s.figure), *tradeoff, *conversations.values()],
         title=f"{report.options.checkpoint or 'candidate'}: {word}",
         report=report,
         outcome=word,
@@ -58,7 +64,8 @@ def run_page(evidence: RunEvidence) -> str:
         ],
         variants=sections,
         tradeoff=tradeoff,
-        examples=answers.changed_answers(evidence),
+        examples=examples,
+        conversations=conversations,
         command=command_line(report.kind, report.command),
         facts=provenance.run_facts(evidence),
         tuples=provenance.tuple_table(evidence),
