@@ -4,6 +4,9 @@ A question of choices is one request if each choice is one token: the server giv
 log-probabilities of chosen tokens (vLLM: `logprob_token_ids`). The values equal those of scored
 prompts, over the complete vocabulary. Longer choices and other servers score each choice as a
 prompt's end. An endpoint with the chat API alone writes its choice (16 tokens).
+
+Chat APIs differ: OpenAI's refuses unknown fields and, of newer models, `max_tokens`; Ollama ignores
+`max_completion_tokens`. The first answered request shows which form an endpoint takes.
 """
 
 from __future__ import annotations
@@ -13,26 +16,39 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from eval_gates.chat_form import PATH, PLAIN_SAMPLING, ChatForm
+from eval_gates import replies
 from eval_gates.model_tokenizer import Tokenizer
-from eval_gates.replies import (
-    MAX_LOGPROB,
-    find_choice,
-    finish,
-    read_chat,
-    read_chosen,
-    read_completion,
-    read_scored,
-)
 from eval_gates.rows import Question, Reply, sample_seed
+from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import StageError
 from pipeline.core.untrusted import MEBIBYTE, parse_json
 from recipes.generation import ThoughtMarkers
 
+CHAT = "chat/completions"  # after `/v1/`
 SEED = 1234  # of requests that draw nothing
+# A model's generation_config.json may say otherwise, and vLLM would follow it.
+PLAIN_SAMPLING = {
+    "temperature": 0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+# Fields that OpenAI's chat API lacks, with the values that change nothing.
+EXTENSIONS = {"repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0, "chat_template_kwargs": {}}
+FORMS = tuple(
+    (length, extended)
+    for length in ("max_tokens", "max_completion_tokens")
+    for extended in (True, False)
+)
+"""Forms of chat requests, the richest first: the field of an answer's length, and whether the
+fields that OpenAI's API lacks are sent."""
 # The log-probabilities of a prompt of 100,000 tokens are 10 MB.
 MAX_BYTES = 16 * MEBIBYTE
 TRIES = 3
@@ -42,14 +58,15 @@ THINKING_TOKENS = 4096  # of one that is thought about, where the policy has no 
 _MAX_REASON = 2000  # characters of an error answer
 _CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be longer than ours
 _PASSING_STATUSES = (408, 429)  # not the question's fault, so worth another try
+_NOT_IMPLEMENTED = 501
 _OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "samples")
 _NAMED, _NOT_NAMED = (0.0, True), (-1e3, False)
 Settings = Mapping[str, Any]
 """`until`, `max_gen_toks` (tokens, or 'model'), `samples`, sampling, and `thinking` (markers)."""
 
 
-class RejectedRequestError(Exception):
-    """The endpoint does not answer such a request; the message says why."""
+class RefusedError(StageError):
+    """The endpoint does not answer such a request."""
 
 
 class UnansweredError(StageError):
@@ -60,6 +77,10 @@ class TooLongError(StageError):
     """The engine ended over the logits of prompts that it computes together."""
 
 
+class _RejectedRequestError(Exception):
+    """The endpoint does not answer such a request; the message says why."""
+
+
 class _FailedRequestError(Exception):
     """A request that may be answered when it is sent again."""
 
@@ -68,7 +89,7 @@ class Request(NamedTuple):
     """One request."""
 
     path: str  # after `/v1/`, unless it begins with a slash
-    body: dict[str, Any]
+    body: dict[str, Any]  # of chat requests in the richest form
     read: Callable[[Any], Any]  # parses the answer's JSON; ValueError if it lacks a part
     length: int = 0  # tokens of prompt and answer
 
@@ -81,10 +102,11 @@ class Client:
         settings: of generation; a question's own are preferred.
         max_length: tokens that the server accepts, prompt and answer together.
         tokenizer: None of an endpoint that is asked by its chat API.
-        chat: the form of its requests; None: text completions.
+        by_chat: it is asked by its chat API alone.
         is_chat: prompts are one user's message, in the tokenizer's chat template.
-        socket: of a server that has one.
+        socket: of our own server, which gets no key.
         asks_once: try one request for all choices of a question.
+        timeout_s: of one request.
     """
 
     def __init__(
@@ -93,24 +115,27 @@ class Client:
         model: str,
         settings: Settings,
         *,
-        concurrency: int,
-        max_length: int,
-        tokenizer: Tokenizer | None,
-        answered: Callable[[int], None],
-        note: Callable[[str], None],
-        chat: ChatForm | None = None,
+        concurrency: int = 1,
+        max_length: int = 0,
+        tokenizer: Tokenizer | None = None,
+        answered: Callable[[int], None] = lambda questions: None,
+        note: Callable[[str], None] = lambda text: None,
+        by_chat: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
         is_chat: bool = False,
         socket: str | None = None,
         asks_once: bool = True,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._url, self.model, self._settings = url, model, settings
         self._concurrency, self.max_length = max(1, concurrency), max_length
-        self._tokenizer, self._chat, self._is_chat = tokenizer, chat, is_chat
+        self._tokenizer, self._by_chat, self._is_chat = tokenizer, by_chat, is_chat
         self._template_arguments = dict(template_arguments or {})
         self._socket, self.answered, self._note = socket, answered, note
+        self._timeout_s = timeout_s
         # Whether the endpoint gives the log-probabilities of chosen tokens; None: not tried yet.
         self._asks_once: bool | None = None if asks_once else False
+        self._forms: Sequence[tuple[str, bool]] = FORMS
         self._special = tokenizer.special_texts() if tokenizer else []
         self.counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
 
@@ -119,13 +144,14 @@ class Client:
         if self._tokenizer is not None:
             return self._tokenizer.render(messages, **settings)
         if settings.get("continue_final_message"):
-            raise self._refuse("an answer that the task itself begins (gen_prefix)")
+            raise self._refusal("an answer that the task itself begins (gen_prefix)")
         return json.dumps(list(messages), ensure_ascii=False)
 
     def shown(self, question: Question) -> str:
         """Return the text that a question asks, as the model reads it."""
         if question.messages:
-            return self.render(question.messages, **_tools(question))
+            tools = question.server.get("tools")
+            return self.render(question.messages, **({"tools": tools} if tools else {}))
         if self._is_chat and not question.is_rendered and not question.continuations:
             return self.render([{"role": "user", "content": question.prompt}])
         return question.prompt
@@ -136,10 +162,7 @@ class Client:
         Raises:
             StageError: a prompt is too long, the endpoint refuses a request or does not answer.
         """
-        try:
-            return asyncio.run(self._ask(questions))
-        except RejectedRequestError as error:
-            raise self._rejected(error) from error
+        return self._run(self._ask(questions))
 
     def send(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Any]:
         """Return what is read of the answers, in order, for a suite that writes its requests.
@@ -150,24 +173,34 @@ class Client:
         Raises:
             StageError: as :meth:`ask`.
         """
-        try:
-            return asyncio.run(self._send_each(requests, in_flight))
-        except RejectedRequestError as error:
-            raise self._rejected(error) from error
 
-    async def _send_each(self, requests: Sequence[Request], in_flight: int | None) -> list[Any]:
-        async with self._open(in_flight):
-            return await _gather([self._send(each) for each in requests])
+        async def work() -> list[Any]:
+            async with self._open(in_flight):
+                return await _gather([self._send(each) for each in requests])
+
+        return self._run(work())
+
+    def _run(self, work: Any) -> list[Any]:
+        try:
+            found: list[Any] = asyncio.run(work)
+        except _RejectedRequestError as error:
+            raise RefusedError(
+                f"the endpoint cannot be asked this suite: {error}",
+                where=self._url,
+                hint="serve the model with a server that offers this, such as vLLM; with its chat "
+                "API alone take --api chat; a prompt may be too long; settings of sampling may "
+                "be unknown to it; tool calls need its parser (vLLM: --enable-auto-tool-choice "
+                "--tool-call-parser NAME); suites of generated text need no log-probabilities",
+            ) from error
+        return found
 
     @asynccontextmanager
     async def _open(self, in_flight: int | None = None) -> AsyncIterator[None]:
-        import httpx2
-
-        limits = httpx2.Limits(max_connections=self._concurrency)
-        transport = httpx2.AsyncHTTPTransport(uds=self._socket, limits=limits)
-        async with httpx2.AsyncClient(
-            transport=transport, timeout=TIMEOUT_S, follow_redirects=False, trust_env=False
-        ) as self._http:
+        limits = _http().Limits(max_connections=self._concurrency)
+        transport = _http().AsyncHTTPTransport(uds=self._socket, limits=limits)
+        async with _http().AsyncClient(
+            transport=transport, timeout=self._timeout_s, follow_redirects=False, trust_env=False
+        ) as self._client:
             self._slots = asyncio.Semaphore(in_flight or self._concurrency)
             yield
 
@@ -175,19 +208,21 @@ class Client:
         async with self._open():
             chosen = [n for n, each in enumerate(questions) if each.continuations]
             written = [n for n, each in enumerate(questions) if not each.continuations]
-            replies: dict[int, list[Reply]] = {}
-            found = await self._choose([questions[n] for n in chosen])
-            replies.update(zip(chosen, ([reply] for reply in found), strict=True))
-            texts = await self._generate([questions[n] for n in written])
-            replies.update(zip(written, texts, strict=True))
-        return [replies[number] for number in range(len(questions))]
+            found = dict(
+                zip(chosen, await self._choose([questions[n] for n in chosen]), strict=True)
+            )
+            made = [self.requests_of(questions[n]) for n in written]
+            self._check_fit([each.length for requests in made for each in requests])
+            texts = await _gather([self._answered(map(self._send, requests)) for requests in made])
+            found.update(zip(written, texts, strict=True))
+        return [found[number] for number in range(len(questions))]
+
+    async def _answered(self, work: Any) -> list[Any]:
+        found = await _gather(list(work))
+        self.answered(1)
+        return found
 
     # Generated texts.
-
-    async def _generate(self, questions: Sequence[Question]) -> list[list[Reply]]:
-        made = [self.requests_of(question) for question in questions]
-        self._check_fit([each.length for requests in made for each in requests])
-        return await _gather([self._send_all(requests) for requests in made])
 
     def requests_of(self, question: Question) -> list[Request]:
         """Return the requests for a question's texts, one a sample."""
@@ -204,42 +239,38 @@ class Client:
         stops = tuple(settings.get("until") or ())
         room = settings.get("max_gen_toks", settings.get("max_tokens"))
         sent = {key: value for key, value in settings.items() if key not in _OWN_SETTINGS}
+        body = {"model": self.model, "seed": seed, **PLAIN_SAMPLING, **sent}
         # The endpoint has no stop strings where the model thinks: they could end its thoughts.
-        if thinking is None:
-            sent["stop"] = list(stops)
-        if self._chat is not None:
-            body = self._chat.body(
-                self.model,
-                {"messages": self._messages(question), **question.server},
-                max_tokens=None if room == "model" else room,
-                seed=seed,
-                settings={key: value for key, value in sent.items() if value != []},
-                template_arguments=self._template_arguments,
-            )
-            return Request(PATH, body, lambda found: finish(read_chat(found), stops, thinking))
-        prompt = self.shown(question)
-        tokens = self._encode(prompt)
-        is_messages = bool(question.messages)
-        if room == "model":
-            slack = _CHAT_SLACK if is_messages else 0
-            room = max(1, self.max_length - len(tokens) - slack)
-        body = {"model": self.model, "max_tokens": room, "seed": seed, **PLAIN_SAMPLING, **sent}
-        special: Sequence[str] = ()
-        if thinking and any(token in thinking.start + thinking.end for token in self._special):
-            body["skip_special_tokens"] = False
-            special = self._special
+        if thinking is None and (stops or not self._by_chat):
+            body["stop"] = list(stops)
+        has_begun, special, tokens = False, list[str](), list[int]()
+        is_messages = self._by_chat or bool(question.messages)
+        if not self._by_chat:
+            prompt = self.shown(question)
+            tokens = self._encode(prompt)
+            if room == "model":
+                room = max(1, self.max_length - len(tokens) - _CHAT_SLACK * is_messages)
+            if thinking and any(each in thinking.start + thinking.end for each in self._special):
+                body["skip_special_tokens"], special = False, self._special
+            has_begun = thinking is not None and prompt.rstrip().endswith(thinking.start)
+        if room != "model":
+            body["max_tokens"] = room
         if is_messages:
             body |= {"messages": self._messages(question), **question.server}
             body["chat_template_kwargs"] = self._template_arguments
         else:
             body["prompt"] = tokens
-        has_begun = thinking is not None and prompt.rstrip().endswith(thinking.start)
 
-        def read(found: Any) -> Reply:
-            answer = (read_chat if is_messages else read_completion)(found)
-            return finish(answer, stops, thinking, has_begun=has_begun, special_tokens=special)
+        def read(answer: Any) -> Reply:
+            found = (replies.read_chat if is_messages else replies.read_completion)(answer)
+            if self._by_chat and isinstance(room, int) and found.tokens > room:
+                raise ValueError(f"it gives {found.tokens} tokens where {room} are the limit")
+            return replies.finish(
+                found, stops, thinking, has_begun=has_begun, special_tokens=special
+            )
 
-        return Request(PATH if is_messages else "completions", body, read, len(tokens) + room)
+        length = len(tokens) + (room if isinstance(room, int) else 0)
+        return Request(CHAT if is_messages else "completions", body, read, length)
 
     def _messages(self, question: Question) -> list[Any]:
         if question.messages:
@@ -248,115 +279,104 @@ class Client:
             return list(json.loads(question.prompt))
         return [{"role": "user", "content": question.prompt}]
 
-    async def _send_all(self, requests: Sequence[Request]) -> list[Reply]:
-        found = await _gather([self._send(each) for each in requests])
-        self.answered(1)
-        return found
-
     # Choices.
 
-    async def _choose(self, questions: Sequence[Question]) -> list[Reply]:
-        if self._chat is not None:
-            return await _gather([self._write_choice(each) for each in questions])
+    async def _choose(self, questions: Sequence[Question]) -> list[list[Reply]]:
+        if self._by_chat:
+            work = [self._answered([self._write_choice(each)]) for each in questions]
+            return await _gather(work)
         pairs = [self._pairs(question) for question in questions]
         self._check_fit([max(len(c) + len(t) for c, t in each) for each in pairs])
         order = sorted(range(len(pairs)), key=lambda n: pairs[n][0][0])  # for a prefix cache
-        replies: dict[int, Reply] = {}
+        found: dict[int, list[Reply]] = {}
         single = [n for n in order if _is_one_token(pairs[n])]
         if single and self._asks_once is None:
             # One item alone shows whether the endpoint can; not every one has to be refused.
             try:
-                replies[single[0]] = await self._choose_once(pairs[single[0]])
+                found[single[0]] = await self._choose_once(pairs[single[0]])
                 self._asks_once = True
-            except RejectedRequestError as error:
+            except _RejectedRequestError as error:
                 self._asks_once = False
                 self._note(
                     "the endpoint does not give the log-probabilities of chosen tokens "
                     f"({error}): every choice is scored by its own request"
                 )
         if self._asks_once:
-            rest = [n for n in single if n not in replies]
-            found = await _gather([self._choose_once(pairs[n]) for n in rest])
-            replies.update(zip(rest, found, strict=True))
-        rest = [n for n in order if n not in replies]
-        self.counts["one_request"] += len(replies)
+            rest = [n for n in single if n not in found]
+            once = await _gather([self._choose_once(pairs[n]) for n in rest])
+            found.update(zip(rest, once, strict=True))
+        rest = [n for n in order if n not in found]
+        self.counts["one_request"] += len(found)
         self.counts["scored"] += len(rest)
         self.counts["fallen_back"] += len(set(rest) & set(single))
-        found = await _gather([self._score(pairs[n]) for n in rest])
-        replies.update(zip(rest, found, strict=True))
-        return [_checked(replies[number]) for number in range(len(questions))]
+        scored = await _gather([self._score(pairs[n]) for n in rest])
+        found.update(zip(rest, scored, strict=True))
+        return [found[number] for number in range(len(questions))]
 
     def _pairs(self, question: Question) -> list[tuple[list[int], list[int]]]:
         contexts = question.contexts or [question.prompt] * len(question.continuations)
         if self._tokenizer is None:
-            raise self._refuse("log-probabilities without a tokenizer")
+            raise self._refusal("log-probabilities without a tokenizer")
         return [
             self._tokenizer.encode_pair(context, continuation)
             for context, continuation in zip(contexts, question.continuations, strict=True)
         ]
 
-    async def _choose_once(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Reply:
+    async def _choose_once(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Reply]:
         tokens = [tail[0] for _, tail in pairs]
         body = choice_body(self.model, pairs[0][0], tokens)
-        values = await self._send(Request("completions", body, partial(read_chosen, tokens=tokens)))
-        self.answered(1)
-        return Reply(values=tuple(values))
+        read = partial(replies.read_chosen, tokens=tokens)
+        (values,) = await self._answered([self._send(Request("completions", body, read))])
+        return [Reply(values=_checked(values))]
 
-    async def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Reply:
-        values = await _gather(
-            [
-                self._send(
-                    Request(
-                        "completions",
-                        scored_body(self.model, context + tail),
-                        partial(read_scored, prompt=len(context + tail), begin=len(context)),
-                    )
-                )
-                for context, tail in pairs
-            ]
-        )
-        self.answered(1)
-        return Reply(values=tuple(values))
+    async def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Reply]:
+        requests = [
+            Request(
+                "completions",
+                {
+                    "model": self.model,
+                    "prompt": context + tail,
+                    "max_tokens": 1,
+                    "temperature": 0,
+                    "logprobs": 1,
+                    "echo": True,
+                    "seed": SEED,
+                },
+                partial(replies.read_scored, prompt=len(context + tail), begin=len(context)),
+            )
+            for context, tail in pairs
+        ]
+        return [Reply(values=_checked(await self._answered(map(self._send, requests))))]
 
     async def _write_choice(self, question: Question) -> Reply:
         """Return the choice that a text names; only choices of one word can be recognized."""
         choices = [each.strip() for each in question.continuations]
         if question.contexts or any(len(choice.split()) != 1 for choice in choices):
-            raise self._refuse(f"a choice of several words: {choices[0][:60]!r}")
+            raise self._refusal(f"a choice of several words: {choices[0][:60]!r}")
         thinks = "thinking" in self._settings
         room = self._settings.get("max_gen_toks") or THINKING_TOKENS if thinks else CHOICE_TOKENS
         messages = self._messages(question)
         wanted = f"\n\nAnswer with one of these and nothing else: {', '.join(choices)}"
         messages[-1] = {**messages[-1], "content": messages[-1]["content"] + wanted}
-        asked = Question(question.id, messages=tuple(messages))
         settings = {**self._settings, "until": [], "max_gen_toks": room, "samples": 1}
+        asked = Question(question.id, messages=tuple(messages))
         reply: Reply = await self._send(self._request(asked, settings, SEED))
         is_read = not (thinks and reply.is_unfinished)
-        chosen = find_choice(reply.text, choices) if is_read else None
-        self.answered(1)
+        chosen = replies.find_choice(reply.text, choices) if is_read else None
         values = [_NAMED if n == chosen else _NOT_NAMED for n in range(len(choices))]
-        return Reply(
-            reply.text,
-            reply.tokens,
-            is_truncated=reply.is_truncated,
-            is_unclosed=reply.is_unclosed,
-            is_refused=reply.is_refused,
-            is_thought=reply.is_thought,
-            values=tuple(values),
-            is_named=True,
-        )
+        return replace(reply, calls=(), values=tuple(values), is_named=True)
 
     # Requests.
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
-            raise self._refuse("text completions without a tokenizer")
+            raise self._refusal("text completions without a tokenizer")
         return self._tokenizer.encode(text)
 
     def _check_fit(self, lengths: Sequence[int]) -> None:
         """Raise StageError if a prompt with its answer is too long: a server could cut it."""
         too_long = [length for length in lengths if length > self.max_length]
-        if too_long and self._chat is None:
+        if too_long and not self._by_chat:
             raise StageError(
                 f"{len(too_long)} of {len(lengths)} questions are too long: with the answer, the "
                 f"longest has {max(too_long)} tokens, and {self.max_length} fit",
@@ -365,6 +385,22 @@ class Client:
             )
 
     async def _send(self, request: Request) -> Any:
+        if not (self._by_chat and request.path == CHAT):
+            return await self._try_often(request)
+        refused: _RejectedRequestError | None = None
+        for form in self._forms:
+            body = _in_form(request.body, *form)
+            if body is not None:
+                try:
+                    found = await self._try_often(request._replace(body=body))
+                except _RejectedRequestError as error:
+                    refused = refused or error
+                else:
+                    self._forms = (form,)
+                    return found
+        raise refused or _RejectedRequestError("it takes no form of requests with these settings")
+
+    async def _try_often(self, request: Request) -> Any:
         for number in range(1, TRIES + 1):
             try:
                 async with self._slots:
@@ -374,33 +410,34 @@ class Client:
                 if number == TRIES:
                     raise UnansweredError(
                         f"the endpoint does not answer a question, after {TRIES} requests: {error}",
-                        where=f"{self._url}/v1/{request.path}",
+                        where=f"{self._url}{_address(request)}",
                         hint="read the server's log",
                     ) from error
             await asyncio.sleep(2 ** (number - 1))
         raise AssertionError("the last try returns or raises")
 
     async def _send_once(self, request: Request) -> Any:
-        import httpx2
-
+        key = "" if self._socket else os.environ.get("OPENAI_API_KEY", "")
         headers = {
-            "Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '')}".strip(),
+            "Authorization": f"Bearer {key}".strip(),
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
         }
-        path = request.path if request.path.startswith("/") else f"/v1/{request.path}"
-        address, content = f"{self._url}{path}", json.dumps(request.body)
+        address = restore_credentials(self._url) + _address(request)
         try:
             async with (
-                asyncio.timeout(TIMEOUT_S),  # a server that sends a byte a minute has no end
-                self._http.stream("POST", address, content=content, headers=headers) as response,
+                asyncio.timeout(self._timeout_s),  # a server that sends a byte a minute has no end
+                self._client.stream(
+                    "POST", address, content=json.dumps(request.body), headers=headers
+                ) as response,
             ):
                 received = await _receive(response)
-        except (httpx2.HTTPError, TimeoutError) as error:
+        except (_http().HTTPError, _http().InvalidURL, TimeoutError) as error:
             raise _FailedRequestError(f"{type(error).__name__} {error}".strip()) from error
         status, said = response.status_code, received[:_MAX_REASON].decode(errors="replace")
-        if 400 <= status < 500 and status not in _PASSING_STATUSES:
-            raise RejectedRequestError(f"it answered {status}: {said}")
+        is_fault = 400 <= status < 500 or status == _NOT_IMPLEMENTED
+        if is_fault and status not in _PASSING_STATUSES:
+            raise _RejectedRequestError(f"it answered {status}: {said}")
         if status >= 400:
             raise _FailedRequestError(f"it answered {status}: {said}")
         try:
@@ -411,21 +448,13 @@ class Client:
         try:
             return request.read(body)
         except ValueError as error:
-            raise RejectedRequestError(str(error)) from error
+            raise _RejectedRequestError(str(error)) from error
 
-    def _refuse(self, what: str) -> StageError:
+    def _refusal(self, what: str) -> StageError:
         return StageError(
             f"the endpoint cannot be asked for {what}",
             where=self._url,
             hint="serve the model where text completions are offered, or choose another suite",
-        )
-
-    def _rejected(self, error: RejectedRequestError) -> StageError:
-        return StageError(
-            f"the endpoint cannot be asked this suite: {error}",
-            where=self._url,
-            hint="serve the model with a server that offers this, such as vLLM; a prompt may be "
-            "too long; suites of generated text need texts and their number of tokens alone",
         )
 
 
@@ -444,38 +473,41 @@ def choice_body(model: str, context: Sequence[int], tokens: Sequence[int]) -> di
     }
 
 
-def scored_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
-    """Return the request for a prompt's own log-probabilities."""
-    return {
-        "model": model,
-        "prompt": list(tokens),
-        "max_tokens": 1,
-        "temperature": 0,
-        "logprobs": 1,
-        "echo": True,
-        "seed": SEED,
-    }
+@cache
+def _http() -> Any:
+    """Return httpx, or its second version: an environment has one of them, for its libraries."""
+    return import_module("httpx2" if find_spec("httpx2") else "httpx")
+
+
+def _address(request: Request) -> str:
+    return request.path if request.path.startswith("/") else f"/v1/{request.path}"
+
+
+def _in_form(body: Mapping[str, Any], length: str, extended: bool) -> dict[str, Any] | None:
+    """Return a chat request in one of :data:`FORMS`; None if it would lose a setting."""
+    kept = {"max_tokens": length}
+    sent = {kept.get(key, key): value for key, value in body.items()}
+    if not extended and any(sent.get(key, same) != same for key, same in EXTENSIONS.items()):
+        return None
+    unsent = {"chat_template_kwargs"} if not body.get("chat_template_kwargs") else set()
+    unsent |= set() if extended else EXTENSIONS.keys()
+    return {key: value for key, value in sent.items() if key not in unsent}
 
 
 def _is_one_token(pairs: Sequence[tuple[list[int], list[int]]]) -> bool:
     return all(len(tail) == 1 and context == pairs[0][0] for context, tail in pairs)
 
 
-def _tools(question: Question) -> dict[str, Any]:
-    tools = question.server.get("tools")
-    return {"tools": tools} if tools else {}
-
-
-def _checked(reply: Reply) -> Reply:
-    """Return the reply; StageError if a value is no log-probability."""
-    wrong = [value for value, _ in reply.values if not value <= MAX_LOGPROB]  # NaN, too
+def _checked(values: Sequence[tuple[float, bool]]) -> tuple[tuple[float, bool], ...]:
+    """Return the values; StageError if one is no log-probability."""
+    wrong = [value for value, _ in values if not value <= replies.MAX_LOGPROB]  # NaN, too
     if wrong:
         raise StageError(
-            f"the endpoint gave {len(wrong)} of {len(reply.values)} choices a log-probability of "
+            f"the endpoint gave {len(wrong)} of {len(values)} choices a log-probability of "
             f"{wrong[0]:g}, which is none",
             hint="the served model is broken, or the endpoint does not speak as OpenAI's does",
         )
-    return reply
+    return tuple(values)
 
 
 async def _receive(response: Any) -> bytes:

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from eval_gates.replies import choice_of
+from pipeline.core.errors import StageError
 from recipes.generation import THOUGHT_MARKERS
 
 
-class BrokenNumbersError(ValueError):
+class BrokenNumbersError(StageError):
     """A log-probability is none: the served model is broken."""
 
 
@@ -70,7 +72,7 @@ def read_tokens(body: Any) -> list[int]:
 
 def read_generated(body: Any) -> Generated:
     """Return an answer's tokens; ValueError if the server does not give them."""
-    choice = _choice(body)
+    choice = choice_of(body)
     lacking = "its answer has no token ids (return_token_ids)"
     return Generated(_ids(choice.get("token_ids"), lacking), str(choice.get("text", "")))
 
@@ -82,7 +84,7 @@ def read_scores(body: Any, tokens: Sequence[int]) -> list[ScoredToken]:
         BrokenNumbersError: a value is no log-probability.
         ValueError: the server gives none.
     """
-    listed = _choice(body).get("prompt_logprobs")
+    listed = choice_of(body).get("prompt_logprobs")
     if not isinstance(listed, list) or len(listed) < len(tokens):
         raise ValueError("its answer has no log-probabilities of the prompt (prompt_logprobs)")
     places = listed[len(listed) - len(tokens) :]
@@ -135,13 +137,6 @@ def _scored(place: Any, token: int) -> ScoredToken:
     best, second, *_ = [*sorted(found.values(), reverse=True), -math.inf]
     text = place[str(token)].get("decoded_token") if str(token) in place else None
     return ScoredToken(own, own >= best, best - second, text if isinstance(text, str) else "")
-
-
-def _choice(body: Any) -> dict[str, Any]:
-    choices = body.get("choices") if isinstance(body, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise ValueError("its answer has no choice")
-    return choices[0]
 
 
 def _ids(value: Any, lacking: str) -> list[int]:

@@ -26,7 +26,7 @@ class Completion(NamedTuple):
 
 def read_completion(body: Any) -> Completion:
     """Return the answer to a request of `/v1/completions`; ValueError if it lacks a part."""
-    choice = _choice(body)
+    choice = choice_of(body)
     text = choice.get("text")
     if not isinstance(text, str):
         raise ValueError("its answer has no text")
@@ -36,7 +36,7 @@ def read_completion(body: Any) -> Completion:
 
 def read_chat(body: Any) -> Completion:
     """Return the answer to a request of `/v1/chat/completions`; ValueError if it lacks a part."""
-    choice = _choice(body)
+    choice = choice_of(body)
     message = choice.get("message")
     if not isinstance(message, dict):
         raise ValueError("its answer has no message")
@@ -193,7 +193,8 @@ def _place(name: str, places: dict[str, int]) -> int:
     return places[name if len(name) == 1 else name.casefold()]
 
 
-def _choice(body: Any) -> dict[str, Any]:
+def choice_of(body: Any) -> dict[str, Any]:
+    """Return an answer's first choice; ValueError without any."""
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise ValueError("its answer has no text")

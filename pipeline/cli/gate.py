@@ -50,8 +50,8 @@ def gate(
         str,
         setting(
             "--api",
-            "How both are asked: completions, chat, or auto (completions if both offer what the "
-            "policy needs).",
+            "How both are asked: completions, chat, or auto (completions with --tokenizer, else "
+            "chat).",
             show_default=True,
         ),
     ] = "auto",
@@ -134,7 +134,7 @@ def gate(
             eval_data=eval_data.expanduser().resolve() if eval_data else None,
             deployment_id=deployment_id,
             remeasured=tuple(remeasure or ()),
-            apis=APIS[api],
+            api=api,
         )
         return run_gate(request, settings, progress)
 

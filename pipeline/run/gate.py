@@ -6,27 +6,28 @@ gate is decided; and load, if the policy has speed gates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
-from eval_gates.chat_form import ChatForm
-from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
+from eval_gates.suites.suite_kind import for_worker, refuse_untried, without_uncontained
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, PrepareError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo, this_node
+from pipeline.core.process_environment import NetworkAccess
+from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.inspection.chat_template import ModelGeneration, folder_generation
+from pipeline.inspection.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
 from pipeline.plan.build import Arm, Builder
-from pipeline.plan.chat_api import Api, by_chat, chat_api_faults, chat_faults
+from pipeline.plan.chat_api import chat_faults
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import (
     form_notes,
@@ -39,23 +40,21 @@ from pipeline.plan.power import check_power
 from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import find_gates
 from pipeline.plan.speed_plan import find_claims
-from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out, refuse_proxies
+from pipeline.run.serving import facts_of
 from pipeline.run.session import RunSession
+from pipeline.run.stage_run import StageRunner
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel
 from pipeline.serving.serving_spec import ExternalEndpoint
 from pipeline.stages.attempts import AttemptLedger, Remeasured
+from pipeline.stages.context import StageContext
+from pipeline.stages.evaluate.run import worker_spec
 from recipes.catalog import load_policy
 from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import Family, Recipe
 
-APIS: Mapping[str, tuple[Api, ...]] = {
-    "auto": ("completions", "chat"),
-    "completions": ("completions",),
-    "chat": ("chat",),
-}
-"""APIs that may be asked, by the option; the preferred one first."""
+APIS = ("auto", "completions", "chat")
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,12 @@ class GateRequest:
     eval_data: Path | None
     deployment_id: str | None
     remeasured: tuple[str, ...] = ()  # gates
-    apis: tuple[Api, ...] = APIS["auto"]
-    chat: ChatForm | None = None  # of both sides, once they are probed; None: text completions
+    api: str = "auto"
+
+    @property
+    def by_chat(self) -> bool:
+        """Whether both are asked by their chat API, not by text completions."""
+        return self.api == "chat" or (self.api == "auto" and self.tokenizer is None)
 
     @property
     def folder(self) -> Path:
@@ -94,8 +97,8 @@ class GateRequest:
             "tokenizer": str(self.tokenizer) if self.tokenizer else None,
             "eval_data": str(self.eval_data) if self.eval_data else None,
             "deployment_id": self.deployment_id,
-            "api": "chat" if self.chat else None,
-            "asked_by": self.chat.words if self.chat else None,
+            "api": "chat" if self.by_chat else None,
+            "asked_by": "by the chat API" if self.by_chat else None,
         }
 
 
@@ -110,70 +113,96 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
             nothing is stored then.
     """
     wanted, left_out = without_uncontained(check_policy(request))
-    models = possible_models(request, wanted)
-    refuse_proxies({"baseline": request.baseline, "candidate": request.candidate})
+    model = model_of(request, wanted)
     request = resolve_models(request)
     for side, endpoint in (("baseline", request.baseline), ("candidate", request.candidate)):
         if endpoint.adapts:
             refuse_untried(wanted, f"a LoRA adapter of {endpoint.adapts}", f"--{side}-model")
-    for model in models.values():
-        refuse(generation_faults(wanted, model, length_of(request)))
-    probed, policy = probe_sides(
-        {"baseline": request.baseline, "candidate": request.candidate},
-        {api: resolve_generation(wanted, model) for api, model in models.items()},
-    )
-    request = replace(request, chat=probed.chat)
+        if wanted.claims_on(None):
+            endpoint.check_stream()
+    refuse(generation_faults(wanted, model, length_of(request)))
     # Which accelerator someone else serves on does not matter for the asking.
     session = RunSession("gate", request.to_dict(), Accelerator.CPU, settings, progress)
-    if probed.chat is not None:
-        session.progress.note(f"both endpoints are asked {probed.chat.words}")
-    for note in (*left_out, *form_notes(wanted, models["chat" if probed.chat else "completions"])):
+    if request.by_chat:
+        session.progress.note("both endpoints are asked by the chat API")
+    for note in (*left_out, *form_notes(wanted, model)):
         session.progress.note(note)
-    if probed.note:
-        session.progress.note(probed.note)
+    policy = resolve_generation(wanted, model)
     policy = with_lengths(policy, length_of(request), session.progress.note)
-    return session.run(lambda: judge_endpoints(request, policy, probed, session))
+    return session.run(lambda: judge_endpoints(request, policy, session))
 
 
-def possible_models(request: GateRequest, policy: Policy) -> dict[Api, ModelGeneration]:
-    """Return what is known of the models' templates, by each API that can be asked the policy.
+def model_of(request: GateRequest, policy: Policy) -> ModelGeneration:
+    """Return what is known of the models' template.
 
     Raises:
-        PrepareError: none can be asked; the errors of the first one are named.
+        PrepareError: a suite cannot be asked in it.
     """
-    known = folder_generation(request.tokenizer) if request.tokenizer else None
-    models: dict[Api, ModelGeneration] = {}
+    model = ModelGeneration("the endpoints' own templates")
+    if request.tokenizer:
+        model = folder_generation(request.tokenizer)
     faults: list[PrepareError] = []
-    for api in request.apis:
-        if api == "completions" and known is None:
-            continue
-        model = known or ModelGeneration("the endpoints' own templates")
-        found: list[PrepareError] = []
-        if api == "chat":
-            model = by_chat(model)
-            found += chat_api_faults(policy)
-        found += generation_faults(policy, model, request.max_length)
-        found += chat_faults(policy, model)
-        if not found:
-            models[api] = model
-        faults = faults or found
-    if not models:
-        refuse(faults)
-    return models
+    if request.by_chat:  # the endpoint has a template, which may be unknown here
+        model = replace(model, template=model.template or UNKNOWN_TEMPLATE)
+        faults += [
+            UsageError(
+                f"the suite '{name}' is text to continue, and the chat API takes messages",
+                where=f"policy key suites.{name}.prompt_format",
+                hint="write 'prompt_format: auto' there, or give endpoints with text completions "
+                "and --tokenizer",
+            )
+            for name, suite in policy.suites.items()
+            if suite.prompt_format == "completion"
+        ]
+    faults += generation_faults(policy, model, request.max_length)
+    refuse([*faults, *chat_faults(policy, model)])
+    return model
 
 
-def judge_endpoints(
-    request: GateRequest, policy: Policy, probed: ProbedSides, session: RunSession
-) -> ExitCode:
+def judge_endpoints(request: GateRequest, policy: Policy, session: RunSession) -> ExitCode:
     """Ask, judge, and return the exit code."""
-    settings, progress = session.settings, session.progress
     # Whose load generator loads them.
-    node = this_node()
-    plan = plan_of(request, policy, settings, session.log.run_id, progress, node)
-    check = partial(refuse_laid_out, probed, policy)
-    session.carry_out(plan, check)
+    node, settings = this_node(), session.settings
+    plan = plan_of(request, policy, settings, session.log.run_id, session.progress, node)
+    session.carry_out(plan, lambda: ask_first_rows(plan, session.stages))
     (report,) = session.log.variants()
     return exit_code_of([report.verdict])
+
+
+def ask_first_rows(plan: Plan, stages: StageRunner) -> None:
+    """Ask both endpoints the first question of every suite that is open; nothing is kept.
+
+    So an endpoint that cannot be asked a suite is refused before an hour of other questions, and no
+    attempt is counted.
+
+    Raises:
+        StageError: an endpoint does not answer one.
+    """
+    rows = list(_first_rows(plan, stages))
+    if not rows:
+        return
+    spec = stages.with_runtime(rows[0][0], {})
+    asked = [[worker_spec(each, stages.store) for each in sides] for sides in rows]
+    with TemporaryDirectory() as folder:
+        context = StageContext[Any, Any](spec, Path(folder), stages.store, stages.progress)
+        context.run_worker(
+            "pipeline.workers.evaluate",
+            {"first_rows": asked},
+            plugins=[for_worker(suite) for suite in plan.policy.suites.values()],
+            needs=[NetworkAccess.ENDPOINT],
+        )
+
+
+def _first_rows(plan: Plan, stages: StageRunner) -> Iterator[list[StageSpec]]:
+    """Yield the stages of both sides for each suite, with their endpoints."""
+    for name in plan.policy.suites:
+        sides = [(arm, arm.stages[name]) for arm in (plan.baseline, *plan.variants)]
+        if not all(stages.find_reusable(spec) for _, spec in sides):
+            yield [
+                spec.model_copy(update={"runtime": {**spec.runtime, **facts_of(arm.endpoint)}})
+                for arm, spec in sides
+                if arm.endpoint is not None
+            ]
 
 
 def plan_of(
@@ -245,7 +274,7 @@ def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]
     """
     endpoint = endpoint_of(request, name)
     return ExternalModel(
-        side=name, url=endpoint.url, model=endpoint.model, chat=request.chat, **asked_as
+        side=name, url=endpoint.url, model=endpoint.model, chat=request.by_chat, **asked_as
     )
 
 
@@ -281,7 +310,7 @@ def check_policy(request: GateRequest) -> Policy:
             where="--remeasure",
             hint="name the id of the answers with --deployment-id",
         )
-    if request.tokenizer is None and "chat" not in request.apis:
+    if request.tokenizer is None and not request.by_chat:
         raise UsageError(
             "text completions are asked with token ids, which need the models' tokenizer",
             where="--api completions",

@@ -8,7 +8,7 @@ stop the others; the baseline's, or that of what all share, ends the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
@@ -26,18 +26,14 @@ from pipeline.run.stage_run import StageRunner
 from pipeline.run.work import Copy, Failures, Piece
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.quantize import QUANTIZE
-from pipeline.stages.questions import QUESTIONS, QuestionsResult
-
-LaidOut = Mapping[str, QuestionsResult]
-"""By suite, the result of its stage `questions`."""
+from pipeline.stages.questions import QUESTIONS
 
 
 class Pieces:
     """The pieces of one plan.
 
     Args:
-        check_laid_out: receives the questions' results, by suite, before the first question; may
-            raise a PrepareError.
+        before_asking: called once the questions are laid out; may raise a PrepareError.
     """
 
     def __init__(
@@ -46,13 +42,13 @@ class Pieces:
         stages: StageRunner,
         serving: Serving,
         log: RunRecorder,
-        check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None,
+        before_asking: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
         self._stages = stages
         self._serving = serving
         self._log = log
-        self._check_others = check_laid_out
+        self._before_asking = before_asking
         self._going = list(plan.variants)
         self._is_checked = False
         self._blocks: Blocks | None = None
@@ -128,7 +124,7 @@ class Pieces:
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
         recipes = [variant.recipe for variant in self._plan.variants]
         check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
-        self._check_others(laid_out)
+        self._before_asking()
         self._is_checked = True
 
     # --- what is to be done -------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pipeline.environments.environment import Accelerator, identity, interpreter
 from pipeline.environments.settings import Settings
 from pipeline.plan.plan import Plan
 from pipeline.run.copies import JoinedRun, Lead
-from pipeline.run.pieces import LaidOut, Pieces
+from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RecordingProgress, RunRecorder
 from pipeline.run.serving import LocalServers, Serving
 from pipeline.run.stage_run import StageRunner
@@ -72,19 +72,19 @@ class RunSession:
     def carry_out(
         self,
         plan: Plan,
-        check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None,
+        before_asking: Callable[[], None] = lambda: None,
         further_copies: int = 0,
     ) -> None:
         """Work on the plan up to its verdicts, which the log has then.
 
         Args:
-            check_laid_out: as for Pieces.
+            before_asking: as for Pieces.
             further_copies: to start on this machine by the main copy.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
         """
-        pieces = Pieces(plan, self.stages, self.serving(plan), self.log, check_laid_out)
+        pieces = Pieces(plan, self.stages, self.serving(plan), self.log, before_asking)
         copy = Copy(self.stages.store, self.log.folder, self.node, self.progress)
         if self.log.is_main:
             forget_tries(self.log.folder)

@@ -88,7 +88,7 @@ class StageRunner:
         """
         if (record := self.reuse(spec)) is not None:
             return record
-        ready = self._add_runtime(spec, extra_runtime() if extra_runtime else {})
+        ready = self.with_runtime(spec, extra_runtime() if extra_runtime else {})
         started = time.monotonic()
         self.log.note_running([f"{spec.variant}: {title_of(spec)}"])
         try:
@@ -145,7 +145,7 @@ class StageRunner:
         self._found[spec.key] = record
         return record
 
-    def _add_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:
+    def with_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:
         """Return the stage with runtime values that are known only now."""
         runtime = dict(spec.runtime)
         if "environment" in runtime:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # For an endpoint that does not report its limit; vLLM does.
 DEFAULT_MAX_LENGTH = 4096
 ANSWER_TIMEOUT_S = 30.0
+STREAMED_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -59,39 +60,76 @@ class OpenAIEndpoint:
         adapts = str(served[model].get("parent") or "")
         return replace(self, model=model, max_length=length, adapts=adapts)
 
-    def request(self, method: str, path: str, *, seconds: float, json: Any = None) -> HttpResponse:
-        """Send one request with the environment's API key.
+    def request(self, method: str, path: str, json: Any = None) -> HttpResponse:
+        """Send one request with the environment's API key; asked directly, without a proxy.
 
         Raises:
-            httpx.HTTPError: there is no complete response.
-            httpx.InvalidURL: the URL is invalid.
+            ValueError: there is no complete response, or not one of status 200.
         """
-        from pipeline.core.bounded_http import send_request
-
-        return send_request(
-            method, f"{self.url}{path}", headers=authorization(), timeout_s=seconds, json=json
-        )
-
-    def _models(self) -> dict[str, dict[str, Any]]:
         import httpx
 
-        place = f"{self.url}/v1/models"
+        from pipeline.core.bounded_http import send_request
+
+        key = os.environ.get(ENDPOINT_KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        address = f"{self.url}{path}"
         try:
-            answer = self.request("GET", "/v1/models", seconds=ANSWER_TIMEOUT_S)
-            if answer.status != 200:
-                raise ValueError(f"it responded with {answer.status}: {answer.text[:200]}")
+            answer = send_request(
+                method,
+                address,
+                headers=headers,
+                timeout_s=ANSWER_TIMEOUT_S,
+                json=json,
+                trust_env=False,
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ValueError(f"it does not respond: {error}") from error
+        if answer.status != 200:
+            raise ValueError(f"it responded with {answer.status}: {answer.text[:300]}")
+        return answer
+
+    def check_stream(self) -> None:
+        """Refuse an endpoint whose streams do not count their tokens, by which loads are measured.
+
+        Raises:
+            ServingError: it does not.
+        """
+        body = {
+            "model": self.model,
+            "prompt": "The capital of France is",
+            "max_tokens": STREAMED_TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        counts = []
+        try:
+            answer = self.request("POST", "/v1/completions", body)
+            for line in answer.content.decode(errors="replace").splitlines():
+                part = line.removeprefix("data:").strip()
+                found = parse_json(part) if part.startswith("{") else {}
+                if not found.get("choices") and isinstance(found.get("usage"), dict):
+                    counts.append(found["usage"].get("completion_tokens"))
+            if counts[-1:] != [STREAMED_TOKENS]:
+                raise ValueError(f"it counts {str(counts[-1:])[:40]} of {STREAMED_TOKENS} tokens")
+        except ValueError as error:
+            raise ServingError(
+                "the endpoint does not stream text completions with their token counts "
+                f"(stream_options.include_usage), which 'speed' needs: {error}",
+                where=f"{self.url}/v1/completions",
+                hint="serve the model with a server that offers this, such as vLLM; or take a "
+                "policy without 'speed'",
+            ) from error
+
+    def _models(self) -> dict[str, dict[str, Any]]:
+        try:
             # The name is sent back, so it must be text that can be encoded.
-            return {str(each["id"]): dict(each) for each in parse_json(answer.content)["data"]}
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+            listed = parse_json(self.request("GET", "/v1/models").content)["data"]
+            return {str(each["id"]): dict(each) for each in listed}
+        except (ValueError, LookupError, TypeError) as error:
             raise ServingError(
                 f"the endpoint does not list its models: {error}",
-                where=place,
+                where=f"{self.url}/v1/models",
                 hint="use the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; "
                 f"set {ENDPOINT_KEY} if it requires a key",
             ) from error
-
-
-def authorization() -> dict[str, str]:
-    """Return the header with the environment's API key, if there is one."""
-    key = os.environ.get(ENDPOINT_KEY)
-    return {"Authorization": f"Bearer {key}"} if key else {}

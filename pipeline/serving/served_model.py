@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from eval_gates.chat_form import ChatForm
 from pipeline.core.hardware import Hardware
 from pipeline.core.record import Record, SparseRecord
 from pipeline.core.stage import WorkerRuntime
@@ -19,9 +18,7 @@ class ExternalModel(Record):
     model: str = Field(description="its name at the endpoint")
     deployment_id: str = Field(description="answers are stored for this session only")
     tokenizer: str = Field(description="digest; it determines the questions. '' without one")
-    chat: ChatForm | None = Field(
-        None, description="how its chat API is asked; None: text completions of token ids"
-    )
+    chat: bool = Field(False, description="asked by its chat API, not by text completions")
 
 
 class ServedModel(Record):

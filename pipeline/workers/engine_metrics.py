@@ -40,10 +40,11 @@ class SpecDecodeCounter:
     Args:
         url: of the endpoint.
         names: as in `counters_in`; empty without speculative decoding: then nothing is requested.
+        socket: of our own server.
     """
 
-    def __init__(self, url: str, names: Mapping[str, str]) -> None:
-        self._url, self._names = url, names
+    def __init__(self, url: str, names: Mapping[str, str], socket: str | None = None) -> None:
+        self._url, self._names, self._socket = url, names, socket
         self._before = asyncio.run(self._look())
 
     def facts(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class SpecDecodeCounter:
     async def _look(self) -> dict[str, int] | None:
         if not self._names:
             return None
-        async with open_session(None) as session:
+        async with open_session(self._socket) as session:
             return await MetricsReader(session, self._url, self._names).counters()
 
 
@@ -62,11 +63,10 @@ def open_session(socket: str | None) -> Any:
     """Return a client session to that Unix socket, or to any address; nothing is unpacked."""
     import aiohttp
 
-    # Looked up here: `connect_through` replaces it.
     connector: Any = aiohttp.TCPConnector(limit=0)
     if socket is not None:
         connector = aiohttp.UnixConnector(socket, limit=0)
-    return aiohttp.ClientSession(connector=connector, trust_env=True, auto_decompress=False)
+    return aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any
 from eval_gates.answer_log import AnswerLog
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
-from eval_gates.chat_form import ChatForm
 from eval_gates.clusters import labels_of, partners
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Answer, Asked, Question, Reply, describe
@@ -21,34 +20,58 @@ from eval_gates.stopping import StoppingPlan, read_stopping
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import Render, kind_named
 from pipeline.core.credentials import restore_credentials
+from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.workers.engine_metrics import SpecDecodeCounter
-from pipeline.workers.unix_socket import connect_through
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Ask until the gate is decided, the questions are exhausted or the time is over.
+    """Ask until the gate is decided or the questions are exhausted.
 
     Args:
         spec: name and suite, questions (file), book (file of the answer log), stopping,
             concurrency, url, model, tokenizer (folder), max_length (tokens), trust_remote_code,
-            asks_once (try one request a question), backwards (each batch from its end),
-            baseline (files of its rows, if the suite reads
-            them), socket (of a server that has one), counters (the
-            engine's names, if it drafts); chat: the form, for an endpoint that is asked by its chat
-            API.
+            asks_once (try one request a question), backwards (each batch from its end), baseline
+            (files of its rows, if the suite reads them), socket (of our server), counters (the
+            engine's names, if it drafts), by_chat (its chat API alone is asked). Or `first_rows`:
+            such objects of the two sides of each suite, whose first question is asked and not kept.
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
     """
-    connect_through(spec.get("socket"))  # for the counters
+    if "first_rows" in spec:
+        for sides in spec["first_rows"]:
+            ask_first_row(sides, progress)
+        return {}
     suite = OpenSuite(spec["suite"], Path(spec["questions"]))
     book = AnswerLog(Path(spec["book"]), [each.id for each in suite.questions], writer=1)
     stopping = read_stopping(spec["stopping"])
-    count = SpecDecodeCounter(restore_credentials(spec["url"]), spec["counters"])
+    url = restore_credentials(spec["url"])
+    count = SpecDecodeCounter(url, spec["counters"], spec.get("socket"))
     asker = BatchAsker(spec, suite, progress, stopping.max_questions)
     ask_until_over(book, stopping, asker.ask)
     return {"requests": asker.client.counts, **count.facts()}
+
+
+def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
+    """Ask the baseline and then the candidate a suite's first question.
+
+    Raises:
+        StageError: a side does not answer it, by name.
+    """
+    baseline: dict[str, Answer] | None = None
+    for each in sides:
+        suite = OpenSuite(each["suite"], Path(each["questions"]))
+        asker = BatchAsker(each, suite, progress, 1, baseline)
+        try:
+            (question,), ((reply, *_),) = asker.replies(range(1))
+        except StageError as error:
+            raise StageError(
+                f"the {each['side']} cannot be asked the suite '{each['name']}': {error.message}",
+                where=f"--{each['side']} {error.where or each['url']}",
+                hint=error.hint,
+            ) from error
+        baseline = {question.id: dict(reply.own)}
 
 
 def ask_until_over(
@@ -119,14 +142,19 @@ class BatchAsker:
     """One suite and one client of the endpoint, for all batches."""
 
     def __init__(
-        self, spec: dict[str, Any], suite: OpenSuite, progress: Progress, limit: int
+        self,
+        spec: dict[str, Any],
+        suite: OpenSuite,
+        progress: Progress,
+        limit: int,
+        baseline: Mapping[str, Answer] | None = None,
     ) -> None:
-        self._name = str(spec.get("name", spec["suite"]["kind"]))
+        self._name = str(spec["name"])
         self._max_tokens = spec["suite"].get("max_tokens")
         self._suite, self._progress, self._limit = suite, progress, limit
         self._done, self._step = 0, -1 if spec.get("backwards") else 1
         files = [Path(file) for file in spec.get("baseline") or ()]
-        self._baseline = join_rows(files) if files else None
+        self._baseline = join_rows(files) if files else baseline
         self.client = open_client(spec, suite, self._count, progress)
 
     def ask(self, batch: range) -> list[Answer]:
@@ -136,8 +164,17 @@ class BatchAsker:
             StageError: nearly all of them are none.
         """
         self._done = batch.start
-        asked = self._suite.render(batch, self._template)
-        # The first question alone shows whether the endpoint can be asked the suite.
+        asked, replies = self.replies(batch)
+        rows = self._suite.score(batch, asked, replies, self._progress)
+        # Answers that are none are not kept: the server may be started otherwise.
+        check_answers(self._name, rows, max_tokens=self._max_tokens, is_complete=False)
+        self._progress.advance(self._name, batch.stop, self._limit, "questions")
+        return rows
+
+    def replies(self, batch: range) -> tuple[list[Question], list[list[Reply]]]:
+        """Return the questions as they are asked, and the replies to each."""
+        asked = self._suite.render(batch, template_of(self.client))
+        # The first question alone shows in which form the endpoint can be asked the suite.
         first = 1 if batch.start == 0 else 0
         replies = [
             each
@@ -147,18 +184,7 @@ class BatchAsker:
                 :: self._step
             ]
         ]
-        rows = self._suite.score(batch, asked, replies, self._progress)
-        # Answers that are none are not kept: the server may be started otherwise.
-        check_answers(self._name, rows, max_tokens=self._max_tokens, is_complete=False)
-        self._progress.advance(self._name, batch.stop, self._limit, "questions")
-        return rows
-
-    def _template(self, messages: Sequence[Any], add_generation_prompt: bool = True) -> str:
-        return self.client.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        return asked, replies
 
     def _count(self, questions: int) -> None:
         self._done += questions
@@ -174,18 +200,30 @@ def join_rows(files: Sequence[Path]) -> dict[str, Answer]:
     return found
 
 
+def template_of(client: Client) -> Render:
+    """Return the client's chat template in the form that lm-eval calls one."""
+
+    def render(messages: Sequence[Any], add_generation_prompt: bool = True) -> str:
+        return client.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+
+    return render
+
+
 def open_client(
     spec: dict[str, Any], suite: OpenSuite, answered: Callable[[int], None], progress: Progress
 ) -> Client:
     """Return the client of the worker's endpoint."""
     arguments = spec["suite"].get("chat_template_kwargs") or {}
-    chat = ChatForm.model_validate(spec["chat"]) if spec.get("chat") else None
-    tokenizer = None
-    if chat is None:
+    by_chat, tokenizer = bool(spec.get("by_chat")), None
+    if not by_chat:
         trust = spec["trust_remote_code"]
         tokenizer = Tokenizer.load(spec["tokenizer"], arguments, trust=trust)
     return Client(
-        restore_credentials(spec["url"]),
+        spec["url"],
         spec["model"],
         suite.settings,
         concurrency=spec["concurrency"],
@@ -193,7 +231,7 @@ def open_client(
         tokenizer=tokenizer,
         answered=answered,
         note=progress.note,
-        chat=chat,
+        by_chat=by_chat,
         template_arguments=arguments,
         is_chat=suite.is_chat,
         socket=spec.get("socket"),

@@ -8,7 +8,7 @@ from typing import Any
 from eval_gates.answer_log import QUESTIONS
 from pipeline.core.events import Progress
 from pipeline.workers import questions
-from pipeline.workers.evaluate import OpenSuite, open_client
+from pipeline.workers.evaluate import OpenSuite, open_client, template_of
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -24,15 +24,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     questions.run(spec, progress, output)
     suite = OpenSuite(spec["suite"], output / QUESTIONS)
     client = open_client(spec, suite, lambda _: None, progress)
-
-    def template(messages: Any, add_generation_prompt: bool = True) -> str:
-        return client.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
-
-    (question,) = suite.render(range(1), template)
+    (question,) = suite.render(range(1), template_of(client))
     return {
         "id": question.id,
         "prompt": client.shown(question),

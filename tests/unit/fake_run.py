@@ -49,7 +49,7 @@ from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import Lead
-from pipeline.run.pieces import LaidOut, Pieces
+from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.work import Copy
@@ -181,7 +181,7 @@ class FakeRun:
         ablate: measure the loss by weights and by KV cache.
         adopted: variants that are not quantized here.
         run_id: of a run that other processes work on as well.
-        check_laid_out: sees what was laid out, before the first question.
+        before_asking: called once the questions are laid out.
     """
 
     root: Path
@@ -196,7 +196,7 @@ class FakeRun:
     ablate: bool = False
     starts: str | None = None  # of servers whose speed is compared; None: the accelerator's
     adopted: tuple[AdoptedVariant, ...] = ()
-    check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
+    before_asking: Callable[[], None] = lambda: None
     run_id: str | None = None
     report: RunReport = field(init=False)
 
@@ -291,7 +291,7 @@ class FakeRun:
         serving = Serving(plan, stages, self.models, node)
         copy = Copy(store, log.folder, node, stages.progress)
         with Lead(log, stages.progress, store) as lead:
-            Pieces(plan, stages, serving, log, self.check_laid_out).do(copy, lead.try_to)
+            Pieces(plan, stages, serving, log, self.before_asking).do(copy, lead.try_to)
         if self.ablate:
             AblationRun(plan, stages, serving, log, "queries are quantized, too").run()
         for served in ("baseline", *command["recipes"]):

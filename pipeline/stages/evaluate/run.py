@@ -52,7 +52,6 @@ Context = StageContext[EvaluateParameters, EvaluateRuntime]
 class EvaluationRound:
     """A suite's questions, the answers so far, and the stopping rule."""
 
-    questions_file: Path
     ids: list[str]
     available: int
     book_file: Path
@@ -88,7 +87,12 @@ def run(context: Context) -> EvaluateResult:
             is_ours = context.runtime.socket is not None
             facts = context.run_worker(
                 "pipeline.workers.evaluate",
-                worker_spec(context, todo),
+                {
+                    **worker_spec(context.spec, context.store),
+                    "book": str(todo.book_file),
+                    "stopping": asdict(todo.stopping),
+                    "baseline": baseline_files(context),
+                },
                 plugins=[for_worker(context.parameters.suite)],
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
@@ -145,7 +149,6 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
         is_sensitive = all(each.p_insensitive <= wanted.alpha for each in checks)
         rule = wanted.stopping(can_pass=is_sensitive)
     return EvaluationRound(
-        questions_file=questions_file,
         ids=ids,
         available=len(ids),
         book_file=book_file(store, book_key(spec, store)),
@@ -172,20 +175,18 @@ def count_answers(context: Context, key: str) -> None:
     begin_log(context.store, key)
 
 
-def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
-    """Return the worker's input."""
-    parameters, runtime = context.parameters, context.runtime
+def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
+    """Return the worker's input, but for what it keeps and where it stops."""
+    parameters, runtime = EVALUATE.parameters_of(spec), EVALUATE.runtime_of(spec)
     endpoint = parameters.endpoint
-    dialect = find_engine(parameters.serving.engine).dialect
     suite = parameters.suite.model_dump()
     if runtime.halved:
         suite["scored_tokens"] = max(64, suite["scored_tokens"] // 2)
     return {
         "name": runtime.suite,
+        "side": spec.variant,
         "suite": suite,
-        "questions": str(todo.questions_file),
-        "book": str(todo.book_file),
-        "stopping": asdict(todo.stopping),
+        "questions": str(folder_of(spec, store, "questions") / QUESTIONS),
         "concurrency": runtime.concurrency,
         "url": runtime.url,
         "socket": runtime.socket,
@@ -193,13 +194,12 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         "tokenizer": runtime.tokenizer,
         "max_length": parameters.max_length,
         "trust_remote_code": parameters.trust_remote_code,
-        "chat": endpoint.chat.model_dump() if endpoint is not None and endpoint.chat else None,
+        "by_chat": endpoint is not None and endpoint.chat,
         # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
-        "asks_once": dialect.scores_tokens,
+        "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
         # Prefix caches and batches change numbers, and the noise floor has to show it.
         "backwards": parameters.repeat_id > 0,
-        "baseline": baseline_files(context),
     }
 
 

@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 
+from eval_gates import ask
 from pipeline.core.bounded_http import send_request
-from pipeline.core.errors import ServingError
+from pipeline.core.errors import ServingError, StageError
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.screen import run as screen
 
@@ -119,10 +120,14 @@ def test_a_limit_that_cannot_be_is_not_taken(length: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [*ODD, b'{"choices": []}', b'{"choices": [{"text": null}]}'])
-def test_a_server_that_answers_oddly_is_a_serving_error_or_silent(body: bytes) -> None:
+def test_a_server_that_answers_oddly_is_a_stage_error_or_silent(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask, "TRIES", 1)
     with server(with_body(body)) as url:
-        asking = screen.ScreenProbe(url, "m")
-        with suppress(ServingError):
-            asking.tokens("France")
-        with suppress(ServingError):
-            asking.write("France")
+        client = ask.Client(url, "m", screen.WRITTEN)
+        with suppress(StageError):
+            screen.screen(client, [])
+        for by_chat in (True, False):
+            with suppress(StageError):
+                screen.write(client, by_chat=by_chat)

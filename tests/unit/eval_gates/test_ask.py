@@ -14,14 +14,12 @@ from word_tokenizer import WordTokenizer
 
 from eval_gates import ask
 from eval_gates.ask import Client
-from eval_gates.chat_form import ChatForm
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.replies import find_choice
 from eval_gates.rows import Question, Reply, describe
 from pipeline.core.errors import StageError
 
 Answer = Callable[[str, dict[str, Any]], tuple[int, Any]]
-FORM = ChatForm(length_key="max_tokens", extended=False)
 CHOICES = Question("c", "Which?\nAnswer:", continuations=(" A", " B"))
 THINKING = {"start": "<think>", "end": "</think>", "keep": False}
 
@@ -59,7 +57,7 @@ def client_of(url: str, settings: Any = None, **more: Any) -> Client:
     given: dict[str, Any] = {
         "concurrency": 4,
         "max_length": 100,
-        "tokenizer": None if "chat" in more else Tokenizer(WordTokenizer(), {}),
+        "tokenizer": None if "by_chat" in more else Tokenizer(WordTokenizer(), {}),
         "answered": lambda number: None,
         "note": lambda text: None,
         **more,
@@ -154,7 +152,7 @@ def test_thoughts_are_removed_and_stops_are_applied_here() -> None:
 @pytest.mark.parametrize(("said", "score"), [("B", 1), ("**B.** as such", 1), ("None fits", None)])
 def test_a_chat_only_endpoint_writes_its_choice(said: str, score: int | None) -> None:
     with serving(lambda path, body: (200, text(said))) as (url, bodies):
-        ((reply,),) = client_of(url, chat=FORM).ask([CHOICES])
+        ((reply,),) = client_of(url, by_chat=True).ask([CHOICES])
     assert bodies[0]["max_tokens"] == ask.CHOICE_TOKENS
     greedy = [greedy for _, greedy in reply.values]
     assert (greedy.index(True) if any(greedy) else None) == score
@@ -165,7 +163,7 @@ def test_a_chat_only_endpoint_writes_its_choice(said: str, score: int | None) ->
 def test_chat_apis_have_no_long_choices() -> None:
     long = Question("l", "Which?", continuations=(" a long one", " b"))
     with pytest.raises(StageError, match="several words"):
-        client_of("http://127.0.0.1:9", chat=FORM).ask([long])
+        client_of("http://127.0.0.1:9", by_chat=True).ask([long])
 
 
 @pytest.mark.parametrize(

@@ -1,56 +1,58 @@
-"""Which form both endpoints are asked in, by stand-ins with the published schemas."""
+"""Endpoints that cannot be asked are told by their first answer; forms of chat requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-from chat_stand_ins import (
-    OLLAMA,
-    OPENAI,
-    OPENAI_NEWER,
-    TRTLLM,
-    VLLM,
-    ChatStandIn,
-    Schema,
-)
+from chat_stand_ins import OLLAMA, OPENAI, OPENAI_NEWER, TRTLLM, VLLM, ChatStandIn, Schema
+from endpoint_stand_in import EndpointStandIn
+from fake_run import FakeRun
 from finished_stage import stage_record
+from listener import Listener
 from sample_stages import PARAMETERS
 from word_tokenizer import WordTokenizer
 
 from eval_gates.ask import Client
-from eval_gates.chat_form import ChatForm
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Question
-from pipeline.core.errors import PrepareError
+from eval_gates.suites.json_lines import write_rows
+from pipeline.core.errors import PrepareError, ServingError, StageError
 from pipeline.core.stage_record import StageRecord
-from pipeline.inspection.chat_template import ModelGeneration
-from pipeline.plan.chat_api import Api, by_chat
 from pipeline.plan.generation_settings import resolve_generation
-from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
-from pipeline.run.gate import APIS, GateRequest, check_policy, possible_models
+from pipeline.run.gate import GateRequest, check_policy, model_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.evaluate import EvaluateParameters
 from pipeline.stages.judge.verdict import check_asked_alike
-from pipeline.stages.questions import QuestionsResult
+from pipeline.workers import evaluate
 from recipes.catalog import load_policy
 from recipes.generation import Sampling
 from recipes.policy import Policy
 
-CODE = "code: {kind: humaneval, margins: {fp8: 0.3}}"
-LETTER = "knowledge: {kind: mmlu, margins: {fp8: 0.3}}"
+JSON = "code: {kind: structured, margins: {fp8: 0.3}}"
+LETTER = "code: {kind: mmlu, margins: {fp8: 0.3}}"
 CLOZE = LETTER.replace("mmlu", "mmlu, prompt_format: cloze")
-TASK = "other: {kind: lm_eval, task: gsm8k, margins: {fp8: 0.3}}"
-TOP_K = "code: {kind: humaneval, samples: 2, sampling: {top_k: 20}, margins: {fp8: 0.3}}"
-SWITCHED = "code: {kind: humaneval, chat_template_kwargs: {thinks: false}, margins: {fp8: 0.3}}"
+TOOLS = JSON.replace("structured", "tools, form: server")
+GUIDED = JSON.replace("structured", "structured, guided: true")
+TOP_K = JSON.replace("structured", "structured, samples: 2, sampling: {top_k: 20}")
+SWITCHED = JSON.replace("structured", "structured, chat_template_kwargs: {thinks: false}")
 TO_CONTINUE = "code: {kind: humaneval, prompt_format: completion, margins: {fp8: 0.3}}"
 SPEED = (
     "}, speed: {ratio: {min_ratio: 0.9, workloads: [small]}, workloads: {small: {kind: random, "
     "input_tokens: 8, output_tokens: 8, arrivals: {concurrency: 2}}}"
 )
-ENDPOINT = by_chat(ModelGeneration("the endpoints"))
+CALL = {"category": "simple", "turns": [], "functions": [], "ground_truth": []}
+ASKED: dict[str, dict[str, Any]] = {
+    JSON: {"prompt": "Say.", "schema": {}},
+    LETTER: {"prompt": "Which?", "continuations": [" A", " B"], "subject": "x", "answer": 0},
+    CLOZE: {"prompt": "Which?", "continuations": [" a b", " c d"], "subject": "x", "answer": 0},
+    TOOLS: {"messages": [{"role": "user", "content": "Call."}], "server": {"tools": [{}]}, **CALL},
+    GUIDED: {"messages": [{"role": "user", "content": "Say."}], "server": {}, "schema": {}},
+}
+ASKED |= {TOP_K: ASKED[JSON], SWITCHED: ASKED[JSON]}
 
 
 @pytest.fixture
@@ -63,146 +65,138 @@ def policy_of(tmp_path: Path) -> Callable[[str], Policy]:
     return make
 
 
-def choose(policy: Policy, *schemas: Schema, api: str = "chat") -> tuple[ProbedSides, Policy]:
-    """The form that endpoints of two schemas are asked in, and the policy in it."""
-    models: dict[Api, ModelGeneration] = {
-        each: ENDPOINT if each == "chat" else ModelGeneration() for each in APIS[api]
-    }
-    policies = {each: resolve_generation(policy, model) for each, model in models.items()}
-    with ExitStack() as stack:
-        servers = [stack.enter_context(ChatStandIn(schema)) for schema in schemas]
-        urls = [OpenAIEndpoint(server.url, "m") for server in servers]
-        return probe_sides(dict(zip(("baseline", "candidate"), urls, strict=True)), policies)
+@pytest.fixture
+def ask_first(
+    policy_of: Callable[[str], Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Asks two servers the first question of a suite, as the worker does."""
+    tokenizer = Tokenizer(WordTokenizer(), {})
+    monkeypatch.setattr(Tokenizer, "load", lambda *given, **more: tokenizer)
+
+    def ask(suite: str, *servers: Any, by_chat: bool = False) -> None:
+        policy = policy_of(suite)
+        request = request_of(tmp_path / "policy.yaml", "chat" if by_chat else "completions")
+        asked = resolve_generation(policy, model_of(request, policy)).suites["code"]
+        parameters = PARAMETERS["evaluate"] | {"suite": asked}
+        task = EvaluateParameters.model_validate(parameters).suite
+        rows = [{"id": str(n), "choices": ["a b", "c d"], **ASKED[suite]} for n in range(2)]
+        write_rows(tmp_path / "questions.jsonl", rows)
+        with ExitStack() as stack:
+            urls = [stack.enter_context(server).url for server in servers]
+            common = {
+                **{"name": "code", "suite": task.model_dump(), "concurrency": 1, "model": "m"},
+                **{"questions": str(tmp_path / "questions.jsonl"), "tokenizer": "folder"},
+                **{"max_length": 4096, "trust_remote_code": False, "by_chat": by_chat},
+                "asks_once": True,
+            }
+            sides = [
+                {**common, "side": side, "url": url}
+                for side, url in zip(("baseline", "candidate"), urls, strict=True)
+            ]
+            evaluate.run({"first_rows": [sides]}, Listener(), tmp_path)
+
+    return ask
 
 
 @pytest.mark.parametrize(
-    ("schemas", "form"),
+    ("lacks", "suite", "words"),
     [
-        ((VLLM, VLLM), ChatForm(length_key="max_tokens", extended=True)),
-        ((TRTLLM, VLLM), ChatForm(length_key="max_tokens", extended=True)),
-        # It ignores what it does not know, which cannot be seen.
-        ((OLLAMA, OLLAMA), ChatForm(length_key="max_tokens", extended=True)),
-        ((OLLAMA, OPENAI), ChatForm(length_key="max_tokens", extended=False)),
-        (
-            (OPENAI, OPENAI_NEWER),
-            ChatForm(length_key="max_completion_tokens", extended=False),
-        ),
-        (
-            (OPENAI_NEWER, TRTLLM),
-            ChatForm(length_key="max_completion_tokens", extended=False),
-        ),
+        ({"completions"}, JSON, ("404", "--api chat")),
+        ({"token_ids"}, JSON, ("token_ids is not supported",)),
+        ({"logprobs"}, LETTER, ("log-probabilities",)),
+        ({"chosen", "scored"}, LETTER, ("scored is not supported",)),
+        ({"scored"}, CLOZE, ("scored is not supported",)),
+        ({"chat"}, GUIDED, ("no chat",)),
+        ({"tools"}, TOOLS, ("no parser", "--tool-call-parser")),
+        ({"counts"}, JSON, ("usage.completion_tokens",)),
     ],
 )
-def test_both_sides_get_the_richest_form_that_both_accept(
-    policy_of: Callable[[str], Policy], schemas: tuple[Schema, Schema], form: ChatForm
+def test_an_endpoint_that_lacks_what_a_suite_needs_is_refused_by_its_first_answer(
+    ask_first: Callable[..., None], lacks: Collection[str], suite: str, words: tuple[str, ...]
 ) -> None:
-    for pair in (schemas, schemas[::-1]):
-        probed, policy = choose(policy_of(f"{CODE}, {LETTER}"), *pair)
-        assert probed.chat == form
-        assert policy.suites["code"].prompt_format == "chat"
+    by_chat = "messages" in ASKED[suite]
+    with pytest.raises(StageError) as caught:
+        ask_first(suite, EndpointStandIn(), EndpointStandIn(lacks), by_chat=by_chat)
+    assert "the candidate cannot be asked the suite 'code'" in caught.value.message
+    assert caught.value.where.startswith("--candidate http://127.0.0.1:")
+    assert [word for word in words if word not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize(
-    ("schemas", "suites", "named"),
+    ("lacks", "suite"),
     [
-        # What limits answers at one has no effect at the other.
-        ((OLLAMA, OPENAI_NEWER), CODE, ("chat", "no form of requests")),
-        ((VLLM, VLLM), CLOZE, ("echo", "knowledge")),
-        ((VLLM, VLLM), f"{CODE}{SPEED}", ("404", "without 'speed'")),
-        ((VLLM, OPENAI), TOP_K, ("sampling.top_k",)),
-        ((OPENAI, VLLM), SWITCHED, ("chat_template_kwargs",)),
+        ({"logprobs", "usage", "chat"}, JSON),
+        ({"counts"}, LETTER),
+        ({"chosen"}, LETTER),  # scored prompts will do
+        ({"scored"}, LETTER),
     ],
 )
-def test_what_the_chat_api_cannot_be_asked_is_refused_with_the_field(
-    policy_of: Callable[[str], Policy],
-    schemas: tuple[Schema, Schema],
-    suites: str,
-    named: tuple[str, ...],
+def test_what_a_suite_does_not_need_may_be_missing(
+    ask_first: Callable[..., None], lacks: Collection[str], suite: str
 ) -> None:
-    with pytest.raises(PrepareError) as caught:
-        choose(policy_of(suites), *schemas)
-    assert [word for word in named if word not in str(caught.value)] == []
+    ask_first(suite, EndpointStandIn(lacks), EndpointStandIn(lacks))
+
+
+@pytest.mark.parametrize("schema", [VLLM, TRTLLM, OLLAMA, OPENAI, OPENAI_NEWER])
+@pytest.mark.parametrize("suite", [JSON, LETTER])
+def test_every_chat_api_is_asked_in_a_form_that_it_takes(
+    ask_first: Callable[..., None], schema: Schema, suite: str
+) -> None:
+    server = ChatStandIn(schema)
+    ask_first(suite, ChatStandIn(VLLM), server, by_chat=True)
+    (body,) = [body for path, body in server.requests if server.answer(path, body)[0] == 200]
+    assert len(schema.lengths & body.keys()) == 1
+    assert ("repetition_penalty" in body) == (schema not in (OPENAI, OPENAI_NEWER))
 
 
 @pytest.mark.parametrize(
-    ("schemas", "suites", "is_chat"),
+    ("suite", "word"),
+    [(CLOZE, "several words"), (TOP_K, "top_k"), (SWITCHED, "chat_template_kwargs")],
+)
+def test_what_a_chat_api_cannot_be_asked_is_refused(
+    ask_first: Callable[..., None], suite: str, word: str
+) -> None:
+    with pytest.raises(StageError, match=word):
+        ask_first(suite, ChatStandIn(VLLM), ChatStandIn(OPENAI), by_chat=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
     [
-        ((TRTLLM, TRTLLM), CODE, False),  # it takes token ids
-        ((TRTLLM, TRTLLM), LETTER, True),  # and scores no prompts: the letter is written
-        ((OLLAMA, OLLAMA), CODE, True),  # it takes texts alone
-        ((TRTLLM, OPENAI), CODE, True),  # both in one form
+        (EndpointStandIn, ""),
+        (lambda: EndpointStandIn({"usage"}), "include_usage"),
+        (lambda: ChatStandIn(VLLM), "404"),
     ],
 )
-def test_text_completions_are_preferred_if_both_offer_what_is_needed(
-    policy_of: Callable[[str], Policy],
-    schemas: tuple[Schema, Schema],
-    suites: str,
-    is_chat: bool,
-) -> None:
-    probed, policy = choose(policy_of(suites), *schemas, api="auto")
-    assert (probed.chat is not None) == is_chat
-    expected = {CODE: "chat" if is_chat else "completion", LETTER: "letter"}[suites]
-    assert next(iter(policy.suites.values())).prompt_format == expected
+def test_loads_need_streams_that_count_their_tokens(make: Callable[[], Any], words: str) -> None:
+    with make() as server:
+        endpoint = OpenAIEndpoint(server.url, "m")
+        if not words:
+            endpoint.check_stream()
+            return
+        with pytest.raises(ServingError, match=words) as caught:
+            endpoint.check_stream()
+    assert "without 'speed'" in caught.value.hint
 
 
-def test_loads_are_text_completions_also_where_suites_are_messages(
-    policy_of: Callable[[str], Policy], tmp_path: Path
-) -> None:
-    policy, file = policy_of(f"{LETTER}{SPEED}"), tmp_path / "policy.yaml"
-    probed, _ = choose(policy, TRTLLM, TRTLLM, api="auto")
-    assert probed.chat is not None
-    with pytest.raises(PrepareError) as caught:
-        check_policy(request_of(file, "auto"))
-    assert caught.value.where == "policy key speed"
+def test_an_endpoint_may_be_refused_before_the_first_question(tmp_path: Path) -> None:
+    def check() -> None:
+        raise ServingError("no log-probabilities")
+
+    made = FakeRun(tmp_path / "store", before_asking=check)
+    with pytest.raises(ServingError):
+        made.run()
+    assert made.models.asked == []
 
 
 def test_generated_answers_ask_tensorrt_llm_only_for_what_it_accepts() -> None:
     """By text completions, where it rejects unknown fields."""
     settings = {"until": ["a"], "max_gen_toks": 5, "do_sample": True, **Sampling().model_dump()}
-    client = Client(
-        "http://none",
-        "m",
-        settings,
-        concurrency=1,
-        max_length=99,
-        tokenizer=Tokenizer(WordTokenizer(), {}),
-        answered=lambda number: None,
-        note=str,
-    )
+    client = Client("http://none", "m", settings, tokenizer=Tokenizer(WordTokenizer(), {}))
     (request,) = client.requests_of(Question("1", "a"))
     with ChatStandIn(TRTLLM) as server:
         assert server.answer(f"/v1/{request.path}", request.body)[0] == 200
         assert server.answer(f"/v1/{request.path}", {**request.body, "other": 1})[0] == 400
-
-
-def test_an_endpoint_that_lacks_both_is_refused_with_both_reasons(
-    policy_of: Callable[[str], Policy],
-) -> None:
-    with pytest.raises(PrepareError) as caught:
-        choose(policy_of(CLOZE), OLLAMA, OLLAMA, api="auto")
-    said = str(caught.value)
-    assert "cannot unmarshal" in said
-    assert "the chat API does not score prompts" in said
-
-
-def test_a_task_of_whole_texts_is_refused_once_it_is_laid_out(
-    policy_of: Callable[[str], Policy],
-) -> None:
-    probed, policy = choose(policy_of(TASK), OPENAI, OPENAI)
-    for output, is_refused in (
-        ("generate_until", False),
-        ("multiple_choice", False),
-        ("loglikelihood_rolling", True),
-    ):
-        laid_out = QuestionsResult(
-            questions=1, questions_digest="0", guessing=0.0, output_type=output
-        )
-        try:
-            refuse_laid_out(probed, policy, {"other": laid_out})
-        except PrepareError:
-            assert is_refused
-        else:
-            assert not is_refused
 
 
 def request_of(policy: Path, api: str, tokenizer: Path | None = None) -> GateRequest:
@@ -215,18 +209,24 @@ def request_of(policy: Path, api: str, tokenizer: Path | None = None) -> GateReq
         max_length=None,
         eval_data=None,
         deployment_id=None,
-        apis=APIS[api],
+        api=api,
     )
 
 
 def test_without_a_tokenizer_only_the_chat_api_can_be_asked(
     policy_of: Callable[[str], Policy], tmp_path: Path
 ) -> None:
-    policy, file = policy_of(CODE), tmp_path / "policy.yaml"
-    assert list(possible_models(request_of(file, "auto"), policy)) == ["chat"]
+    policy_of(JSON)
+    file = tmp_path / "policy.yaml"
+    assert request_of(file, "auto").by_chat
+    assert not request_of(file, "auto", tmp_path).by_chat
     with pytest.raises(PrepareError) as caught:
         check_policy(request_of(file, "completions"))
     assert caught.value.where == "--api completions"
+    policy_of(f"{LETTER}{SPEED}")
+    with pytest.raises(PrepareError) as caught:
+        check_policy(request_of(file, "auto"))
+    assert caught.value.where == "policy key speed"
 
 
 def test_a_suite_of_text_to_continue_is_no_chat(
@@ -234,28 +234,25 @@ def test_a_suite_of_text_to_continue_is_no_chat(
 ) -> None:
     policy, file = policy_of(TO_CONTINUE), tmp_path / "policy.yaml"
     with pytest.raises(PrepareError) as caught:
-        possible_models(request_of(file, "chat"), policy)
+        model_of(request_of(file, "chat"), policy)
     assert caught.value.where == "policy key suites.code.prompt_format"
-    tokenizer = tmp_path / "tokenizer"
-    tokenizer.mkdir()
-    assert list(possible_models(request_of(file, "auto", tokenizer), policy)) == ["completions"]
+    model_of(request_of(file, "completions"), policy)
 
 
 def test_settings_that_need_the_models_files_are_refused_without_them(
     policy_of: Callable[[str], Policy], tmp_path: Path
 ) -> None:
-    suite = CODE.replace("humaneval", "humaneval, sampling: model, thinking: remove")
+    suite = JSON.replace("structured", "structured, sampling: model, thinking: remove")
     with pytest.raises(PrepareError) as caught:
-        possible_models(request_of(tmp_path / "policy.yaml", "chat"), policy_of(suite))
+        model_of(request_of(tmp_path / "policy.yaml", "chat"), policy_of(suite))
     assert "sampling: {temperature" in str(caught.value)
     assert "thinking: {start" in str(caught.value)
 
 
 def test_a_verdict_on_sides_of_different_forms_is_refused() -> None:
-    form = ChatForm(length_key="max_tokens", extended=True)
     endpoint = {"url": "u", "model": "m", "deployment_id": "d", "tokenizer": ""}
 
-    def record_with(chat: dict[str, ChatForm | None]) -> Callable[[str], StageRecord]:
+    def record_with(chat: dict[str, bool]) -> Callable[[str], StageRecord]:
         def record(role: str) -> StageRecord:
             side = role.partition(".")[0]
             served = {"endpoint": {**endpoint, "side": side, "chat": chat[side]}}
@@ -264,6 +261,6 @@ def test_a_verdict_on_sides_of_different_forms_is_refused() -> None:
 
         return record
 
-    check_asked_alike(["code"], record_with({"baseline": form, "candidate": form}))
+    check_asked_alike(["code"], record_with({"baseline": True, "candidate": True}))
     with pytest.raises(ValueError, match="code"):
-        check_asked_alike(["code"], record_with({"baseline": None, "candidate": form}))
+        check_asked_alike(["code"], record_with({"baseline": False, "candidate": True}))

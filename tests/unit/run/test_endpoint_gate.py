@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from listener import Listener
 from sample_stages import RESULTS
 from some_node import NODE
 
-from eval_gates.chat_form import ChatForm
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
 from pipeline.environments import environment
@@ -193,11 +191,8 @@ def test_other_questions_or_another_way_to_ask_them_is_another_attempt(
     assert number() == 1
 
 
-def test_answers_of_another_form_of_requests_are_others(request_of: GateRequest) -> None:
-    form = ChatForm(length_key="max_tokens", extended=True)
-    forms = [None, form, form.model_copy(update={"extended": False})]
-    found = [keys(replace(request_of, chat=each)) for each in forms]
-    assert all(one.isdisjoint(other) for one, other in combinations(found, 2))
+def test_answers_by_another_api_are_others(request_of: GateRequest) -> None:
+    assert keys(request_of).isdisjoint(keys(replace(request_of, api="chat")))
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
@@ -301,8 +296,7 @@ def test_a_policy_that_insists_on_chat_is_refused_for_a_tokenizer_without_a_temp
         " suites: {code: {kind: humaneval, prompt_format: chat, margins: {fp8: 0.1}}}}"
     )
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
-    apis = endpoint_gate.APIS["completions"]
-    completions = replace(request_of, policy=str(policy), apis=apis)
+    completions = replace(request_of, policy=str(policy), api="completions")
     with pytest.raises(UsageError) as caught:
         endpoint_gate.run_gate(completions, settings, Listener())
     assert caught.value.where.startswith("policy key suites.code.prompt_format")
