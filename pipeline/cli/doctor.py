@@ -110,7 +110,7 @@ def _build(
 
 
 def _diagnose(settings: Settings, profile: str, *, as_json: bool) -> None:
-    from pipeline.environments.doctor_check import Severity
+    from pipeline.environments.gpu_host import Severity
     from pipeline.plan.doctor import diagnose
     from pipeline.plan.serving_profile import load_named_profile
 

@@ -28,6 +28,7 @@ from pipeline.environments.build import (
     RECORD_NAME,
     EnvironmentRecord,
     build,
+    describe,
     folder_bytes,
     interpreter_path,
     read_record,
@@ -42,7 +43,6 @@ from pipeline.environments.definition import (
     environment_name,
     normalize,
 )
-from pipeline.environments.interpreter import describe
 from pipeline.environments.settings import EnvironmentOverride, Settings
 
 __all__ = [

@@ -6,10 +6,30 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old, query_driver, visible_gpus
-from pipeline.environments.doctor_check import DoctorCheck, Severity
+
+
+class Severity(StrEnum):
+    """Importance of a finding."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """Result of one check."""
+
+    subject: str  # subject of the check
+    severity: Severity  # `problem`: something will fail; `warning`: it may
+    message: str  # finding
+    hint: str = ""  # remedy; empty if the check passed
+
 
 # The environments use the running interpreter, and so its headers.
 PYTHON_HEADER = Path(sysconfig.get_path("include"), "Python.h")

@@ -16,24 +16,88 @@ The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the defau
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
 
+from pipeline.core.errors import UsageError
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.file_locks import refuse_local_locks
 from pipeline.core.record import Record
 from pipeline.core.store import Store
+from pipeline.core.user_path import user_path
 from pipeline.environments.definition import EnvironmentName
-from pipeline.environments.settings_file import (
-    absolute_from,
-    find_settings_file,
-    path_variable,
-    xdg_folder,
-)
 from recipes.config_file import parse
+
+VARIABLE = "PREPARE_SETTINGS"
+SUGGESTED_NAME = "prepare.yaml"
+"""Usual name of a settings file in a project directory."""
+
+
+def find_settings_file() -> Path | None:
+    """Return the settings file in force, if any."""
+    named = path_variable(VARIABLE)
+    if named is None:
+        users = xdg_folder("CONFIG", ".config") / "settings.yaml"
+        return users if users.is_file() else None
+    if not named.is_file():
+        raise UsageError(
+            "the settings file does not exist",
+            where=f"--settings or {VARIABLE}: {named}",
+            hint="correct the path; without it the user's default file or the defaults apply",
+        )
+    return named
+
+
+def unread_settings_file() -> str | None:
+    """Return the name of a file in the working directory that looks like unused settings."""
+    if os.environ.get(VARIABLE):
+        return None
+    # Path.is_file raises if the folder is not searchable.
+    return SUGGESTED_NAME if os.path.isfile(SUGGESTED_NAME) else None  # noqa: PTH113
+
+
+@contextmanager
+def use_settings(file: Path) -> Iterator[None]:
+    """Use this file for the current command and its stages, from any working directory."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(file.absolute())
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
+def path_variable(name: str) -> Path | None:
+    """Return a path from the environment; None if unset or empty."""
+    value = os.environ.get(name)
+    return absolute_from(Path.cwd(), Path(value), f"the variable {name}") if value else None
+
+
+def xdg_folder(kind: str, default: str) -> Path:
+    """Return prepare's folder for `kind` (XDG base directory specification)."""
+    base = os.environ.get(f"XDG_{kind}_HOME", "")
+    # The specification ignores relative values.
+    root = (
+        Path(base) if Path(base).is_absolute() else user_path(f"~/{default}", "the variable HOME")
+    )
+    return root / "prepare"
+
+
+def absolute_from(folder: Path, path: Path, where: str) -> Path:
+    """Return `path` relative to `folder`, with `~` expanded.
+
+    Links are kept: a virtual environment's python is one, and identifies its environment.
+    """
+    return (folder / user_path(path, where)).absolute()
 
 
 class EnvironmentOverride(Record):
@@ -81,23 +145,29 @@ class RaySettings(Record):
     cpus: float = Field(1, ge=0, description="cores of each copy")
 
 
-StoreLocks = Literal["checked", "trusted"]
+class SettingsFile(Record):
+    """What a settings file may say; what it leaves out has a default."""
 
-
-class Settings(Record):
-    """Settings in force; every path is absolute."""
-
-    home: Path = Field(description="folder of the managed environments")
-    store: Path = Field(description="folder of the stages' outputs")
-    store_locks: StoreLocks = Field(
-        default="checked", description="trusted: use a file system that may keep no locks"
+    home: Path | None = Field(default=None, description="folder of the managed environments")
+    store: Path | None = Field(default=None, description="folder of the stages' outputs")
+    store_locks: Literal["checked", "trusted"] = Field(
+        default="checked",
+        description="trusted: use a file system that may keep no locks, such as FUSE or Lustre "
+        "mounted with localflock",
     )
     slurm: SlurmSettings = Field(default=SlurmSettings(), description="for `--on slurm`")
     ray: RaySettings = Field(default=RaySettings(), description="for `--on ray`")
-    environments: dict[str, EnvironmentOverride] = Field(
-        default_factory=dict, description="the site's interpreters, by environment name"
+    environments: dict[EnvironmentName, EnvironmentOverride] = Field(
+        default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
     signing: SigningKeys = Field(default=SigningKeys(), description="keys of registered versions")
+
+
+class Settings(SettingsFile):
+    """Settings in force; every path is absolute."""
+
+    home: Path
+    store: Path
 
     @field_validator("store")
     @classmethod
@@ -115,24 +185,6 @@ class Settings(Record):
         return Store(self.store)
 
 
-class SettingsFile(Record):
-    """What a settings file may say; what it leaves out has a default."""
-
-    home: Path | None = Field(default=None, description="folder of the managed environments")
-    store: Path | None = Field(default=None, description="folder of the stages' outputs")
-    store_locks: StoreLocks = Field(
-        default="checked",
-        description="trusted: use a file system that may keep no locks, such as FUSE or Lustre "
-        "mounted with localflock",
-    )
-    slurm: SlurmSettings = Field(default=SlurmSettings(), description="for `--on slurm`")
-    ray: RaySettings = Field(default=RaySettings(), description="for `--on ray`")
-    environments: dict[EnvironmentName, EnvironmentOverride] = Field(
-        default_factory=dict, description="interpreters of the site's own, by environment's name"
-    )
-    signing: SigningKeys = Field(default=SigningKeys(), description="keys of registered versions")
-
-
 def load_settings(store: Path | None = None, public_key: Path | None = None) -> Settings:
     """Return the settings in force: arguments, then variables, then the settings file.
 
@@ -141,55 +193,34 @@ def load_settings(store: Path | None = None, public_key: Path | None = None) -> 
         public_key: registered versions must be signed with it.
     """
     file = find_settings_file()
-    configured = parse(file, "settings file", SettingsFile) if file else SettingsFile()
-    folder = file.parent if file else Path.cwd()
-    home = find_home()
-    store = (
-        (store and absolute_from(Path.cwd(), store, "--store"))
-        or path_variable("PREPARE_STORE")
-        or (configured.store and absolute_from(folder, configured.store, f"{file}, key store"))
-        or home / "store"
-    )
-    overrides = {}
-    for name, override in configured.environments.items():
-        python = absolute_from(folder, override.python, f"{file}, key environments.{name}.python")
-        overrides[str(name)] = EnvironmentOverride(python=python)
+    told = parse(file, "settings file", SettingsFile) if file else SettingsFile()
+
+    def find(
+        key: str, path: Path | None, variable: str = "", given: Path | None = None
+    ) -> Path | None:
+        """Return a key's path; the file's own are relative to its folder."""
+        if given is not None:
+            option = key.rpartition(".")[2].replace("_", "-")
+            return absolute_from(Path.cwd(), given, f"--{option}")
+        if variable and (found := path_variable(variable)):
+            return found
+        return path and file and absolute_from(file.parent, path, f"{file}, key {key}")
+
+    home = find("home", told.home, "PREPARE_HOME") or xdg_folder("CACHE", ".cache")
+    keys = told.signing
     return Settings(
+        **{name: getattr(told, name) for name in ("store_locks", "slurm", "ray")},
         home=home,
-        store=store,
-        store_locks=configured.store_locks,
-        slurm=configured.slurm,
-        ray=configured.ray,
-        environments=overrides,
-        signing=_find_keys(configured.signing, folder, file, public_key),
-    )
-
-
-def _find_keys(
-    configured: SigningKeys, folder: Path, file: Path | None, public_key: Path | None
-) -> SigningKeys:
-    """Return absolute key paths; those in the settings file are relative to `folder`."""
-    found = {
-        name: key and absolute_from(folder, key, f"{file}, key signing.{name}")
-        for name, key in (
-            ("private_key", configured.private_key),
-            ("public_key", configured.public_key),
-        )
-    }
-    named = public_key and absolute_from(Path.cwd(), public_key, "--public-key")
-    return SigningKeys(
-        private_key=path_variable("PREPARE_PRIVATE_KEY") or found["private_key"],
-        public_key=named or path_variable("PREPARE_PUBLIC_KEY") or found["public_key"],
-    )
-
-
-def find_home() -> Path:
-    """Return the folder of the managed environments, as `load_settings` does."""
-    file = find_settings_file()
-    configured = parse(file, "settings file", SettingsFile) if file else SettingsFile()
-    folder = file.parent if file else Path.cwd()
-    return (
-        path_variable("PREPARE_HOME")
-        or (configured.home and absolute_from(folder, configured.home, f"{file}, key home"))
-        or xdg_folder("CACHE", ".cache")
+        store=find("store", told.store, "PREPARE_STORE", store) or home / "store",
+        environments={
+            name: EnvironmentOverride(python=path)
+            for name, each in told.environments.items()
+            if (path := find(f"environments.{name}.python", each.python))
+        },
+        signing=SigningKeys(
+            private_key=find("signing.private_key", keys.private_key, "PREPARE_PRIVATE_KEY"),
+            public_key=find(
+                "signing.public_key", keys.public_key, "PREPARE_PUBLIC_KEY", public_key
+            ),
+        ),
     )

@@ -27,9 +27,8 @@ from pipeline.environments.definition import (
     detect_accelerator,
     environments_folder,
 )
-from pipeline.environments.doctor_check import DoctorCheck, Severity
 from pipeline.environments.environment import EnvironmentState, status
-from pipeline.environments.gpu_host import check_compilers, check_driver
+from pipeline.environments.gpu_host import DoctorCheck, Severity, check_compilers, check_driver
 from pipeline.environments.installer import (
     find_uv,
     has_cpu_torch,

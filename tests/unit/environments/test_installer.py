@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments import installer
+from pipeline.environments.build import describe
 from pipeline.environments.installer import (
     has_cpu_torch,
     installer_variables,
@@ -23,7 +24,6 @@ from pipeline.environments.installer import (
     pip_settings,
     run_uv,
 )
-from pipeline.environments.interpreter import describe
 
 
 def test_strays_are_kept_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:
