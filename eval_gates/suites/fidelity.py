@@ -255,9 +255,6 @@ class Fidelity(SuiteKind[FidelityTask]):
     def metric(self, task: FidelityTask, laid_out: str | None) -> str:
         return "kept_share"
 
-    def output_type(self, task: FidelityTask) -> str | None:
-        return "loglikelihood_rolling"
-
     def typical_change(self, task: FidelityTask) -> float:
         return 0.1
 

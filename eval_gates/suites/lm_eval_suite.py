@@ -142,9 +142,6 @@ class LmEval(GeneratingKind[LmEvalTask]):
     def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
         return str(laid_out)
 
-    def output_type(self, task: LmEvalTask) -> None:
-        return
-
     def known_cluster(self, task: LmEvalTask) -> str | None:
         return known_tasks().get(task.task, {}).get("cluster")
 

@@ -172,7 +172,6 @@ def lay_out(
     return questions, {
         "task": configs[0]["task"] if len(configs) == 1 else suite["task"],
         "metric": opened.metric.label,
-        "output_type": configs[0]["output_type"],
         "revision": revisions[0],
         "choices": choices,
         "shared_text": next(filter(None, shared), None),

@@ -1,6 +1,7 @@
 """MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question.
 
-Questions come from a folder, the development questions in lm-eval, or the project's own easy ones.
+Questions come from a folder, the Hub, 280 carried development questions, or the project's own easy
+ones.
 The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form has that of
 `mmlu_continuation`, in which small models are above chance.
 """
@@ -8,21 +9,26 @@ The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form h
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field
 
 from eval_gates.quality_result import GroupReport
 from eval_gates.rows import Answer, Question, Reply, choose
-from eval_gates.suites.group_scores import report_groups
-from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files, text_of
+from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
 from eval_gates.suites.question_source import QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import HubQuestions, QuestionOrder, Read, Row, SuiteKind
+from eval_gates.suites.suite_kind import (
+    HubQuestions,
+    QuestionOrder,
+    Read,
+    Row,
+    SuiteKind,
+    report_groups,
+)
 from pipeline.core.errors import EvaluationDataError
 from recipes.policy import EvalTask, Source, Suite
 
@@ -32,7 +38,7 @@ LETTERS = "ABCD"
 EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 OTHER_STEM = "mmlu_pro"  # the questions of another suite
 DATA = Path(__file__).parents[1] / "data"
-QUIZ_FILE = DATA / "quiz.jsonl"
+QUIZ_FILE, DEV_FILE = DATA / "quiz.jsonl", DATA / "mmlu_dev.jsonl"
 UNKNOWN_GROUP = "not in MMLU"  # a folder may hold subjects of the user's own
 
 _FIELDS = (
@@ -67,13 +73,6 @@ def subject_groups() -> dict[str, list[str]]:
     return found
 
 
-class BuiltinQuestions(NamedTuple):
-    """Questions that were parsed with certainty, and why others were not."""
-
-    questions: list[Row]
-    skipped: list[str]
-
-
 def read_folder(folder: Path) -> list[Row]:
     """Return the questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in the files' order.
 
@@ -89,38 +88,9 @@ def read_folder(folder: Path) -> list[Row]:
     )
 
 
-def read_builtin() -> BuiltinQuestions:
-    """Return MMLU's development questions from the installed lm-eval."""
-    path = package_file("lm_eval", "tasks", "mmlu", "flan_cot_fewshot", "_cot_prompts.json")
-    if path is not None:
-        return parse_cot_prompts(json.loads(path.read_text(encoding="utf-8")))
-    raise EvaluationDataError(
-        "MMLU's development questions are not installed here",
-        where="lm_eval/tasks/mmlu/flan_cot_fewshot/_cot_prompts.json",
-        hint="run in the evaluate environment (prepare doctor --build evaluate), or give "
-        "--eval-data",
-    )
-
-
-def parse_cot_prompts(prompts: dict[str, str]) -> BuiltinQuestions:
-    """Parse MMLU's development questions from lm-eval's chain-of-thought prompts.
-
-    A valid item has each of (A) to (D) exactly once, in order, no (E), and one sentence 'The answer
-    is (X).'; other items are skipped.
-
-    Args:
-        prompts: by subject, a description and then items `Q: question, choices, A: reasoning`.
-    """
-    questions: list[Row] = []
-    skipped: list[str] = []
-    for subject, text in prompts.items():
-        for number, item in enumerate(re.split(r"\n+Q: ", text)[1:], start=1):
-            question, problem = _parse_item(subject, item)
-            if question is None:
-                skipped.append(f"{subject}, item {number}: {problem}")
-            else:
-                questions.append(question)
-    return BuiltinQuestions(questions, skipped)
+def read_builtin() -> list[Row]:
+    """Return the carried development questions of MMLU."""
+    return [_question(row, place) for place, row in read_rows(DEV_FILE)]
 
 
 def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Question]:
@@ -197,30 +167,6 @@ def _example(example: Row, form: Form) -> str:
     return f"{_ask(example, form)} {_texts(example, form)[example['answer']]}\n\n"
 
 
-def _parse_item(subject: str, item: str) -> tuple[Row | None, str]:
-    asked, separator, reasoning = item.partition("\nA: ")
-    if not separator or "\nA: " in reasoning:
-        return None, "not one question with one answer"
-    # In abstract_algebra the reasoning of item 1 was cut at a form feed and runs into item 2.
-    if "\nactorial{" in asked:
-        return None, "the end of another item's reasoning is in it"
-    if "(E)" in asked or any(asked.count(f"({letter})") != 1 for letter in LETTERS):
-        return None, "not exactly the choices (A), (B), (C) and (D)"
-    parts = re.fullmatch(r"(.+)\n\(A\)(.+)\(B\)(.+)\(C\)(.+)\(D\)(.+)", asked, re.DOTALL)
-    if parts is None or not all(part.strip() for part in parts.groups()):
-        return None, "the choices are not in order on a line of their own"
-    answers = re.findall(r"[Tt]he answer is \(([A-D])\)", reasoning)
-    if len(answers) != 1:
-        return None, f"{len(answers)} sentences name the answer"
-    question, *choices = (part.strip() for part in parts.groups())
-    return {
-        "subject": subject,
-        "question": question,
-        "choices": choices,
-        "answer": LETTERS.index(answers[0]),
-    }, ""
-
-
 class Mmlu(SuiteKind[MmluTask]):
     """The suite `mmlu`."""
 
@@ -235,7 +181,7 @@ class Mmlu(SuiteKind[MmluTask]):
     benchmark = hub.benchmark("MMLU")
 
     def questions(self, task: MmluTask, order: QuestionOrder) -> Read:
-        source, dropped = order.source, 0
+        source = order.source
         if source.kind == "folder" and order.folder:
             questions = read_folder(order.folder)
             pool = [_question(row, at) for at, row in rows_of_files(order.folder, EXAMPLES_STEM)]
@@ -245,9 +191,7 @@ class Mmlu(SuiteKind[MmluTask]):
         elif source.kind == "builtin":
             questions = pool = [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
         else:
-            carried = read_builtin()
-            questions, dropped = carried.questions, len(carried.skipped)
-            pool = questions
+            questions = pool = read_builtin()
         shots = task.num_fewshot
         if source.kind == "packages":
             # One subject has three questions there, and a question is not its own example.
@@ -265,7 +209,7 @@ class Mmlu(SuiteKind[MmluTask]):
             ]
             for each in laid_out
         }
-        return laid_out, {"dropped": dropped, "choices": choices}
+        return laid_out, {"choices": choices}
 
     def score(self, task: MmluTask, question: Question, replies: Sequence[Reply]) -> Answer:
         reply, subject = replies[0], {"subject": question.data["subject"]}
@@ -277,9 +221,6 @@ class Mmlu(SuiteKind[MmluTask]):
 
     def metric(self, task: MmluTask, laid_out: str | None) -> str:
         return "acc" if task.prompt_format == "letter" else "acc_norm"
-
-    def output_type(self, task: MmluTask) -> str:
-        return "multiple_choice" if task.prompt_format == "letter" else "loglikelihood"
 
     def choice_values(
         self, task: MmluTask, likelihoods: Sequence[float], choices: Sequence[str]

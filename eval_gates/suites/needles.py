@@ -22,9 +22,8 @@ from eval_gates.quality_result import GroupReport
 from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.suites import rouge
 from eval_gates.suites.generation import GeneratingKind, GeneratingTask
-from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row, report_groups
 from pipeline.core.errors import EvaluationDataError, UsageError
 from recipes.generation import MaxTokens
 from recipes.policy import Source, Suite

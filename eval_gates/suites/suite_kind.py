@@ -16,7 +16,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from eval_gates.ask import Client
 from eval_gates.quality_result import GroupReport
 from eval_gates.rows import GROUP, Answer, Asked, Question, Reply
-from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import data_lines, find_files, read_rows
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.digest import digest_json
@@ -186,10 +185,6 @@ class SuiteKind(SuiteModels, Generic[Task]):
             laid_out: the metric that `questions` put into the record, if any.
         """
 
-    def output_type(self, task: Task) -> str | None:
-        """Return lm-eval's output type; None until questions are laid out."""
-        return "generate_until"
-
     def chat_need(self, task: Task) -> ChatNeed:
         """Return what the task needs of the chat API; most suites need none of it."""
         return ChatNeed.NONE
@@ -344,6 +339,38 @@ class SuiteKind(SuiteModels, Generic[Task]):
         rows = list(baseline), list(candidate)
         named = all(GROUP in row for row in rows[0])
         return report_groups(*rows, lambda row: str(row[GROUP])) if named else []
+
+
+def report_groups(
+    baseline: Iterable[Mapping[str, Any]],
+    candidate: Iterable[Mapping[str, Any]],
+    group_of: Callable[[Mapping[str, Any]], str],
+    order: Sequence[str] = (),
+    *,
+    is_subject: bool = True,
+) -> list[GroupReport]:
+    """Return both sides' mean scores and flips by group; a mean is over the group's questions.
+
+    Args:
+        baseline: rows; those of the candidate answer the same questions.
+        order: of known groups; others follow by name.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for before, after in zip(baseline, candidate, strict=True):
+        scores = float(before["score"]), float(after["score"])
+        pairs.setdefault(group_of(before), []).append(scores)
+    return [
+        GroupReport(
+            group=name,
+            is_subject=is_subject,
+            n=len(pairs[name]),
+            baseline=sum(before for before, _ in pairs[name]) / len(pairs[name]),
+            candidate=sum(after for _, after in pairs[name]) / len(pairs[name]),
+            flips=sum(before != after for before, after in pairs[name]),
+        )
+        for name in [*order, *sorted(pairs.keys() - set(order))]
+        if name in pairs
+    ]
 
 
 def kind_named(name: str) -> SuiteKind[Any]:

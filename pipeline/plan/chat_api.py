@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.core.errors import PrepareError, UsageError
@@ -12,34 +11,6 @@ from pipeline.inspection.chat_template import ModelGeneration
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
 
-# vLLM's usual parser by the beginning of `model_type`; the longest one that fits is named.
-PARSERS = {
-    "cohere2": "cohere_command3",
-    "deepseek_v3": "deepseek_v3",
-    "deepseek_v32": "deepseek_v32",
-    "ernie4_5": "ernie45",
-    "glm4_moe": "glm45",
-    "gpt_oss": "openai",
-    "granite": "granite",
-    "granitemoehybrid": "granite4",
-    "hunyuan_v1": "hunyuan_a13b",
-    "internlm2": "internlm",
-    "jamba": "jamba",
-    "kimi_k2": "kimi_k2",
-    "lfm2": "lfm2",
-    "llama": "llama3_json",
-    "llama4": "llama4_pythonic",
-    "minimax_m2": "minimax_m2",
-    "ministral": "mistral",
-    "mistral": "mistral",
-    "mixtral": "mistral",
-    "olmo3": "olmo3",
-    "phi3": "phi4_mini_json",
-    "qwen2": "hermes",
-    "qwen3": "hermes",
-    "qwen3_next": "qwen3_coder",
-    "seed_oss": "seed_oss",
-}
 SWITCH, PARSER = "enable-auto-tool-choice", "tool-call-parser"
 
 
@@ -47,13 +18,11 @@ def chat_faults(
     policy: Policy,
     model: ModelGeneration,
     profile: ServingProfile | None = None,
-    config: Mapping[str, Any] | None = None,
 ) -> Iterator[PrepareError]:
     """Yield errors of suites whose chat requests the model or its server cannot answer.
 
     Args:
         profile: of a server that is to be started; None: it is up.
-        config: content of the checkpoint's config.json, for the likely parser.
     """
     for name, suite in policy.suites.items():
         need = kind_of(suite).chat_need(suite)
@@ -83,18 +52,10 @@ def chat_faults(
         elif need is ChatNeed.TOOLS and profile is not None:
             missing = [key for key in (SWITCH, PARSER) if not profile.engine_arguments.get(key)]
             if missing:
-                parser = likely_parser(str((config or {}).get("model_type", "")))
                 yield UsageError(
                     f"the suite '{name}' needs the server's tool-call parser, and the profile "
                     f"lacks {' and '.join(missing)}",
                     where=f"{place}.form; profile {profile.name}, key engine_arguments",
                     hint=f"write into a profile: 'engine_arguments: {{{SWITCH}: true, "
-                    f"{PARSER}: {parser or 'NAME'}}}'"
-                    + ("" if parser else "; vLLM's documentation names the model's parser"),
+                    f"{PARSER}: NAME}}'; vLLM's documentation names the model's parser",
                 )
-
-
-def likely_parser(model_type: str) -> str | None:
-    """Return vLLM's usual parser for that type of model, if known."""
-    fitting = [start for start in PARSERS if model_type.startswith(start)]
-    return PARSERS[max(fitting, key=len)] if fitting else None

@@ -275,7 +275,7 @@ class Preflight:
             else:
                 generation = replace(generation, added_tokens=tokens)
         yield from generation_faults(self.policy, generation, self.longest, config)
-        yield from chat_faults(self.policy, generation, self.profile, config)
+        yield from chat_faults(self.policy, generation, self.profile)
 
     @property
     def _served(self) -> tuple[Recipe, ...]:

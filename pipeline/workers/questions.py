@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eval_gates.clusters import labels_of
-from eval_gates.suites.chance_score import guessing
 from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
 from eval_gates.suites.lm_eval_task import ASKED
 from eval_gates.suites.lm_rows import digest_of
@@ -25,6 +25,8 @@ LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
 # Keys of a row that hold what is asked; of a task of lm-eval, the digest of it.
 _ASKS = (ASKED, "prompt", "messages", "server", "continuations")
 Rows = list[dict[str, Any]]
+Choices = Sequence[tuple[str, float]]
+"""Each choice's text and score."""
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -158,3 +160,25 @@ def shuffle(rows: Rows, seed: int) -> Rows:
     order = list(together.values())
     random.Random(seed).shuffle(order)  # noqa: S311 - an order, not a secret
     return [row for cluster in order for row in cluster]
+
+
+def guessing(rows: Sequence[Mapping[str, Any]], choices: Mapping[str, Choices]) -> float:
+    """Return the mean score of a guess, or of always giving one answer such as 'A', if higher.
+
+    Each cluster of questions counts as one.
+
+    Args:
+        choices: by question's id; empty if answers are not chosen: then guessing scores 0.
+    """
+    labels = labels_of(rows)
+    sizes = Counter(labels)
+    by_chance, gained = 0.0, defaultdict[str, float](float)
+    for row, label in zip(rows, labels, strict=True):
+        given = choices.get(row["id"], ())
+        if given:
+            weight = 1 / (len(sizes) * sizes[label])
+            chance = sum(score for _, score in given) / len(given)
+            by_chance += weight * chance
+            for text, score in dict(given).items():
+                gained[text] += weight * (score - chance)
+    return by_chance + max([0.0, *gained.values()])

@@ -38,7 +38,7 @@ from eval_gates.suites import mmlu
 spec = json.loads(sys.argv[3])
 METRIC = "vllm:prompt_tokens_by_source_total"
 SUBJECTS = {}
-for row in mmlu.read_builtin().questions:
+for row in mmlu.read_builtin():
     SUBJECTS.setdefault(row["subject"], []).append(row)
 
 

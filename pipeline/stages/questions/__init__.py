@@ -42,7 +42,6 @@ class QuestionsResult(Record):
     dropped_why: str = ""
     task: str | None = Field(None, description="of lm-eval, as its metric and revision")
     metric: str | None = None
-    output_type: str | None = Field(None, description="as lm-eval calls what is asked of the model")
     revision: str | None = None
     shared_text: str | None = Field(None, description="field that several of them have in common")
 

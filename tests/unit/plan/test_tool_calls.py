@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import PrepareError
 from pipeline.inspection.chat_template import ModelGeneration
-from pipeline.plan.chat_api import PARSERS, chat_faults, likely_parser
+from pipeline.plan.chat_api import chat_faults
 from recipes.catalog import load_profile
 from recipes.policy import Policy
 
@@ -39,44 +39,36 @@ def fault(asked: Policy, model: ModelGeneration, *more: Any) -> PrepareError:
 
 def test_what_can_be_asked() -> None:
     for asked, model, more in (
-        (SERVER, TOOLS, (PARSES, {})),
-        (SERVER, TOOLS, ()),  # the server is up, and is probed
-        (policy(kind="tools"), CHAT, (PROFILE, {})),
-        (policy(kind="tools"), BASE, (PROFILE, {})),
-        (policy(kind="structured"), BASE, (PROFILE, {})),
-        (policy(kind="structured", guided=True), CHAT, (PROFILE, {})),
-        (policy(kind="humaneval"), BASE, (PROFILE, {})),
+        (SERVER, TOOLS, (PARSES,)),
+        (SERVER, TOOLS, ()),  # the server is up, and is asked
+        (policy(kind="tools"), CHAT, (PROFILE,)),
+        (policy(kind="tools"), BASE, (PROFILE,)),
+        (policy(kind="structured"), BASE, (PROFILE,)),
+        (policy(kind="structured", guided=True), CHAT, (PROFILE,)),
+        (policy(kind="humaneval"), BASE, (PROFILE,)),
     ):
         assert list(chat_faults(asked, model, *more)) == []
 
 
 def test_a_template_without_tools_is_named() -> None:
-    found = fault(SERVER, CHAT, PARSES, {})
+    found = fault(SERVER, CHAT, PARSES)
     assert "folder" in str(found.where)
     assert "form: prompt" in str(found.hint)
 
 
 @pytest.mark.parametrize("asked", [SERVER, policy(kind="structured", guided=True)])
 def test_a_model_without_a_template_cannot_be_asked_by_chat(asked: Policy) -> None:
-    assert "chat template" in fault(asked, BASE, PARSES, {}).message
+    assert "chat template" in fault(asked, BASE, PARSES).message
 
 
 @pytest.mark.parametrize("absent", ["enable-auto-tool-choice", "tool-call-parser"])
 def test_a_profile_without_the_parser_gets_the_lines_to_write(absent: str) -> None:
     arguments = {k: v for k, v in PARSES.engine_arguments.items() if k != absent}
     profile = PARSES.model_copy(update={"engine_arguments": arguments})
-    found = fault(SERVER, TOOLS, profile, {"model_type": "qwen3_moe"})
+    found = fault(SERVER, TOOLS, profile)
     assert absent in found.message
     assert f"profile {PROFILE.name}" in str(found.where)
-    assert "{enable-auto-tool-choice: true, tool-call-parser: hermes}" in str(found.hint)
-
-
-def test_the_likely_parser() -> None:
-    assert likely_parser("llama") == "llama3_json"
-    assert likely_parser("llama4_text") == "llama4_pythonic"
-    assert likely_parser("qwen3_next") == "qwen3_coder"
-    assert likely_parser("unheard_of") is None
-    assert all(likely_parser(model_type) == parser for model_type, parser in PARSERS.items())
+    assert "{enable-auto-tool-choice: true, tool-call-parser: NAME}" in str(found.hint)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.suites.group_scores import report_groups
+from eval_gates.suites.suite_kind import report_groups
 
 
 def rows(*answers: tuple[str, float]) -> list[dict[str, object]]:
