@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -45,9 +46,9 @@ PROMPTS = {
     # Models of 135M parameters copy several numbers only after the beginning of the sentence.
     "completion": f"{_TEXT}Question: {{question}}\nAnswer: {{lead}}",
 }
-
 _NUMBER = re.compile(r"(?<!\d)\d{7}(?!\d)")
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)[, _](?=\d{3})")
+Length = Annotated[int, Field(ge=512, le=4_000_000)]
 
 
 class NeedleCase(NamedTuple):
@@ -55,8 +56,7 @@ class NeedleCase(NamedTuple):
 
     text: str
     key: str
-    values: tuple[str, ...]
-    """The numbers of the key, in the text's order."""
+    values: tuple[str, ...]  # the numbers of the key, in the text's order
 
 
 def build_case(seed: str, needles: Needles, characters: int, depth: float) -> NeedleCase:
@@ -67,36 +67,38 @@ def build_case(seed: str, needles: Needles, characters: int, depth: float) -> Ne
         depth: place of the asked number, as a share of the text. Several are spread evenly over it,
             and one of them is there.
     """
-    generator = random.Random(seed)  # noqa: S311 - a draw, not a secret
-    key = _draw_key(generator)
+    draw = random.Random(seed)  # noqa: S311 - a draw, not a secret
+    key = "-".join(draw.sample(_words(), 2))
     count = VALUES if needles == "multi_value" else 1
-    numbers = _draw_numbers(generator, count)
+    numbers = _draw_numbers(draw, count)
     depths = sorted((depth + place / count) % 1 for place in range(count))
     hidden = [(place, needle(key, number)) for place, number in zip(depths, numbers, strict=True)]
     room = characters - sum(len(sentence) + 1 for _, sentence in hidden)
-    filling = _draw_filling(generator, room)
+    filling = _draw_filling(draw, room)
     if needles == "multi_key":
-        others = _draw_others(generator, key, len(filling))
-        other_numbers = _draw_numbers(generator, len(others), taken=numbers)
+        # Each other key has one of the key's words.
+        words = [word for word in _words() if word not in key.split("-")]
+        most = max(MIN_OTHER_KEYS, len(filling) // SENTENCES_PER_OTHER_KEY)
+        first, second = key.split("-")
+        others = [
+            f"{first}-{word}" if place % 2 else f"{word}-{second}"
+            for place, word in enumerate(draw.sample(words, min(most, len(words))))
+        ]
+        other_numbers = _draw_numbers(draw, len(others), taken=numbers)
         sentences = [needle(*pair) for pair in zip(others, other_numbers, strict=True)]
-        hidden += [(generator.random(), sentence) for sentence in sentences]
-        filling = _shorten(filling, room - sum(len(sentence) + 1 for sentence in sentences))
-    return NeedleCase(" ".join(_insert(filling, hidden)), key, tuple(numbers))
+        hidden += [(draw.random(), sentence) for sentence in sentences]
+        room -= sum(len(sentence) + 1 for sentence in sentences)
+        ends = accumulate(len(sentence) + 1 for sentence in filling)
+        filling = [line for line, end in zip(filling, ends, strict=True) if end <= room]
+    total = len(filling) or 1
+    placed = [((number + 0.5) / total, sentence) for number, sentence in enumerate(filling)]
+    text = " ".join(sentence for _, sentence in sorted([*placed, *hidden]))
+    return NeedleCase(text, key, tuple(numbers))
 
 
 def needle(key: str, number: str) -> str:
     """Return the sentence that hides a number."""
     return f"One of the special numbers for {key} is {number}."
-
-
-def question_of(key: str, count: int) -> str:
-    """Return the question for a key's numbers."""
-    if count == 1:
-        return f"What is the special number for {key} that the text mentions?"
-    return (
-        f"What are the {count} special numbers for {key} that the text mentions? List them, "
-        "separated by commas."
-    )
 
 
 def share_found(answer: str, values: Sequence[str]) -> float:
@@ -120,56 +122,23 @@ def _words() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _draw_key(generator: random.Random) -> str:
-    return "-".join(generator.sample(_words(), 2))
-
-
-def _draw_others(generator: random.Random, key: str, sentences: int) -> list[str]:
-    """Return other keys, each with one of the key's words; at most as many as there are words."""
-    first, second = key.split("-")
-    words = [word for word in _words() if word not in (first, second)]
-    count = max(MIN_OTHER_KEYS, sentences // SENTENCES_PER_OTHER_KEY)
-    words = generator.sample(words, min(count, len(words)))
-    return [
-        f"{first}-{word}" if place % 2 else f"{word}-{second}" for place, word in enumerate(words)
-    ]
-
-
-def _draw_numbers(generator: random.Random, count: int, taken: Sequence[str] = ()) -> list[str]:
+def _draw_numbers(draw: random.Random, count: int, taken: Sequence[str] = ()) -> list[str]:
     found = dict.fromkeys(taken)
     while len(found) < len(taken) + count:
-        found[str(generator.randrange(1_000_000, 10_000_000))] = None
+        found[str(draw.randrange(1_000_000, 10_000_000))] = None
     return list(found)[len(taken) :]
 
 
-def _draw_filling(generator: random.Random, characters: int) -> list[str]:
+def _draw_filling(draw: random.Random, characters: int) -> list[str]:
     """Return sentences in random order; all occur before one occurs again."""
     found: list[str] = []
     while characters > 0:
-        for sentence in generator.sample(_sentences(), len(_sentences())):
+        for sentence in draw.sample(_sentences(), len(_sentences())):
             characters -= len(sentence) + 1
             if characters <= 0:
                 break
             found.append(sentence)
     return found
-
-
-def _shorten(sentences: list[str], characters: int) -> list[str]:
-    end, used = 0, 0
-    while end < len(sentences) and used + len(sentences[end]) + 1 <= characters:
-        used += len(sentences[end]) + 1
-        end += 1
-    return sentences[:end]
-
-
-def _insert(filling: list[str], hidden: Sequence[tuple[float, str]]) -> list[str]:
-    """Return the sentences in order, each hidden one after its share of the filling."""
-    total = len(filling) or 1
-    placed = [((number + 0.5) / total, sentence) for number, sentence in enumerate(filling)]
-    return [sentence for _, sentence in sorted([*placed, *hidden])]
-
-
-Length = Annotated[int, Field(ge=512, le=4_000_000)]
 
 
 class NeedlesTask(GeneratingTask):
@@ -223,15 +192,14 @@ class NeedlesKind(GeneratingKind[NeedlesTask]):
 
     def extras(self, task: NeedlesTask, asked: Asked) -> Answer:
         known = {key: asked.question.data[key] for key in ("length", "needles", "depth")}
-        return {**known, "subject": _subject_of(known)}
+        return {**known, "subject": ", ".join(_names(known))}
 
     def metric(self, task: NeedlesTask, laid_out: str | None) -> str:
         return "recall"
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int:
-        if not isinstance(suite, NeedlesSuite):
-            raise TypeError(f"{suite.kind} is no suite of needles")
-        return len(suite.lengths) * suite.cases
+        task = NeedlesTask.model_validate(suite.model_dump(include=set(NeedlesTask.model_fields)))
+        return len(task.lengths) * task.cases
 
     def fit(
         self,
@@ -269,9 +237,14 @@ class NeedlesKind(GeneratingKind[NeedlesTask]):
         rows = list(baseline), list(candidate)
         ordered = sorted(rows[0], key=lambda row: (row["length"], NEEDLES.index(row["needles"])))
         reports: list[GroupReport] = []
-        for group_of, is_subject in ((_length_of, False), (_kind_of, False), (_subject_of, True)):
+        for parts in (slice(1), slice(1, 2), slice(2)):
+
+            def group_of(row: Mapping[str, Any], parts: slice = parts) -> str:
+                return ", ".join(_names(row)[parts])
+
             order = list(dict.fromkeys(map(group_of, ordered)))
-            reports += report_groups(*rows, group_of, order, is_subject=is_subject)
+            is_both = parts == slice(2)
+            reports += report_groups(*rows, group_of, order, is_subject=is_both)
         return reports
 
 
@@ -281,8 +254,9 @@ def request_of(task: NeedlesTask, question: Question) -> str:
     Raises:
         EvaluationDataError: the case is another than when it was laid out.
     """
-    case = _case_of(question.id, question.data)
-    if _digest(case.text) != question.data["text_sha256"]:
+    data = question.data
+    case = build_case(question.id, data["needles"], data["characters"], data["depth"])
+    if _digest(case.text) != data["text_sha256"]:
         raise EvaluationDataError(
             f"the text of {question.id} is not the one that was laid out",
             where="questions.jsonl",
@@ -290,8 +264,8 @@ def request_of(task: NeedlesTask, question: Question) -> str:
         )
     numbers, verb = ("number", "is") if len(case.values) == 1 else ("numbers", "are")
     lead = f"The special {numbers} for {case.key} {verb}"
-    asked = question.data["question"]
-    return PROMPTS[task.prompt_format].format(text=case.text, question=asked, lead=lead)
+    form = PROMPTS[task.prompt_format]
+    return form.format(text=case.text, question=data["question"], lead=lead)
 
 
 def prompt_tokens(task: NeedlesTask, length: int) -> int:
@@ -319,8 +293,14 @@ def _questions(task: NeedlesTask) -> Iterator[Question]:
                 "depth": (number // len(NEEDLES) + 0.5) / of_kind,
                 "characters": int(CHARACTERS_PER_TOKEN * tokens),
             }
-            case = _case_of(name, row)
-            asked = question_of(case.key, len(case.values))
+            case = build_case(name, needles, row["characters"], row["depth"])
+            count = len(case.values)
+            asked = f"What is the special number for {case.key} that the text mentions?"
+            if count > 1:
+                asked = (
+                    f"What are the {count} special numbers for {case.key} that the text mentions? "
+                    "List them, separated by commas."
+                )
             hidden = [needle(case.key, value) for value in case.values]
             yield Question(
                 name,
@@ -337,21 +317,9 @@ def _questions(task: NeedlesTask) -> Iterator[Question]:
             )
 
 
-def _case_of(name: str, row: Row) -> NeedleCase:
-    return build_case(name, row["needles"], row["characters"], row["depth"])
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _length_of(row: Mapping[str, Any]) -> str:
-    return f"{row['length']} tokens"
-
-
-def _kind_of(row: Mapping[str, Any]) -> str:
-    return str(row["needles"]).replace("_", " ")
-
-
-def _subject_of(row: Mapping[str, Any]) -> str:
-    return f"{_length_of(row)}, {_kind_of(row)}"
+def _names(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['length']} tokens", str(row["needles"]).replace("_", " ")
