@@ -65,6 +65,16 @@ def score_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def read_rendered(body: Any) -> tuple[list[int], bool]:
+    """Return the tokens of `/tokenize`'s answer, and whether they end within a thought.
+
+    That is known only of a server that gives the tokens' texts (`return_token_strs`).
+    """
+    ids, texts = read_tokens(body), body.get("token_strs")
+    text = "".join(map(str, texts)) if isinstance(texts, list) else ""
+    return ids, any(text.rfind(each.start) > text.rfind(each.end) for each in THOUGHT_MARKERS)
+
+
 def read_tokens(body: Any) -> list[int]:
     """Return the tokens of `/tokenize`'s answer; ValueError if it has none."""
     return _ids(body.get("tokens") if isinstance(body, dict) else None, "its answer has no tokens")

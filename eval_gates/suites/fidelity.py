@@ -26,8 +26,8 @@ from eval_gates.prompt_scores import (
     generate_body,
     nats,
     read_generated,
+    read_rendered,
     read_scores,
-    read_tokens,
     score_body,
     share_kept,
     thought_end,
@@ -162,12 +162,12 @@ class Fidelity(SuiteKind[FidelityTask]):
         chats = [self._chats[each.id] for each in batch]
         rendered = client.send(
             [
-                Request("/tokenize", _tokenized(client.model, task, chat), read_tokens)
+                Request("/tokenize", _tokenized(client.model, task, chat), read_rendered)
                 for chat in chats
             ]
         )
         room = max(1, min(task.scored_tokens, client.max_length) - task.max_tokens - 1)
-        prompts = [ids[-room:] for ids in rendered]
+        prompts = [ids[-room:] for ids, _ in rendered]
         if baseline is None:
             answers = client.send(
                 [
@@ -222,11 +222,14 @@ class Fidelity(SuiteKind[FidelityTask]):
                         "answer_ids": answer.tokens,
                         "prompt_sha256": digest_of_tokens(prompt),
                         "is_cut": len(ids) > len(prompt),
+                        "in_thought": in_thought,
                         "scored": found,
                     },
                 )
             ]
-            for ids, prompt, answer, found in zip(rendered, prompts, answers, scored, strict=True)
+            for (ids, in_thought), prompt, answer, found in zip(
+                rendered, prompts, answers, scored, strict=True
+            )
         ]
 
     def score(self, task: FidelityTask, question: Question, replies: Sequence[Reply]) -> Answer:
@@ -234,6 +237,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         (reply,) = replies
         own = dict(reply.own)
         scored: list[ScoredToken] = own.pop("scored")
+        in_thought = own.pop("in_thought", False)
         if not scored:
             raise EvaluationDataError(
                 "the baseline ends its answer before the first token",
@@ -242,7 +246,7 @@ class Fidelity(SuiteKind[FidelityTask]):
             )
         flips = [place for place, each in enumerate(scored) if not each.is_kept]
         row: Answer = {"score": share_kept(scored), "nats": nats(scored), **own}
-        if thoughts := thought_end(scored):
+        if thoughts := thought_end(scored, has_begun=in_thought):
             row["kept_of_thoughts"] = share_kept(scored[:thoughts])
             if thoughts < len(scored):
                 row["kept_after_thoughts"] = share_kept(scored[thoughts:])
@@ -282,12 +286,13 @@ def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _tokenized(model: str, task: FidelityTask, chat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request of `/tokenize`, by which the server renders, of any length."""
+    body = {"model": model, "return_token_strs": True}
     if "messages" not in chat:
-        return {"model": model, **chat}
+        return {**body, **chat}
     if task.prompt_format != "chat":
         lines = [f"{each['role']}: {each.get('content') or ''}" for each in chat["messages"]]
-        return {"model": model, "prompt": "\n\n".join([*lines, "assistant:"])}
-    return {"model": model, **chat, "chat_template_kwargs": task.chat_template_kwargs}
+        return {**body, "prompt": "\n\n".join([*lines, "assistant:"])}
+    return {**body, **chat, "chat_template_kwargs": task.chat_template_kwargs}
 
 
 def _digest(chat: Mapping[str, Any]) -> str:

@@ -81,9 +81,7 @@ class GeneratingKind(SuiteKind[Generating]):
 
 
 def generation_settings(asked: Generation) -> dict[str, Any]:
-    """Return the settings of generation of a resolved task; else ValueError."""
-    if asked.max_tokens is None:
-        raise ValueError("the suite has no default of max_tokens")
+    """Return the settings of generation of a resolved task."""
     return {
         "until": [],
         "max_gen_toks": asked.max_tokens,
@@ -94,7 +92,7 @@ def generation_settings(asked: Generation) -> dict[str, Any]:
 
 
 def sampling_settings(sampling: Sampling | str) -> dict[str, Any]:
-    """Return the settings of resolved sampling; ValueError for `model`."""
+    """Return the settings of resolved sampling."""
     if isinstance(sampling, Sampling):
         return {"do_sample": True, **sampling.model_dump()}
     if sampling != "greedy":
@@ -103,7 +101,7 @@ def sampling_settings(sampling: Sampling | str) -> dict[str, Any]:
 
 
 def thinking_settings(thinking: Thinking) -> dict[str, Any]:
-    """Return the client's own setting `thinking`, the markers; ValueError for words."""
+    """Return the client's own setting `thinking`, the markers."""
     if thinking is None:
         return {}
     if not isinstance(thinking, ThoughtMarkers):

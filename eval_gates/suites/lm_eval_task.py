@@ -12,7 +12,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -32,6 +31,7 @@ DATASET, CODE, PLACE = "dataset", "task", "task.json"
 ASKED = "asked_sha256"  # key of a row
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens", "max_new_tokens")
 DEFAULT_TOKENS = 256  # of an answer, where neither the policy nor the task says
+_EXAMPLES = ("fewshot", "training", "validation")  # splits with worked examples
 _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _GROUP_KEYS = ("group", "group_alias", "task", "tag", "aggregate_metric_list", "metadata")
 _COMBINING_FILTERS = {"majority_vote", "take_first_k"}
@@ -146,7 +146,7 @@ def lay_out(
     """
     members = _find_installed(suite["task"]) if file is None else [{"file": _copy(file, folder)}]
     (folder / PLACE).write_text(json.dumps(members))
-    configs = _configs(folder, suite)
+    configs = [_config(folder, suite, place) for place in members]
     _shared_metric(configs, suite)
     revisions = []
     for config in configs:
@@ -208,7 +208,8 @@ def open_task(suite: Config, folder: Path) -> LoadedTask:
     """Return the tasks that were laid out in the folder."""
     from datasets import load_from_disk
 
-    configs = _configs(folder, suite)
+    places = json.loads((folder / PLACE).read_text())
+    configs = [_config(folder, suite, place) for place in places]
     metric = _shared_metric(configs, suite)
     loaded: dict[str, Any] = {}
     members = {}
@@ -287,7 +288,7 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
 def _used_splits(config: Config) -> dict[str, int | None]:
     """Return the splits that the task reads, and how many rows are enough (None: all)."""
     asked = config.get("test_split") or config.get("validation_split")
-    named = (config.get(f"{key}_split") for key in ("fewshot", "training", "validation"))
+    named = (config.get(f"{key}_split") for key in _EXAMPLES)
     examples = (config.get("fewshot_config") or {}).get("split") or next(filter(None, named), None)
     if asked is None:
         hint = "add test_split or validation_split to it"
@@ -356,11 +357,6 @@ def _copy(file: Path, folder: Path) -> str:
     return str(Path(CODE) / found.path.relative_to(root))
 
 
-def _configs(folder: Path, suite: Config) -> list[Config]:
-    places = json.loads((folder / PLACE).read_text())
-    return [_config(folder, suite, place) for place in places]
-
-
 def _config(folder: Path, suite: Config, place: Config) -> Config:
     from lm_eval import tasks
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -371,8 +367,8 @@ def _config(folder: Path, suite: Config, place: Config) -> Config:
     try:
         if "ifeval" in path.stem:
             load_checkers()  # or lm-eval would download a part of them
-        with _leave_no_bytecode():  # next to a module in the store
-            config: Config = load_yaml(path)
+        sys.dont_write_bytecode = True  # next to a module in the store
+        config: Config = load_yaml(path)
     except Exception as error:  # the task's own modules may raise anything
         raise EvaluationDataError(
             f"the task's own code cannot be loaded: {type(error).__name__}: {error}",
@@ -383,50 +379,36 @@ def _config(folder: Path, suite: Config, place: Config) -> Config:
     for key in ("tag", "group", "task_list"):  # lm-eval's own way of telling task from structure
         config.pop(key, None)
     config.setdefault("output_type", GENERATED)
-    if suite["num_fewshot"] is not None:
-        _set_shots(config, suite["num_fewshot"])
+    if (shots := suite["num_fewshot"]) is not None:
+        if shots and config.get("num_fewshot") == 0:
+            raise _error(
+                config["task"],
+                f"{shots} worked examples were asked, but the task itself fixes none",
+                "remove 'num_fewshot' from the policy",
+                ", num_fewshot: 0",
+            )
+        config["num_fewshot"] = shots
+        others = (config.get(f"{name}_split") for name in _EXAMPLES)
+        if shots and not config.get("fewshot_config") and not any(others):
+            # Said so, lm-eval never shows a question among its own examples.
+            config["fewshot_split"] = config["test_split"]
     if config["output_type"] == GENERATED:
         asked = {key: suite[key] for key in Generation.model_fields}
         config["generation_kwargs"] = _generation(config, Generation.model_validate(asked))
     return config
 
 
-@contextmanager
-def _leave_no_bytecode() -> Iterator[None]:
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
-
-
 def _refuse(config: Config) -> None:
-    media = config.get("doc_to_image") or config.get("doc_to_audio")
-    for reason, is_so in {
-        "it runs code that a model wrote; 'humaneval' and 'mbpp' do so in a sandbox": config.get(
-            "unsafe_code"
-        ),
-        "it is written as a Python class, whose documents cannot be fixed": "class" in config,
-        "it shows pictures or plays sounds": media,
-    }.items():
-        if is_so:
-            why = f"the task cannot be a gate: {reason}"
-            raise _error(config.get("task"), why, "choose another task")
-
-
-def _set_shots(config: Config, shots: int) -> None:
-    if shots and config.get("num_fewshot") == 0:
-        raise _error(
-            config["task"],
-            f"{shots} worked examples were asked, but the task itself fixes none",
-            "remove 'num_fewshot' from the policy",
-            ", num_fewshot: 0",
-        )
-    config["num_fewshot"] = shots
-    others = (config.get(f"{name}_split") for name in ("fewshot", "training", "validation"))
-    if shots and not config.get("fewshot_config") and not any(others):
-        # Said so, lm-eval never shows a question among its own examples.
-        config["fewshot_split"] = config["test_split"]
+    reason = ""
+    if config.get("unsafe_code"):
+        reason = "it runs code that a model wrote; 'humaneval' and 'mbpp' do so in a sandbox"
+    elif "class" in config:
+        reason = "it is written as a Python class, whose documents cannot be fixed"
+    elif config.get("doc_to_image") or config.get("doc_to_audio"):
+        reason = "it shows pictures or plays sounds"
+    if reason:
+        why = f"the task cannot be a gate: {reason}"
+        raise _error(config.get("task"), why, "choose another task")
 
 
 def _generation(config: Config, asked: Generation) -> Config:

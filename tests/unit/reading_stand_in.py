@@ -59,7 +59,7 @@ class ReadingStandIn(HttpStandIn):
             text = asked.get("prompt") or self.template + json.dumps(
                 [asked["messages"], asked.get("tools")]
             )
-            return {"tokens": [ord(letter) for letter in text]}
+            return {"tokens": [ord(letter) for letter in text], "token_strs": list(text)}
         prompt = asked["prompt"]
         if "prompt_logprobs" in asked:
             return {"choices": [{"text": "!", "prompt_logprobs": self.read(prompt)}]}

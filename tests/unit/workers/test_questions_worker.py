@@ -72,14 +72,6 @@ def mmlu_question(subject: str, number: int) -> dict[str, Any]:
     }
 
 
-def cot_prompts(count: int) -> str:
-    """So many questions of one subject, as lm-eval's chain-of-thought prompts have them."""
-    return "The following are multiple choice questions." + "".join(
-        f"\n\nQ: What is {n} of {count}?\n(A) a (B) b (C) c (D) d\nA: It is so. The answer is (B)."
-        for n in range(count)
-    )
-
-
 class TestMmlu:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -134,23 +126,14 @@ class TestMmlu:
         facts, all_rows = lay_out(tmp_path / "all", everything, FOLDER, folder)
         assert lay_out(tmp_path / "few", few, FOLDER, folder) == (facts, all_rows)
 
-    def test_the_packages_carry_fewer_examples(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What lm-eval carries are the examples themselves, and no question is its own."""
-        prompts = {"anatomy": cot_prompts(5), "virology": cot_prompts(3) + "\n\nQ: cut off"}
-        folder = tmp_path / "site" / "lm_eval" / "tasks" / "mmlu" / "flan_cot_fewshot"
-        folder.mkdir(parents=True)
-        (tmp_path / "site" / "lm_eval" / "__init__.py").write_text("")
-        (folder / "_cot_prompts.json").write_text(json.dumps(prompts))
-        monkeypatch.syspath_prepend(tmp_path / "site")
+    def test_carried_questions_have_each_other_as_examples(self, tmp_path: Path) -> None:
         listener = Listener()
-        suite = MmluSuite(margins=MARGINS, num_fewshot=5)
-        facts, rows = lay_out(tmp_path / "out", suite, PACKAGES, listener=listener)
-        assert (facts["questions"], facts["dropped"]) == (8, 1)
+        suite = MmluSuite(margins=MARGINS, sources=["packages"])
+        facts, rows = lay_out(tmp_path, suite, PACKAGES, listener=listener)
+        assert facts["questions"] == 279  # one is there twice
         assert {row["prompt"].count("Answer: ") for row in rows} == {2}
         assert all(row["prompt"].count(row["question"]) == 1 for row in rows)
-        assert listener.notes == ["2 worked examples instead of 5: the packages carry no more"]
+        assert "2 worked examples instead of 5: the packages carry no more" in listener.notes
 
 
 class TestHumanEval:

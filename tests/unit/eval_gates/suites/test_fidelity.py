@@ -115,7 +115,10 @@ def test_another_template_ends_the_arm_before_a_score(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [{"can_read": False}, {"value": float("nan")}])
 def test_an_endpoint_that_cannot_read_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     kind, questions = laid_out(tmp_path)
-    with ReadingStandIn(**given) as server, pytest.raises(StageError, match="cannot be asked"):
+    with (
+        ReadingStandIn(**given) as server,
+        pytest.raises(StageError, match=r"cannot be asked|is broken"),
+    ):
         rows_of(kind, questions, server.url)
 
 
@@ -165,6 +168,17 @@ def test_a_thinking_answers_two_shares(tmp_path: Path) -> None:
     row = kind.score(TASK, questions[0], [Reply("x", 21, own=own)])
     assert row["kept_of_thoughts"] == pytest.approx(15 / 17)
     assert row["kept_after_thoughts"] == pytest.approx(3 / 4)
+
+
+@pytest.mark.parametrize(("template", "is_thought"), [("", False), ("<think>", True)])
+def test_an_answer_after_a_prompt_that_begins_a_thought_is_thought(
+    tmp_path: Path, template: str, is_thought: bool
+) -> None:
+    kind, questions = laid_out(tmp_path)
+    with ReadingStandIn(template=template) as server:
+        row = rows_of(kind, questions, server.url)[0]
+    assert ("kept_of_thoughts" in row) is is_thought
+    assert "kept_after_thoughts" not in row
 
 
 def test_what_is_bundled_has_no_text(tmp_path: Path) -> None:
