@@ -44,14 +44,8 @@ def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:
     """Return every gate with its variant; an error of the whole run comes first."""
     cases = []
     if report.error is not None:
-        error = str(from_dict(report.error))
-        whole = GateResult(
-            name="run",
-            metric=report.error.get("kind", ""),
-            verdict="error",
-            words=error,
-            reason=error,
-        )
+        error, kind = str(from_dict(report.error)), report.error.get("kind", "")
+        whole = GateResult(name="run", metric=kind, verdict="error", reason=error)
         cases.append((f"prepare {report.kind}", whole))
     return cases + [(each.recipe, gate) for each in report.variants for gate in _gates(each)]
 
@@ -62,7 +56,7 @@ def _gates(variant: VariantReport) -> list[GateResult]:
     if is_explained or (variant.verdict == "pass" and gates):
         return gates
     why, verdict = variant.reason, variant.verdict
-    return [GateResult(name=WHOLE_VARIANT, verdict=verdict, words=why, reason=why), *gates]
+    return [GateResult(name=WHOLE_VARIANT, verdict=verdict, reason=why), *gates]
 
 
 def junit_xml(report: RunReport) -> bytes:
@@ -111,7 +105,7 @@ def _case(variant: str, gate: GateResult) -> object:
     shown = {name: junit_text(str(value)) for name, value in facts.items() if value is not None}
     for name, value in shown.items():
         case.add_property(name, value)
-    reason = junit_text(f"{gate.words}\n{gate.reason}" if gate.words != gate.reason else gate.words)
+    reason = junit_text(gate.reason)
     if gate.verdict == "pass":
         if gate.suspicious:
             case.add_property("suspicious", "true")
@@ -160,7 +154,7 @@ def _blocks(report: RunReport) -> Iterator[str]:
         if found:
             yield f"\n### {title}\n\n"
         for name, gate in found:
-            why = markdown(gate.words, MAX_REASON_CHARACTERS)
+            why = markdown(gate.reason, MAX_REASON_CHARACTERS)
             yield f"- **{markdown(name)}, {markdown(gate.title)}**: {gate.verdict}: {why}\n"
 
 

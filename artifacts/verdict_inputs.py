@@ -27,18 +27,12 @@ Find = Callable[[str, str], StageRecord | None]
 class VerdictInputs:
     """Records of the stages that a verdict depends on."""
 
-    judge: TypedStageRecord[JudgeParameters, JudgeResult]  # gives the verdict
-    quantize: TypedStageRecord[
-        WeightsProvenance, QuantizeResult
-    ]  # made the weights, or took them in
-    check_weights: TypedStageRecord[
-        CheckWeightsParameters, CheckWeightsResult
-    ]  # saw that they are sound
+    judge: TypedStageRecord[JudgeParameters, JudgeResult]
+    quantize: TypedStageRecord[WeightsProvenance, QuantizeResult]  # or adopt
+    check_weights: TypedStageRecord[CheckWeightsParameters, CheckWeightsResult]
     screen: TypedStageRecord[ServedModel, ScreenResult]  # of the candidate; with the server's facts
     baseline_screen: TypedStageRecord[ServedModel, ScreenResult]
-    speed: Mapping[
-        str, TypedStageRecord[SpeedParameters, SpeedResult]
-    ]  # by role, what was measured of claims
+    speed: Mapping[str, TypedStageRecord[SpeedParameters, SpeedResult]]  # by role
 
     @classmethod
     def load_by_key(cls, find: Find, key: str) -> VerdictInputs:

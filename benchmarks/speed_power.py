@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from eval_gates.speed.load_run import Interference, LoadRun, RequestColumns
-from eval_gates.speed.rules import LimitRule, RatioRule, SpeedRule
+from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.paired_t import compare_mean
 from recipes.speed import SloGate, ThroughputRatioGate
 
@@ -172,7 +172,7 @@ def rule_passes(rule: SpeedRule, draw: Draw, replays: int, seed: int) -> dict[st
         while rule.needs_more(loads):
             loads += draw(chance, block)
             block += 1
-        state = rule.state(loads)
+        state = rule.evaluate(loads).state
         if state in found:
             found[state] += 1
     return {name: number / replays for name, number in found.items()}
@@ -183,8 +183,8 @@ def replay(replays: int) -> tuple[dict[str, Any], list[str]]:
     noises: dict[str, Noise] = {f"starts {n} %": normal(n / 100) for n in range(1, 7)}
     noises |= {"heavy tails": heavy, "drifting": drifting, "heating": heating}
     few = max(200, replays // 4)
-    ratio = RatioRule(alpha=LEVEL, min_ratio=MINIMUM, blocks=BLOCKS, hit_rate=None)
-    limits = LimitRule(alpha=LEVEL, limits={"latency_ms_p50": 1000.0}, blocks=STARTS)
+    ratio = SpeedRule(kind="ratio", alpha=LEVEL, min_ratio=MINIMUM, blocks=BLOCKS)
+    limits = SpeedRule(kind="slo", alpha=LEVEL, limits={"latency_ms_p50": 1000.0}, blocks=STARTS)
     boundary = {
         **{name: (passes(n, MINIMUM, replays, 1), replays) for name, n in noises.items()},
         **{

@@ -56,17 +56,14 @@ class AttributionReport(Record):
     note: str = Field("", description="what else the KV cache's type changes, by the profile")
 
     @property
-    def _cache_effect(self) -> str:
-        # Some engines' prefill does not read the cache (MLA): no loss is then no measurement.
-        if self.is_cache_read:
-            return self.kv_cache.words
-        return "not measured: the engine reads a prompt without its cache"
-
-    @property
     def words(self) -> str:
+        # Some engines' prefill does not read the cache (MLA): no loss is then no measurement.
+        cache = "not measured: the engine reads a prompt without its cache"
+        if self.is_cache_read:
+            cache = self.kv_cache.words
         told = (
             f"{self.suite}, {self.n} conversations: weights alone {self.weights.words}; "
-            f"KV cache alone ({self.variant_kv} for {self.baseline_kv}) {self._cache_effect}; "
+            f"KV cache alone ({self.variant_kv} for {self.baseline_kv}) {cache}; "
             f"both {self.both.words}; beyond their sum {self.interaction.words}"
         )
         return f"{told}. KV cache: {self.note}" if self.note else told
@@ -97,9 +94,12 @@ def attribute(
     """
     for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
         check_paired(f"{suite}, {name}", baseline, cell)
-    cells_of = {"score": _cells("score", baseline, weights, kv_cache, both)}
-    if all("nats" in row for cell in (baseline, weights, kv_cache, both) for row in cell):
-        cells_of["nats"] = _cells("nats", baseline, weights, kv_cache, both)
+    arms, keys = (baseline, weights, kv_cache, both), ("score", "nats")
+    has_nats = all("nats" in row for arm in arms for row in arm)
+    cells_of = {
+        key: list(zip(*(means(group_by_cluster(arm), key) for arm in arms), strict=True))
+        for key in (keys if has_nats else keys[:1])
+    }
 
     def effect(of: Callable[[float, float, float, float], float], size: float = 1.0) -> Effect:
         values = {key: [of(*cell) for cell in cells] for key, cells in cells_of.items()}
@@ -114,7 +114,6 @@ def attribute(
             nats_error=_error(lost) if lost else 0.0,
         )
 
-    keys = ("score", "nats")
     return AttributionReport(
         suite=suite,
         n=len(cells_of["score"]),
@@ -125,15 +124,10 @@ def attribute(
         kv_cache=effect(lambda a, w, k, b: k - a),
         both=effect(lambda a, w, k, b: b - a),
         interaction=effect(lambda a, w, k, b: b - w - k + a, 2.0),
-        is_cache_read="nats" not in cells_of
+        is_cache_read=not has_nats
         or any(x.get(k) != y.get(k) for x, y in zip(baseline, kv_cache, strict=True) for k in keys),
         note=note,
     )
-
-
-def _cells(key: str, *arms: Answers) -> list[tuple[float, float, float, float]]:
-    values = [means(group_by_cluster(arm), key) for arm in arms]
-    return list(zip(*values, strict=True))
 
 
 def _error(values: Sequence[float]) -> float:

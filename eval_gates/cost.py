@@ -18,8 +18,6 @@ from recipes.policy import EvalTask
 if TYPE_CHECKING:
     from eval_gates.statistics.comparison import FloatArray
 
-METHOD = "delta method on the logarithm, problems as units"
-
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -32,31 +30,12 @@ class CostRule(Record):
     cap: int = Field(description="largest number of tokens of an answer")
 
 
-class CostSide(Record):
-    """Work of one side."""
-
-    tokens: float = Field(description="mean number of an answer, thoughts included")
-    solved: float = Field(description="mean score, 0 to 1; a truncated answer counts as unsolved")
-    truncated: float = Field(description="share of the answers that reached the cap")
-    tokens_per_solved_task: float | None = Field(description="None if nothing was solved")
-
-
-class Ratio(Record):
-    """A ratio, variant over baseline, with one-sided bounds."""
-
-    ratio: float | None = Field(description="None if a side solved nothing")
-    lower: float | None = Field(description="None with fewer than 500 problems")
-    upper: float | None = Field(description="likewise")
-
-
 class CostResult(GateResult):
     """Tokens per solved task of one variant against the baseline's, on one suite."""
 
     kind: Literal["cost"] = "cost"
     cap: int = Field(description="largest number of tokens of an answer")
-    sides: dict[Literal["baseline", "candidate"], CostSide]
-    tokens: Ratio = Field(description="of mean tokens of an answer")
-    method: str = METHOD
+    tokens: RatioInterval = Field(description="of mean tokens of an answer")
 
 
 def cost_rule_of(
@@ -92,19 +71,20 @@ def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> C
         raise ValueError(f"{suite}: both sides must have answered the same questions")
     before, after = (work_of(suite, rows) for rows in (baseline, candidate))
     cost = cost_ratio(before, after, rule.alpha)
+    n, shown = before[0].size, f"x {cost.ratio or 0:.3f}"
     verdict: Verdict = "undecided"
-    if cost.upper is not None and cost.upper < rule.max_ratio:
-        verdict = "pass"
-    elif cost.lower is not None and cost.lower > rule.max_ratio:
-        verdict = "fail"
-    n, reason = before[0].size, _describe(verdict, cost, rule, before[0].size)
-    sides = [_describe_side(before, baseline), _describe_side(after, candidate)]
-    words = reason
-    if cost.ratio is not None and cost.upper is not None:
-        words = (
-            f"{100 * cost.ratio:.0f} % of the baseline's tokens per solved task; "
-            f"at most {100 * rule.max_ratio:g} % is allowed"
-        )
+    why = f"{100 * (1 - rule.alpha):.4g} % confidence, {n} problems"
+    if cost.ratio is None:
+        shown, why = "nothing is known of", "a side solves nothing"
+    elif cost.lower is None or cost.upper is None:
+        why = f"{n} problems are too few for an interval, which takes {MIN_PROBLEMS}"
+    elif cost.upper < rule.max_ratio:
+        verdict, shown = "pass", f"less than x {cost.upper:.3f}"
+    elif cost.lower > rule.max_ratio:
+        verdict, shown = "fail", f"more than x {cost.lower:.3f}"
+    else:
+        shown = f"between x {cost.lower:.3f} and x {cost.upper:.3f}"
+    each = [work[0].mean() / work[1].mean() if work[1].any() else None for work in (before, after)]
     return CostResult(
         name=f"cost {suite}",
         metric="tokens per solved task",
@@ -112,8 +92,8 @@ def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> C
         n=n,
         counted=f"{n:,}",
         unit="tokens/task",
-        baseline=sides[0].tokens_per_solved_task,
-        candidate=sides[1].tokens_per_solved_task,
+        baseline=each[0],
+        candidate=each[1],
         scale=RATIO,
         estimate=cost.ratio,
         lower=cost.lower,
@@ -125,11 +105,11 @@ def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> C
         margin=f"at most {rule.max_ratio:g}",
         alpha=rule.alpha,
         verdict=verdict,
-        words=words,
-        reason=reason,
+        reason=f"{shown} the tokens per solved task ({why}); at most x {rule.max_ratio:g} is "
+        f"allowed; it holds for answers of up to {rule.cap:,} tokens at this reasoning effort, and "
+        "runs at another cap or effort are not comparable",
         cap=rule.cap,
-        sides={"baseline": sides[0], "candidate": sides[1]},
-        tokens=_ratio(tokens_ratio(before[0], after[0], rule.alpha)),
+        tokens=tokens_ratio(before[0], after[0], rule.alpha),
     )
 
 
@@ -139,7 +119,10 @@ def work_of(suite: str, rows: Rows) -> tuple[FloatArray, FloatArray]:
 
     tokens, solved = [], []
     for cluster in group_by_cluster(rows):
-        answers = [_tokens(suite, row) for row in cluster]
+        answers: list[Any] = [row.get("tokens") for row in cluster]
+        for row, each in zip(cluster, answers, strict=True):
+            if not isinstance(each, list) or not each:
+                raise ValueError(f"{suite}: question {row['id']} has no number of tokens")
         tokens.append(sum(map(sum, answers)) / sum(map(len, answers)))
         # Several answers are of a suite whose truncated answers score 0 (Policy), so this changes
         # the score of a single one alone.
@@ -149,46 +132,3 @@ def work_of(suite: str, rows: Rows) -> tuple[FloatArray, FloatArray]:
         ]
         solved.append(sum(shares) / len(shares))
     return np.array(tokens, dtype=float), np.array(solved, dtype=float)
-
-
-def _tokens(suite: str, row: Mapping[str, Any]) -> list[int]:
-    tokens = row.get("tokens")
-    if not isinstance(tokens, list) or not tokens:
-        raise ValueError(f"{suite}: question {row['id']} has no number of tokens")
-    return tokens
-
-
-def _ratio(found: RatioInterval) -> Ratio:
-    return Ratio(ratio=found.ratio, lower=found.lower, upper=found.upper)
-
-
-def _describe_side(work: tuple[FloatArray, FloatArray], rows: Rows) -> CostSide:
-    tokens, solved = (float(values.mean()) for values in work)
-    return CostSide(
-        tokens=tokens,
-        solved=solved,
-        truncated=sum(row["truncated"] for row in rows) / sum(len(row["tokens"]) for row in rows),
-        tokens_per_solved_task=tokens / solved if solved > 0 else None,
-    )
-
-
-def _describe(verdict: Verdict, found: RatioInterval, rule: CostRule, n: int) -> str:
-    asked = (
-        f"at most x {rule.max_ratio:g} is allowed; it holds for answers of up to {rule.cap:,} "
-        "tokens at this reasoning effort, and runs at another cap or effort are not comparable"
-    )
-    if found.ratio is None:
-        return f"a side solves nothing, so it has no tokens per solved task; {asked}"
-    if found.lower is None or found.upper is None:
-        return (
-            f"x {found.ratio:.3f} the tokens per solved task; {n} problems are too few for an "
-            f"interval, which takes {MIN_PROBLEMS}; {asked}"
-        )
-    confidence = f"{100 * (1 - rule.alpha):.4g} % confidence, {n} problems"
-    if verdict == "pass":
-        shown = f"less than x {found.upper:.3f}"
-    elif verdict == "fail":
-        shown = f"more than x {found.lower:.3f}"
-    else:
-        shown = f"between x {found.lower:.3f} and x {found.upper:.3f}"
-    return f"{shown} the tokens per solved task ({confidence}); {asked}"

@@ -55,8 +55,7 @@ class GateResult(Record):
     alpha: float | None = Field(None, description="error rate of the verdict, over all looks")
     p_value: float | None = Field(None, description="of 'the requirement is not met'")
     verdict: Verdict | Literal["error", "skipped"]
-    words: str = Field("", description="the verdict in plain words")
-    reason: str = Field(description="the verdict with its statistics")
+    reason: str = Field(description="the verdict in words, with its statistics")
     suspicious: bool = Field(False, description="better than the baseline by more than the margin")
 
     @property

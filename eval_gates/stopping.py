@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from eval_gates.chance_baselines import own_gains
 from eval_gates.clusters import group_by_cluster, means, whole_end
+from eval_gates.statistics.assay_sensitivity import own_gains
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding, find, planned_looks
 

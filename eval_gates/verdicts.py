@@ -8,23 +8,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from eval_gates.answer_validity import UNREAD
-from eval_gates.chance_baselines import (
+from eval_gates.clusters import group_by_cluster, means
+from eval_gates.gate_result import SCORE, GateResult, Verdict
+from eval_gates.gate_rule import GateRule
+from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
+from eval_gates.statistics.assay_sensitivity import (
     UNRELATED,
     check_sensitivities,
     own_gains,
 )
-from eval_gates.clusters import group_by_cluster, means
-from eval_gates.gate_result import SCORE, GateResult, Verdict
-from eval_gates.gate_rule import GateRule
-from eval_gates.quality_result import (
-    AnswerLengths,
-    ChanceBaseline,
-    NatsLost,
-    NoiseFloor,
-    QualityResult,
-    explain_quality,
-)
-from eval_gates.statistics.bound import METHOD, mean_bounds
+from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find
 from eval_gates.statistics.multiplicity import largest_p_value
@@ -86,19 +79,24 @@ def judge_suite(
     # Answers after the look that decides change nothing.
     rows = sum(map(len, groups[:n]))
     baseline, candidate, before, after = baseline[:rows], candidate[:rows], before[:n], after[:n]
+    differences = [a - b for a, b in zip(after, before, strict=True)]
+    flips = sum(difference != 0 for difference in differences)
     scores = Scores(
         baseline=sum(before) / n,
         candidate=sum(after) / n,
-        flips=sum(a != b for a, b in zip(after, before, strict=True)) / n,
+        flips=flips / n,
         sensitivity_checks=tuple(sensitivity_checks),
         full_baseline=mean_of(all_of_baseline, "score"),
         shuffled_score=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
     )
     decision = decide(finding, scores)
-    differences = [a - b for a, b in zip(after, before, strict=True)]
-    level = finding.level
-    change = mean_bounds(differences, level)
-    result = QualityResult(
+    bounds, allowed, kept = (finding.lower, finding.upper), comparison.threshold, None
+    if comparison.kind == "recovery":
+        change = mean_bounds(differences, finding.level)
+        bounds, allowed = (change.lower, change.upper), -comparison.allowed_drop(scores.baseline)
+        kept = scores.candidate / scores.baseline if scores.baseline > 0 else 0.0
+    nats = nats_lost(baseline, candidate)
+    return QualityResult(
         name=name,
         metric=metric,
         tier=rule.tier,
@@ -108,40 +106,42 @@ def judge_suite(
         unit=SCORE,
         planned=planned,
         look=finding.number,
-        looks=finding.looks,
         baseline=scores.baseline,
         candidate=scores.candidate,
         estimate=sum(differences) / n,
-        lower=change.lower,
-        upper=change.upper,
-        recovery=scores.candidate / scores.baseline if scores.baseline > 0 else None,
-        value="candidate - baseline"
-        if comparison.kind == "points"
-        else f"candidate - {comparison.size:g} baseline",
+        lower=bounds[0],
+        upper=bounds[1],
         bound=finding.lower,
         upper_bound=finding.upper,
         threshold=comparison.threshold,
+        allowed=allowed,
+        kept=kept,
         margin=rule.margin.words,
         alpha=rule.alpha,
         p_value=max(finding.p_value, *(check.p_insensitive for check in sensitivity_checks)),
-        chance_baselines=[
-            ChanceBaseline(kind=each.kind, score=each.score, p_value=each.p_insensitive)
-            for each in sensitivity_checks
-        ],
         cluster=suite.cluster_by,
-        method=METHOD,
-        flips=sum(difference != 0 for difference in differences),
+        flips=flips,
         gains=sum(difference > 0 for difference in differences),
         baseline_lengths=answer_lengths(name, baseline),
         candidate_lengths=answer_lengths(name, candidate),
         noise_floor=floor,
-        nats=nats_lost(baseline, candidate),
+        nats=nats,
         groups=kind.groups(baseline, candidate),
         verdict=decision.verdict,
-        reason=decision.reason,
+        reason=f"{_describe_scores(scores, n, nats)}; {decision.reason}",
         suspicious=decision.suspicious,
     )
-    return explain_quality(result, None if comparison.kind == "points" else comparison.size)
+
+
+def _describe_scores(scores: Scores, n: int, nats: NatsLost | None) -> str:
+    """Return both scores, as counts where each is right or wrong."""
+    right = [scores.baseline * n, scores.candidate * n]
+    before, after = map(round, right)
+    if nats is None and all(abs(each - round(each)) < 1e-6 for each in right):
+        same = f"{after:,} of {n:,}"
+        return f"{same} on both sides" if before == after else f"{same}, the baseline {before:,}"
+    lost = f", {nats.mean:.3f} +- {nats.error:.3f} nats a token lost" if nats is not None else ""
+    return f"{scores.candidate:.1%}, the baseline {scores.baseline:.1%}{lost}"
 
 
 def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,21 +12,14 @@ from recipes.workload import AnyWorkload
 
 Accelerator = Literal["cpu", "cuda"]
 ClaimKind = Literal["ratio", "slo"]
+# fmt: off
 LimitName = Literal[
-    "ttft_ms_p50",
-    "ttft_ms_p90",
-    "ttft_ms_p95",
-    "ttft_ms_p99",
-    "tpot_ms_p50",
-    "tpot_ms_p90",
-    "tpot_ms_p95",
-    "tpot_ms_p99",
-    "latency_ms_p50",
-    "latency_ms_p90",
-    "latency_ms_p95",
-    "latency_ms_p99",
+    "ttft_ms_p50", "ttft_ms_p90", "ttft_ms_p95", "ttft_ms_p99",
+    "tpot_ms_p50", "tpot_ms_p90", "tpot_ms_p95", "tpot_ms_p99",
+    "latency_ms_p50", "latency_ms_p90", "latency_ms_p95", "latency_ms_p99",
     "errors",
 ]
+# fmt: on
 
 
 class ThroughputRatioGate(ConfigModel):
@@ -59,9 +51,8 @@ class ThroughputRatioGate(ConfigModel):
     @field_validator("workloads")
     @classmethod
     def _each_is_named_once(cls, workloads: list[str]) -> list[str]:
-        for name in workloads:
-            if workloads.count(name) > 1:
-                raise ValueError(f"'{name}' is named twice")
+        if len(set(workloads)) < len(workloads):
+            raise ValueError("a workload is named twice")
         return workloads
 
     def is_about(self, accelerator: Accelerator | None) -> bool:
@@ -107,25 +98,14 @@ class SloGate(ConfigModel):
 
     @model_validator(mode="after")
     def _limits_can_be_kept(self) -> SloGate:
-        check_limits(self.limits)
-        check_latency(self.limits)
+        if (errors := self.limits.get("errors", 0.0)) != int(errors):
+            raise ValueError(f"limits.errors must be an integer, not {errors:g}")
+        times = {name: limit for name, limit in self.limits.items() if name != "errors"}
+        if not times:
+            raise ValueError("limits has no latency: add one such as ttft_ms_p95")
+        if zeros := [name for name, limit in times.items() if limit <= 0]:
+            raise ValueError(f"limits.{zeros[0]} is a time and must be above 0")
         return self
-
-
-def check_limits(limits: Mapping[LimitName, float]) -> None:
-    """Check that a server can meet each limit; raises ValueError."""
-    for name, limit in limits.items():
-        if name == "errors":
-            if limit != int(limit):
-                raise ValueError(f"limits.errors must be an integer, not {limit:g}")
-        elif limit <= 0:
-            raise ValueError(f"limits.{name} is a time and must be above 0")
-
-
-def check_latency(limits: Mapping[LimitName, float]) -> None:
-    """Check that one of the limits is a time; raises ValueError."""
-    if set(limits) <= {"errors"}:
-        raise ValueError("limits has no latency: add one such as ttft_ms_p95")
 
 
 class SpeedPolicy(ConfigModel):
@@ -151,14 +131,9 @@ class SpeedPolicy(ConfigModel):
     @property
     def claims(self) -> tuple[SpeedGate, ...]:
         """All gates: the ratios, then the limits."""
-        ratios = [
-            SpeedGate(f"ratio.{name}", name, self.ratio)
-            for name in (self.ratio.workloads if self.ratio else [])
-            if self.ratio
-        ]
-        limits = [
-            SpeedGate(f"slo.{number}", each.workload, each) for number, each in enumerate(self.slo)
-        ]
+        names = self.ratio.workloads if self.ratio is not None else []
+        ratios = [SpeedGate(f"ratio.{each}", each, self.ratio) for each in names if self.ratio]
+        limits = [SpeedGate(f"slo.{n}", each.workload, each) for n, each in enumerate(self.slo)]
         return (*ratios, *limits)
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.digest import digest_file
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, raise_as
 from pipeline.core.untrusted import (
     UntrustedJsonError,
     UntrustedLinesError,
@@ -64,48 +64,24 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
 
 def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
     """Summarize the workload's file; raises UsageError with the line and the key."""
-    path = workload.path
-    try:
+    path, key = workload.path, f"{where}, key file: {workload.path}"
+    damage = (UntrustedLinesError, UntrustedJsonError)
+    with (
+        raise_as(UsageError, "the file cannot be read", key, "name an existing file"),
+        raise_as(UsageError, "the file is damaged", key, "fix the file", errors=damage),
+    ):
         if workload.sha256 is not None and workload.sha256 != digest_file(path):
             raise UsageError(
                 "the file's content does not match the digest",
                 where=f"{where}, key sha256: {path}",
                 hint="name the right file, or remove 'sha256'",
             )
-        found = _requests(path)
-    except OSError as error:
+        prompts = list(prompts_of(path))
+    if not prompts:
         raise UsageError(
-            f"the file cannot be read: {error.strerror}",
-            where=f"{where}, key file: {path}",
-            hint="name an existing file",
-        ) from error
-    except (UntrustedLinesError, UntrustedJsonError) as error:
-        raise UsageError(
-            f"the file is damaged: {error}", where=f"{where}, key file: {path}", hint="fix the file"
-        ) from error
-    if not found.requests:
-        raise UsageError(
-            "the file contains no request",
-            where=f"{where}, key file: {path}",
-            hint="name a file with requests",
+            "the file contains no request", where=key, hint="name a file with requests"
         )
-    return found
-
-
-def _parse(line: str, place: str) -> Any:
-    try:
-        return parse_json(line)
-    except UntrustedJsonError as error:
-        words = str(error).replace("line 1 column", "column")  # of this line
-        raise UsageError(
-            f"the line is not JSON: {words}", where=place, hint="write one object per line"
-        ) from error
-
-
-def _requests(path: Path) -> TrafficFile:
-    prompts = list(prompts_of(path))
-    beginnings = {prompt[:64] for prompt in prompts}
-    return TrafficFile(len(prompts), shares=len(beginnings) < len(prompts))
+    return TrafficFile(len(prompts), shares=len({each[:64] for each in prompts}) < len(prompts))
 
 
 def prompts_of(path: Path) -> Iterator[str]:
@@ -122,22 +98,21 @@ def prompts_of(path: Path) -> Iterator[str]:
             value = first.get("value") if isinstance(first, dict) else None
             if turns == [] or (isinstance(value, str) and not value.strip()):
                 continue  # ShareGPT contains some, and vLLM's reader skips them, too
-            place = f"{path}, conversation {number}"
-            yield _text(value, place, "conversations[0].value", A_CONVERSATION)
+            place = f"{path}, conversation {number}, key conversations[0].value"
+            yield _text(value, place, A_CONVERSATION)
         return
     for number, line in enumerate(read_lines(path), start=1):
-        if line.strip():
-            place = f"{path}, line {number}"
-            row = _parse(line, place)
-            value = row.get("prompt") if isinstance(row, dict) else None
-            yield _text(value, place, "prompt", A_PROMPT)
+        if not line.strip():
+            continue
+        place, hint = f"{path}, line {number}", "write one object per line"
+        with raise_as(UsageError, "it is not JSON", place, hint, errors=UntrustedJsonError):
+            row = parse_json(line)
+        value = row.get("prompt") if isinstance(row, dict) else None
+        yield _text(value, f"{place}, key prompt", A_PROMPT)
 
 
-def _text(value: Any, place: str, key: str, example: str) -> str:
+def _text(value: Any, where: str, example: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise UsageError(
-            f"'{key}' is not a string or is blank" if value is not None else f"'{key}' is missing",
-            where=f"{place}, key {key}",
-            hint=f"write {example}",
-        )
+        message = "the prompt is missing, blank or not a string"
+        raise UsageError(message, where=where, hint=f"write {example}")
     return value

@@ -33,7 +33,7 @@ from artifacts.deploy.recorded_verdict import (
 from artifacts.deployable import Deployable
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from eval_gates.speed.report import SpeedGateResult
-from eval_gates.speed.rules import LimitRule
+from eval_gates.speed.rules import SpeedRule
 from pipeline.core.errors import StoreError, UsageError, raise_as
 from pipeline.core.escape import one_line
 from pipeline.core.process_environment import ENDPOINT_KEY
@@ -99,7 +99,7 @@ def certified_by(past: RecordedVerdict) -> Certified:
         measured = past.judged.speed.get(ROLE + report.gate)
         gate = measured.parameters if measured is not None else None
         rule = gate.rule if gate is not None else None
-        if gate is None or report.verdict != "pass" or not isinstance(rule, LimitRule):
+        if gate is None or rule is None or report.verdict != "pass" or rule.kind != "slo":
             continue
         workload = read_pinned(gate.workload)
         hit_rates += [rule.hit_rate] if rule.hit_rate else []
@@ -270,7 +270,7 @@ def other_versions(
     return number, previous if previous not in (version.version, number) else None
 
 
-def _limits_of(report: SpeedGateResult, rule: LimitRule) -> Iterator[CertifiedLimit]:
+def _limits_of(report: SpeedGateResult, rule: SpeedRule) -> Iterator[CertifiedLimit]:
     for name, limit in rule.limits.items():
         measure, _, percentile = name.rpartition("_p")
         if measure in MEASURES:

@@ -71,7 +71,6 @@ class Card:
             link=escape.markdown_link,
             fence=fence,
             sentence=lambda text: escape.markdown_with_code(text).rstrip("."),
-            capitalize_first=lambda text: text[:1].upper() + text[1:],
         )
         template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
         verdict, quantize = self.verdict, self.judged.quantize

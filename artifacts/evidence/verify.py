@@ -20,9 +20,9 @@ from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.run_record import RunReport, VariantReport, report_judged
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.answer_log import ANSWERS, QUESTIONS
-from eval_gates.speed.gate_rule import build_rule
 from eval_gates.speed.load_run import LOADS, LoadRun
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
+from eval_gates.speed.rules import build_rule
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.checkpoint.weights_folder_files import (
     ARCHIVE,
@@ -487,7 +487,7 @@ def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store)
 
 def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateResult:
     """Judge the blocks of a tuning's winner and of the engine's defaults."""
-    told = SPEED.parameters_of(record).decided_by
+    told = SPEED.parameters_of(record)
     return decide_speed_gate(
         f"ratio.{told.name}", told.rule, workload=told.name, tier="critical", loads=loads
     )

@@ -1,28 +1,31 @@
-"""One measured load on one endpoint; performance verdicts follow from loads alone.
+"""One measured load on one endpoint, and the log of a measurement's loads.
 
-A block of a ratio has one load for each side, with the same prompts; of limits it has one. Times
-are seconds of the client's monotonic clock since the load's start. Only a request's first and last
-tokens have times; the others are assumed to be evenly spread.
+Performance verdicts follow from loads alone. Times are seconds of the client's monotonic clock
+since the load's start. Only a request's first and last tokens have times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from pipeline.core.errors import StoreError, raise_as
 from pipeline.core.record import Record
+from pipeline.core.store import write_atomically
 from pipeline.core.untrusted import MEBIBYTE, UntrustedJsonError, parse_record, read_lines
 
 LOADS = "loads.jsonl"
+IN_PROGRESS = "in_progress.json"
 MAX_LOADS = 20_000
 MAX_CHARACTERS = 64 * MEBIBYTE  # of one gate: about 700,000 requests
 CHARACTERS_PER_REQUEST = 80  # three times of 17 digits, two counts and no error
 MAX_REQUESTS = 50_000  # of one load: six values each, within the limit of a record
-# Minimum at a fixed concurrency: eight count; the first and the last are cut off.
-MIN_LOAD_WAVES = 10
+MIN_LOAD_WAVES = 10  # at a fixed concurrency: eight count; the first and the last are cut off
 LENGTH_FACTOR = 1.2  # such loads are sized by a short one, and should not come out too short
 
 Side = Literal["baseline", "candidate"]
@@ -57,14 +60,7 @@ class RequestColumns(NumericRecord):
         lengths = {len(column) for column in columns.values()}
         if lengths != {len(self.start_s)}:
             raise ValueError("the columns of the requests differ in length")
-        for start, ttft, end, tokens, error in zip(
-            self.start_s,
-            self.ttft_s,
-            self.end_s,
-            self.output_tokens,
-            self.error,
-            strict=True,
-        ):
+        for start, ttft, end, _, tokens, error in zip(*columns.values(), strict=True):
             if error is not None:
                 if tokens or ttft is not None or end is not None:
                     raise ValueError("a failed request has timings or tokens")
@@ -141,23 +137,13 @@ class LoadRun(NumericRecord):
 
     @model_validator(mode="after")
     def _validate_arrivals(self) -> LoadRun:
-        if (self.arrivals == "concurrency") != (self.concurrency is not None):
-            raise ValueError("exactly loads with arrivals 'concurrency' have 'concurrency'")
-        if (self.arrivals == "rate") != (self.rate is not None):
-            raise ValueError("exactly loads with arrivals 'rate' have 'rate'")
-        timed = self.warmup_s is not None and self.measured_s is not None
-        if (self.arrivals == "concurrency") == timed:
-            raise ValueError("exactly loads with a rate have 'warmup_s' and 'measured_s'")
+        for kind, names in (
+            ("concurrency", ("concurrency",)),
+            ("rate", ("rate", "warmup_s", "measured_s")),
+        ):
+            if any((getattr(self, name) is not None) != (self.arrivals == kind) for name in names):
+                raise ValueError(f"exactly loads with arrivals '{kind}' have {', '.join(names)}")
         return self
-
-
-def fits_evidence(loads: Sequence[LoadRun], unit: int) -> bool:
-    """Return whether `unit` more loads, each twice the largest, fit into the evidence limit."""
-    sizes = [
-        len(load.requests) * CHARACTERS_PER_REQUEST + sum(len(e) for e in load.requests.error if e)
-        for load in loads
-    ]
-    return sum(sizes) + 2 * unit * max(sizes, default=0) <= MAX_CHARACTERS
 
 
 def format_lines(loads: Iterable[LoadRun]) -> Iterator[str]:
@@ -181,3 +167,68 @@ def parse_loads(lines: Iterable[str | bytes]) -> list[LoadRun]:
         except UntrustedJsonError as error:
             raise ValueError(f"line {number} is no load: {error}") from error
     return loads
+
+
+class Measurement(Record):
+    """A measurement that has not ended."""
+
+    seed: int = Field(description="of all its traffic")
+    depends_on: dict[str, str] = Field(
+        description="digests of what the measured servers serve; other loads are dropped"
+    )
+    starts: int = Field(0, description="number of times that it was begun")
+
+
+class LoadLog:
+    """A measurement's loads in its stage's folder, which survive kills and full disks.
+
+    A measurement that was killed continues with its loads and its seed, so a kill is no chance of
+    better ones. Methods raise StoreError if a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._loads, self._begun = folder / LOADS, folder / IN_PROGRESS
+
+    def open(self, depends_on: Mapping[str, str], seed: int | None = None) -> Measurement:
+        """Return the measurement in progress on these inputs, or a new one, which has no loads.
+
+        Args:
+            seed: of a new one; drawn if absent, because running servers may have cached prompts.
+        """
+        hint, found = "delete the file to measure again", None
+        with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(ValidationError,)):
+            if self._begun.exists():
+                found = Measurement.model_validate_json(self._begun.read_bytes())
+        if found is None or found.depends_on != dict(depends_on):
+            self._loads.unlink(missing_ok=True)
+            seed = secrets.randbits(63) if seed is None else seed
+            found = Measurement(seed=seed, depends_on=dict(depends_on))
+        return found
+
+    def start(self, measurement: Measurement, loads: int) -> Measurement:
+        """Count a start durably, and keep so many loads."""
+        begun = measurement.model_copy(update={"starts": measurement.starts + 1})
+        write_atomically(self._begun, begun.model_dump_json())
+        self.cut(loads)
+        return begun
+
+    def loads(self) -> list[LoadRun]:
+        hint = "delete the file to have them measured again"
+        with raise_as(StoreError, "loads cannot be read", self._loads, hint, errors=(ValueError,)):
+            return parse_loads(self._lines())
+
+    def cut(self, loads: int) -> None:
+        """Keep so many loads."""
+        retained = b"".join(line + b"\n" for line in self._lines()[:loads])
+        with self._loads.open("a+b") as file:
+            file.truncate(len(retained))
+
+    def append(self, loads: Iterable[LoadRun]) -> None:
+        with self._loads.open("a", encoding="utf-8") as file:
+            file.writelines(format_lines(loads))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _lines(self) -> list[bytes]:
+        content = self._loads.read_bytes() if self._loads.exists() else b""
+        return content.split(b"\n")[:-1]  # the last part is empty or incomplete

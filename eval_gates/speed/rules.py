@@ -15,53 +15,66 @@ gate. Otherwise a server that fails now and then would be measured until it does
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from eval_gates.speed.invalid_reasons import (
-    FaultKind,
-    InvalidReason,
-    count_flow,
-    find_failed_requests,
-    find_invalid_reasons,
-    find_late_client,
-    find_side_differences,
-    find_too_few_requests,
-    is_over_saturated,
-    median_answer_s,
-    short_rounds_reason,
+from eval_gates.speed import steady_state
+from eval_gates.speed.load_run import (
+    CHARACTERS_PER_REQUEST,
+    MAX_CHARACTERS,
+    MAX_REQUESTS,
+    LoadRun,
+    NumericRecord,
 )
-from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.rounds import is_too_short
-from eval_gates.speed.server_runs import ServerRunRule
-from eval_gates.speed.steady_state import (
-    NoSteadyStateError,
-    lag_gain,
-    latencies,
-    output_rate,
-    percentiles,
-)
+from eval_gates.speed.schedule import MIN_ANSWERS, Starts
+from eval_gates.speed.steady_state import NoSteadyStateError
+from pipeline.core.record import Record
+from recipes.speed import Accelerator, SloGate, SpeedGate
+from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, change_arrivals
+
+if TYPE_CHECKING:
+    from recipes.schema import ServingProfile
 
 State = Literal["pass", "fail", "open", "undecided", "invalid"]
 """open: not measured completely; invalid: the measurement shows nothing of these servers."""
-
+FaultKind = Literal[
+    "throttled",
+    "other_process",
+    "client_lag",
+    "failed_requests",
+    "hit_rate",
+    "too_short",
+    "too_few",
+    "no_counter",
+    "unlike",
+]
 DISTURBANCES: frozenset[FaultKind] = frozenset({"throttled", "other_process", "client_lag"})
-OWN: frozenset[FaultKind] = frozenset({"failed_requests", "hit_rate", "too_short", "too_few"})
-MAX_OWN = 2
-"""Blocks with a fault of the same side that end the gate."""
-MAX_LATE = 0.1
-"""Share of a load's time, or of the limited time, by which the client may be late."""
-MAX_LOG = 50.0
-"""Largest ln(limit / time); a missing time has the negative."""
-SUSTAINED = 0.05
-"""Share of unanswered requests, over all loads, from which on a rate is not sustained."""
-MAX_BEYOND = 1 / 6
-"""Largest share of starts beyond a limit with which a gate passes."""
+FINAL: frozenset[FaultKind] = frozenset({"no_counter", "unlike"})
+"""Faults of the measurement itself; all others are the side's own."""
+MAX_OWN = 2  # blocks with a fault of the same side that end the gate
+MAX_LATE = 0.1  # of a load's time, or of the limited time, by which the client may be late
+MAX_LOG = 50.0  # largest ln(limit / time); a missing time has the negative
+SUSTAINED = 0.05  # unanswered share of all requests from which on a rate is not sustained
+MAX_BEYOND = 1 / 6  # largest share of starts beyond a limit with which a gate passes
+HIT_RATE_TOLERANCE = 0.05
+MIN_WAVES = 7  # that end in the steady state; a load has at least eight, and one may be late
+
+
+class Fault(Record):
+    """Why a load does not count."""
+
+    kind: FaultKind
+    side: str
+    block: int = Field(description="number of the block, from 0")
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.side}, number {self.block}: {self.words}"
 
 
 @dataclass(frozen=True)
@@ -69,125 +82,150 @@ class SpeedFinding:
     """Verdict and bounds; bounds are None with fewer than two quiet blocks."""
 
     state: State
-    quiet: int = 0  # blocks that count
+    quiet: int  # blocks that count
     estimate: float | None = None  # exp of the mean value
     lower: float | None = None  # at the rule's level
     upper: float | None = None
     interval: tuple[float, float] | None = None  # two-sided, 95 %
     p_value: float = 1.0
     with_disturbed: float | None = None  # the estimate over all complete blocks
-    repeats: Mapping[str, int] = field(default_factory=dict)  # of blocks, by cause or side
-    beyond: int = 0  # quiet starts beyond a limit
-    faults: tuple[InvalidReason, ...] = ()  # of blocks that do not count, or why it is invalid
     why: str = ""  # what keeps the gate from its bounds' verdict
 
 
 @dataclass
-class _Blocks:
+class Blocks:
+    """A measurement's complete blocks, up to one that ends it."""
+
     quiet: list[Sequence[LoadRun]] = field(default_factory=list)
     disturbed: list[Sequence[LoadRun]] = field(default_factory=list)
-    faults: list[InvalidReason] = field(default_factory=list)
-    repeats: Counter[str] = field(default_factory=Counter)
+    faults: list[Fault] = field(default_factory=list)
+    repeats: Counter[str] = field(default_factory=Counter)  # of blocks, by cause or side
     total: int = 0
     ended: tuple[State, str] | None = None
 
 
-class SpeedRule(ServerRunRule):
-    """Rule of a performance gate."""
+class SpeedRule(NumericRecord):
+    """What a measurement decides, and when it ends."""
 
+    kind: Literal["ratio", "slo", "screening"] = Field(
+        description="ratio: output tokens/s, candidate over baseline; slo: limits on the "
+        "candidate's latencies; screening: output tokens/s of a candidate, which decides nothing"
+    )
     alpha: float = Field(gt=0, lt=0.5, description="error rate of a pass and of a fail")
-    blocks: int = Field(ge=2, le=100, description="quiet blocks that decide")
+    blocks: int = Field(ge=1, le=100, description="quiet blocks that decide")
+    min_ratio: float = Field(1.0, gt=0, description="of a ratio: smallest acceptable one")
+    limits: dict[str, float] = Field({}, description="by name, such as ttft_ms_p95 or errors")
     hit_rate: float | None = Field(None, description="declared by the workload")
     must_count_hits: bool = Field(
         False, description="even if no hits are declared: prompts of a file may share a prefix"
     )
+    starts: Starts = Field(
+        "fresh", description="fresh: a start of the server for each load; once: servers stay up"
+    )
 
     @property
-    @abstractmethod
     def compares(self) -> bool:
         """Whether a block has a load of the baseline, too."""
-
-    @property
-    @abstractmethod
-    def threshold(self) -> float:
-        """What the estimate must exceed."""
+        return self.kind == "ratio"
 
     @property
     def unit(self) -> str:
         return "blocks" if self.compares else "loads"
 
     @property
-    def cap(self) -> int:
-        """Number of quiet blocks."""
-        return self.blocks
+    def sides(self) -> list[str]:
+        """Sides of a block."""
+        return ["baseline", "candidate"] if self.compares else ["candidate"]
 
-    @abstractmethod
-    def value(self, unit: Sequence[LoadRun]) -> float:
-        """Return the block's value; NoSteadyStateError without one."""
-
-    @abstractmethod
-    def is_late(self, load: LoadRun) -> bool:
-        """Return whether the client was too late; NoSteadyStateError if that is not known."""
-
-    @abstractmethod
-    def own_faults(self, unit: Sequence[LoadRun]) -> list[InvalidReason]:
-        """Return faults of the sides themselves."""
-
-    def worst_value(self, unit: Sequence[LoadRun]) -> float:
-        """Return the least value that a punctual client could give; -inf if none is known."""
-        return -math.inf
-
-    def ends_early(self, unit: Sequence[LoadRun]) -> str:
-        """Return why a quiet block fails the gate regardless of the others; '' if it does not."""
-        return ""
-
-    def withholds(self, quiet: Sequence[Sequence[LoadRun]]) -> str:
-        """Return why the gate must not pass although its bound does; '' if nothing does."""
-        return ""
+    @property
+    def max_requests(self) -> int:
+        """Largest number of a load's requests, with which all loads fit into the evidence."""
+        loads = 2 * self.blocks * len(self.sides)
+        return min(MAX_REQUESTS, MAX_CHARACTERS // CHARACTERS_PER_REQUEST // loads)
 
     def units(self, loads: Sequence[LoadRun]) -> list[Sequence[LoadRun]]:
         """Return the loads of each complete block."""
-        size = 2 if self.compares else 1
+        size = len(self.sides)
         return [loads[end - size : end] for end in range(size, len(loads) + 1, size)]
 
     def needs_more(self, loads: Sequence[LoadRun]) -> bool:
-        blocks = self._sort(loads)
-        return self._is_open(blocks) and self.fits_evidence(loads)
+        return self.is_open(self.sort(loads))
 
-    def quiet_blocks(self, loads: Sequence[LoadRun]) -> list[Sequence[LoadRun]]:
-        return self._sort(loads).quiet
+    def is_open(self, blocks: Blocks) -> bool:
+        """Return whether these blocks are not all; there are as many repeats as blocks."""
+        enough = len(blocks.quiet) >= self.blocks or blocks.total >= 2 * self.blocks
+        return blocks.ended is None and not enough
 
-    def state(self, loads: Sequence[LoadRun]) -> State:
-        return self.evaluate(loads).state
+    def value(self, unit: Sequence[LoadRun]) -> float:
+        """Return the block's value; of limits, it is below 0 if the load misses one.
+
+        Raises:
+            NoSteadyStateError: a load has none.
+        """
+        if self.kind == "slo":
+            found = steady_state.percentiles(unit[0], self.limits)
+            margins = [_log_margin(found[n], self.limits[n]) for n in found if n != "errors"]
+            return min(margins, default=MAX_LOG)
+        rates = {load.side: math.log(steady_state.output_rate(load)) for load in unit}
+        return rates["candidate"] - rates.get("baseline", 0.0)
+
+    def sort(self, loads: Sequence[LoadRun]) -> Blocks:
+        """Sort the blocks by their faults, in the order of measuring."""
+        found, own = Blocks(), Counter[str]()
+        for unit in self.units(loads):
+            found.total += 1
+            faults = list(self._faults(unit))
+            if final := [each for each in faults if each.kind in FINAL]:
+                found.faults, found.ended = final[:1], ("invalid", str(final[0]))
+                return found
+            outside = [each for each in faults if each.kind in DISTURBANCES]
+            if outside:
+                found.faults += outside
+                found.repeats["disturbed"] += 1
+                if len(outside) == len(faults):
+                    found.disturbed.append(unit)
+                continue
+            if not faults:
+                found.quiet.append(unit)
+                failed, allowed = _failed(unit), self.limits.get("errors", 0.0)
+                if failed > allowed:
+                    why = f"{failed} requests of a load failed, {allowed:g} may"
+                    found.ended = ("fail", why)
+                    return found
+            found.faults += faults
+            for side in dict.fromkeys(fault.side for fault in faults):
+                own[side] += 1
+                found.repeats[side] += 1
+                if own[side] == MAX_OWN:
+                    last = next(fault for fault in faults if fault.side == side)
+                    fails = side == "candidate" and last.kind == "failed_requests"
+                    why = f"for the second time: {last}"
+                    found.ended = ("fail" if fails else "invalid", why)
+                    return found
+        return found
 
     def evaluate(self, loads: Sequence[LoadRun]) -> SpeedFinding:
         """Decide from the loads, in the order of measuring."""
-        blocks = self._sort(loads)
-        faults, repeats = tuple(blocks.faults), dict(blocks.repeats)
+        blocks = self.sort(loads)
         values = [self.value(unit) for unit in blocks.quiet]
-        beyond = 0 if self.compares else sum(value < 0 for value in values)
         if blocks.ended is not None:
-            state, why = blocks.ended
-            return SpeedFinding(
-                state, len(values), repeats=repeats, faults=faults, why=why, beyond=beyond
-            )
-        is_open = self._is_open(blocks) and self.fits_evidence(loads)
-        if not is_open and (at_worst := self._at_worst(values, blocks)) is not None:
-            return replace(at_worst, repeats=repeats, faults=faults)
+            return SpeedFinding(blocks.ended[0], len(values), why=blocks.ended[1])
+        ending: State = "open" if self.is_open(blocks) else "undecided"
+        why = ""
+        if len(values) < self.blocks:
+            why = f"only {len(values)} of {self.blocks} {self.unit} were quiet"
+        if self.kind == "screening":
+            rate = math.exp(fmean(values)) if values else None
+            return SpeedFinding(ending if why else "pass", len(values), rate, why=why)
         if len(values) < 2:
-            state = "open" if is_open else "undecided"
-            return SpeedFinding(state, len(values), repeats=repeats, faults=faults, beyond=beyond)
+            return SpeedFinding(ending, len(values), why=why)
         found = self._decide(values)
         others = self._decide([*values, *map(self.value, blocks.disturbed)])
-        state, why = found.state, ""
-        if len(values) < self.blocks:
-            state = "open" if is_open else "undecided"
-            why = f"only {len(values)} of {self.blocks} {self.unit} were quiet"
-        elif state == "pass" and (why := self.withholds(blocks.quiet)):
+        state = ending if why else found.state
+        if state == "pass" and (why := self._withholds(blocks.quiet)):
             state = "undecided"
-        elif others.state != state:
-            state = "undecided"
-            why = f"with the disturbed {self.unit} the verdict would be another"
+        elif state != ending and others.state != state:
+            state, why = "undecided", f"with the disturbed {self.unit} the verdict would be another"
         return SpeedFinding(
             state=state,
             quiet=len(values),
@@ -197,41 +235,13 @@ class SpeedRule(ServerRunRule):
             interval=found.interval,
             p_value=found.p_value if state == "pass" else max(found.p_value, self.alpha),
             with_disturbed=others.estimate if blocks.disturbed else None,
-            repeats=repeats,
-            beyond=beyond,
-            faults=faults,
             why=why,
-        )
-
-    def _at_worst(self, values: Sequence[float], blocks: _Blocks) -> SpeedFinding | None:
-        """Return the pass of all complete blocks, late ones at their worst; None without.
-
-        No block is left out by its speed, so the level holds. What throttling or another process
-        did to one side alone is not known.
-        """
-        worst = [*values, *map(self.worst_value, blocks.disturbed)]
-        is_late_alone = all(fault.kind == "client_lag" for fault in blocks.faults)
-        if not is_late_alone or len(values) >= self.blocks or len(worst) < self.blocks:
-            return None
-        if min(worst) == -math.inf:
-            return None
-        found = self._decide(worst)
-        if found.state != "pass":
-            return None
-        why = f"{len(blocks.disturbed)} {self.unit} with a late client count at their worst"
-        return replace(found, quiet=len(values), why=why)
-
-    def _is_open(self, blocks: _Blocks) -> bool:
-        return (
-            blocks.ended is None
-            and len(blocks.quiet) < self.blocks
-            and blocks.total < 2 * self.blocks
         )
 
     def _decide(self, values: Sequence[float]) -> SpeedFinding:
         from eval_gates.statistics.paired_t import compare_mean
 
-        limit = math.log(self.threshold)
+        limit = math.log(self.min_ratio)
         found = compare_mean(values, limit, self.alpha)
         state: State = "undecided"
         if found.lower > limit:
@@ -249,155 +259,159 @@ class SpeedRule(ServerRunRule):
             p_value=found.p_value,
         )
 
-    def _sort(self, loads: Sequence[LoadRun]) -> _Blocks:
-        found = _Blocks()
-        own: Counter[str] = Counter()
-        by_block: dict[int, list[InvalidReason]] = {}
-        for reason in find_invalid_reasons(
-            loads, declared=self.hit_rate, must_count=self.must_count_hits
-        ):
-            by_block.setdefault(reason.block, []).append(reason)
-        for unit in self.units(loads):
-            found.total += 1
-            causes = [
-                *by_block.get(unit[0].block, []),
-                *(late for load in unit for late in find_late_client(load, self.is_late)),
-                *self.own_faults(unit),
-                *find_side_differences(unit),
-            ]
-            final = next((each for each in causes if each.kind not in DISTURBANCES | OWN), None)
-            if final is not None:
-                found.faults, found.ended = [final], ("invalid", str(final))
-                return found
-            outside = [cause for cause in causes if cause.kind in DISTURBANCES]
-            if not causes:
-                found.quiet.append(unit)
-                if early := self.ends_early(unit):
-                    found.ended = ("fail", early)
-                    return found
-            elif outside:
-                found.faults += outside
-                found.repeats["disturbed"] += 1
-                if len(outside) == len(causes):
-                    found.disturbed.append(unit)
-            else:
-                found.faults += causes
-                for side in dict.fromkeys(cause.side for cause in causes):
-                    own[side] += 1
-                    found.repeats[side] += 1
-                    if own[side] == MAX_OWN:
-                        last = next(cause for cause in causes if cause.side == side)
-                        found.ended = _end_of(side, last)
-                        return found
-        return found
-
-
-def _end_of(side: str, fault: InvalidReason) -> tuple[State, str]:
-    """Return the end of a gate by repeated faults of one side."""
-    is_failure = side == "candidate" and fault.kind == "failed_requests"
-    return "fail" if is_failure else "invalid", f"for the second time: {fault}"
-
-
-class RatioRule(SpeedRule):
-    """Rule of a throughput ratio: output tokens per second, candidate over baseline."""
-
-    kind: Literal["ratio"] = "ratio"
-    min_ratio: float = Field(gt=0, description="smallest acceptable ratio")
-
-    @property
-    def compares(self) -> bool:
-        return True
-
-    @property
-    def threshold(self) -> float:
-        return self.min_ratio
-
-    def is_late(self, load: LoadRun) -> bool:
-        # A late client slows both sides alike: of a difference it hides the share that it is late.
-        return lag_gain(load) > max(MAX_LATE, min(0.5, (1 - self.min_ratio) / 2))
-
-    def value(self, unit: Sequence[LoadRun]) -> float:
-        rates = {load.side: output_rate(load) for load in unit}
-        return math.log(rates["candidate"] / rates["baseline"])
-
-    def worst_value(self, unit: Sequence[LoadRun]) -> float:
-        # The candidate could only be faster, and the baseline by this at most.
-        (baseline,) = (load for load in unit if load.side == "baseline")
-        return self.value(unit) - lag_gain(baseline)
-
-    def own_faults(self, unit: Sequence[LoadRun]) -> list[InvalidReason]:
-        return find_failed_requests(unit)
-
-
-class LimitRule(SpeedRule):
-    """Rule of latency limits of the candidate's typical start."""
-
-    kind: Literal["slo"] = "slo"
-    limits: dict[str, float] = Field(description="by name, such as ttft_ms_p95 or errors")
-
-    @property
-    def compares(self) -> bool:
-        return False
-
-    @property
-    def threshold(self) -> float:
-        return 1.0
-
-    def is_late(self, load: LoadRun) -> bool:
-        # The client's lag hardly changes a mean over an answer's tokens.
-        times = [v for n, v in self.limits.items() if n.startswith(("ttft_ms", "latency_ms"))]
-        judged = min(times) / 1e3 if times else median_answer_s(load)
-        lag = load.client_lag_s
-        return judged is not None and (lag is None or lag > MAX_LATE * judged)
-
-    def value(self, unit: Sequence[LoadRun]) -> float:
-        """Return ln(limit / time) of the tightest limit, below 0 if the load misses one."""
-        (load,) = unit
-        found = percentiles(load, self.limits)
-        names = [name for name in self.limits if name != "errors"]
-        return min((_log_margin(found[n], self.limits[n]) for n in names), default=MAX_LOG)
-
-    def own_faults(self, unit: Sequence[LoadRun]) -> list[InvalidReason]:
-        (load,) = unit
-        if is_over_saturated(load):
-            return []  # its queue is the server's answer
-        if is_too_short(load):
-            return [short_rounds_reason(load)]
-        names = [int(name.rpartition("_p")[2]) for name in self.limits if name != "errors"]
-        return find_too_few_requests(load, names)
-
-    def ends_early(self, unit: Sequence[LoadRun]) -> str:
-        failed, allowed = _failed(unit), self.limits.get("errors", 0.0)
-        return f"{failed} requests of a load failed, {allowed:g} may" if failed > allowed else ""
-
-    def withholds(self, quiet: Sequence[Sequence[LoadRun]]) -> str:
-        left = self.left_over([load for (load,) in quiet])
-        if left is not None and left >= SUSTAINED:
-            return "the rate is not sustained"
+    def _withholds(self, quiet: Sequence[Sequence[LoadRun]]) -> str:
+        """Return why the gate must not pass although its bound does; '' if nothing does."""
+        if self.kind != "slo":
+            return ""
+        flows = [steady_state.count_flow(load) for (load,) in quiet]
+        arrived = sum(arrivals for arrivals, _ in flows)
+        left = 1 - sum(answers for _, answers in flows) / arrived if arrived else 1.0
+        if left >= SUSTAINED:
+            return f"the rate is not sustained: {100 * left:.1f} % of the requests were left over"
         beyond = sum(self.value(unit) < 0 for unit in quiet)
         if beyond > MAX_BEYOND * len(quiet):
             return f"{beyond} of {len(quiet)} {self.unit} were beyond a limit"
         return ""
 
-    def left_over(self, loads: Iterable[LoadRun]) -> float | None:
-        """Return the unanswered share of the arrivals; None without any."""
-        flows = [count_flow(load) for load in loads]
-        arrived = sum(arrivals for arrivals, _ in flows)
-        return 1 - sum(answers for _, answers in flows) / arrived if arrived else None
+    def _faults(self, unit: Sequence[LoadRun]) -> Iterator[Fault]:
+        for load in unit:
+            for kind, words in (
+                *((each.kind, each.what) for each in load.interference),
+                *self._engine_faults(load),
+                *self._steady_faults(load),
+            ):
+                yield Fault(kind=kind, side=load.side, block=load.block, words=words)
+        if len({(load.seed, load.prompts_sha256) for load in unit}) > 1:
+            words = "the two sides had different prompts"
+            yield Fault(kind="unlike", side="candidate", block=unit[0].block, words=words)
 
-    def shares_within(self, loads: Iterable[LoadRun]) -> dict[str, float]:
-        """Return the share of all requests within each latency limit."""
-        found = {name: [0, 0] for name in self.limits if name != "errors"}
-        for load in loads:
-            try:
-                times = latencies(load)
-            except NoSteadyStateError:
-                continue
-            for name, counts in found.items():
-                values = getattr(times, name.rpartition("_p")[0])
-                counts[0] += int((values <= self.limits[name]).sum())
-                counts[1] += values.size + times.failed
-        return {name: met / total for name, (met, total) in found.items() if total}
+    def _engine_faults(self, load: LoadRun) -> Iterator[tuple[FaultKind, str]]:
+        errors = [error for error in load.requests.error if error is not None]
+        if errors and self.kind != "slo":  # limits count them
+            words = f"{len(errors)} of {len(load.requests)} requests failed: {errors[0]}"
+            yield "failed_requests", words
+        if self.hit_rate is None:
+            return
+        measured = hit_rate(load)
+        declared = f"the workload declares {self.hit_rate:.2f}"
+        if measured is None:
+            # Random prompts are new in each load, so they need no counter.
+            if self.hit_rate > 0 or self.must_count_hits:
+                yield "no_counter", f"the engine does not count prefix cache hits, and {declared}"
+        elif abs(measured - self.hit_rate) > HIT_RATE_TOLERANCE:
+            yield "hit_rate", f"the prefix cache's hit rate was {measured:.2f}; {declared}"
+
+    def _steady_faults(self, load: LoadRun) -> Iterator[tuple[FaultKind, str]]:
+        try:
+            steady_state.output_rate(load)
+            if self._is_late(load):
+                yield "client_lag", _describe_lag(load)
+            if load.arrivals == "concurrency":
+                waves = steady_state.count_waves(load)
+                if waves < MIN_WAVES:
+                    words = f"{waves:.1f} waves of requests are steady; {MIN_WAVES} are needed"
+                    yield "too_short", words
+        except NoSteadyStateError as error:
+            # If nothing was answered, the failed requests are the reason.
+            if any(each is None for each in load.requests.error):
+                yield "too_short", str(error)
+            return
+        if self.kind != "slo" or steady_state.is_over_saturated(load):
+            return  # the queue of an over-saturated server is its answer
+        answer, lasted = steady_state.median_answer_s(load), load.measured_s
+        if lasted is not None and answer is not None and lasted < MIN_ANSWERS * answer:
+            yield (
+                "too_short",
+                f"{lasted:g} s are shorter than ten median answers of {answer:.3g} s: increase the "
+                "workload's 'seconds'",
+            )
+            return
+        highest = max_percentile(self.limits) or 0
+        start, end = steady_state.steady_window(load)
+        counted = sum(start <= sent < end for sent in load.requests.start_s)
+        if counted < (needed := min_requests(highest)):
+            yield "too_few", f"{counted} requests count, but P{highest} needs {needed}"
+
+    def _is_late(self, load: LoadRun) -> bool:
+        if self.kind != "slo":
+            # A late client slows both sides alike: it hides the share of a difference that it is
+            # late.
+            most = max(MAX_LATE, min(0.5, (1 - self.min_ratio) / 2))
+            return steady_state.lag_gain(load) > most
+        # The client's lag hardly changes a mean over an answer's tokens.
+        times = [v for n, v in self.limits.items() if n.startswith(("ttft_ms", "latency_ms"))]
+        judged = min(times) / 1e3 if times else steady_state.median_answer_s(load)
+        lag = load.client_lag_s
+        return judged is not None and (lag is None or lag > MAX_LATE * judged)
+
+
+def build_rule(
+    claim: SpeedGate,
+    alpha: float,
+    accelerator: Accelerator | None,
+    workload: AnyWorkload | None = None,
+    profile: ServingProfile | None = None,
+) -> SpeedRule:
+    """Return the rule of a gate; ValueError if it does not apply to that accelerator.
+
+    Args:
+        alpha: error rate of a pass and of a fail.
+        workload: the traffic, at its rate; None if not known yet.
+        profile: settings of both sides' servers; None for endpoints, which are up already.
+    """
+    gate = claim.gate
+    hits = workload.declared_hit_rate if workload is not None else None
+    return SpeedRule(
+        kind=claim.kind,
+        alpha=alpha,
+        blocks=gate.starts if isinstance(gate, SloGate) else gate.blocks,
+        min_ratio=1.0 if isinstance(gate, SloGate) else gate.minimum_on(accelerator),
+        limits=dict(gate.limits.items()) if isinstance(gate, SloGate) else {},
+        hit_rate=hits,
+        # Prompts of a file may share something.
+        must_count_hits=hits == 0 and not isinstance(workload, RandomWorkload),
+        starts=profile.starts if profile is not None else "once",
+    )
+
+
+def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
+    """Return the workload at the gate's rate."""
+    gate = claim.gate
+    if isinstance(gate, SloGate) and gate.rate is not None:
+        return change_arrivals(workload, Arrivals(rate=gate.rate))
+    return workload
+
+
+def max_percentile(limits: Iterable[str]) -> int | None:
+    """Return the highest percentile that the limits name, if any."""
+    return max((int(n.rpartition("_p")[2]) for n in limits if n != "errors"), default=None)
+
+
+def min_requests(percentile: int) -> int:
+    """Return how many requests a percentile needs, so that one is beyond: 20 for P95."""
+    return math.ceil(100 / (100 - percentile))
+
+
+def hit_rate(load: LoadRun) -> float | None:
+    """Return the share of prompt tokens from the prefix cache."""
+    before, after = load.before, load.after
+    if before is None or after is None:
+        return None
+    names = ("prefix_cache_queries", "prefix_cache_hits")
+    counts = [getattr(each, name) for name in names for each in (before, after)]
+    if None in counts:
+        return None
+    queries, hits = counts[1] - counts[0], counts[3] - counts[2]
+    return hits / queries if queries > 0 and 0 <= hits <= queries else None
+
+
+def _describe_lag(load: LoadRun) -> str:
+    if load.client_lag_s is None:
+        return "the client's lag is unknown"
+    words = f"the client was late by {1e3 * load.client_lag_s:.0f} ms a step"
+    if load.runnable is None or load.cpus is None:
+        return words
+    return f"{words} ({load.runnable:.1f} threads were ready to run on {load.cpus} CPUs)"
 
 
 def _failed(unit: Sequence[LoadRun]) -> int:

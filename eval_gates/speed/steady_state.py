@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from eval_gates.speed.load_run import LoadRun
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     FloatArray = NDArray[np.float64]
+
+MIN_BACKLOG_SHARE = 0.1  # of the requests in the steady state: more than a momentary queue
+SAMPLES_PER_QUARTER = 64  # of the requests in flight, per quarter of the steady state
 
 
 class NoSteadyStateError(ValueError):
@@ -52,15 +57,6 @@ def steady_window(load: LoadRun) -> tuple[float, float]:
     return start, end
 
 
-def steady_seconds(load: LoadRun) -> float:
-    """Return the length of the steady state; 0 if there is none."""
-    try:
-        start, end = steady_window(load)
-    except NoSteadyStateError:
-        return 0.0
-    return end - start
-
-
 def count_waves(load: LoadRun) -> float:
     """Return the steady state's ended requests, divided by the concurrency."""
     start, end = steady_window(load)
@@ -70,12 +66,6 @@ def count_waves(load: LoadRun) -> float:
 
 def output_rate(load: LoadRun) -> float:
     """Return output tokens per second in the steady state; NoSteadyStateError without any."""
-    tokens, seconds = steady_output(load)
-    return tokens / seconds
-
-
-def steady_output(load: LoadRun) -> tuple[float, float]:
-    """Return the steady state's output tokens and seconds; raises as `output_rate`."""
     import numpy as np
 
     start, end = steady_window(load)
@@ -91,7 +81,7 @@ def steady_output(load: LoadRun) -> tuple[float, float]:
     tokens = float((rest * share).sum() + ((start < first) & (first <= end)).sum())
     if tokens <= 0:
         raise NoSteadyStateError("the load's steady state has no token")
-    return tokens, end - start
+    return tokens / (end - start)
 
 
 def lag_gain(load: LoadRun) -> float:
@@ -150,22 +140,58 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     except NoSteadyStateError:
         measured = None
     for name in names:
-        if name == "errors":
-            continue
         what, _, percentile = name.rpartition("_p")
-        values = getattr(measured, what) if measured is not None else np.empty(0)
-        failed = measured.failed if measured is not None else 0
-        found[name] = percentile_with_failures(values, failed, int(percentile))
+        values = getattr(measured, what, None)
+        if values is None or not values.size:
+            found.setdefault(name, math.inf)
+            continue
+        assert measured is not None
+        # A time and infinity cannot be interpolated.
+        method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if measured.failed else "linear"
+        times = np.append(values, np.full(measured.failed, np.inf))
+        found[name] = float(np.percentile(times, int(percentile), method=method))
     return found
 
 
-def percentile_with_failures(values: FloatArray, failed: int, percentile: int) -> float:
-    """Return the percentile with `failed` infinite times; infinite without any time."""
+def count_flow(load: LoadRun) -> tuple[int, int]:
+    """Count the arrivals and the answers of the steady state, without failed requests."""
+    start, end = steady_window(load)
+    sent, ended = _times(load)
+    came, answered = ((start <= each) & (each < end) for each in (sent, ended))
+    return int(came.sum()), int(answered.sum())
+
+
+def is_over_saturated(load: LoadRun) -> bool:
+    """Return whether requests arrive faster than the server answers them.
+
+    The client's own counts decide, without failed requests. At least a tenth of the steady state's
+    arrivals is left over, and each quarter had more in flight than the one before.
+    """
     import numpy as np
 
-    if not values.size:
-        return math.inf
-    # A time and infinity cannot be interpolated.
-    method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if failed else "linear"
-    times = np.append(values, np.full(failed, np.inf))
-    return float(np.percentile(times, percentile, method=method))
+    came, answered = count_flow(load)
+    if came - answered < MIN_BACKLOG_SHARE * came or not came:
+        return False
+    start, end = steady_window(load)
+    sent, ended = _times(load)
+    at = np.linspace(start, end, 4 * SAMPLES_PER_QUARTER, endpoint=False)
+    in_flight = np.searchsorted(sent, at, side="right") - np.searchsorted(ended, at, side="right")
+    quarter_means = [float(each.mean()) for each in np.array_split(in_flight, 4)]
+    return all(before < after for before, after in pairwise(quarter_means))
+
+
+def median_answer_s(load: LoadRun) -> float | None:
+    """Return the median seconds of an answer; None if nothing was answered."""
+    times = zip(load.requests.start_s, load.requests.end_s, strict=True)
+    known = [end - start for start, end in times if end is not None]
+    return median(known) if known else None
+
+
+def _times(load: LoadRun) -> tuple[FloatArray, FloatArray]:
+    import numpy as np
+
+    requests = load.requests
+    answered = [i for i, error in enumerate(requests.error) if error is None]
+    sent = np.array([requests.start_s[i] for i in answered], dtype=float)
+    ended = np.array([requests.end_s[i] or 0.0 for i in answered], dtype=float)
+    return np.sort(sent), np.sort(ended)

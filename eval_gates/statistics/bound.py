@@ -17,7 +17,6 @@ from eval_gates.statistics.gaffke import log_chance_below, lower_bound
 if TYPE_CHECKING:
     from eval_gates.statistics.comparison import FloatArray
 
-METHOD = "Gaffke's bound"
 _SAME = 1e-12  # equal scores can differ by rounding
 _TIE = 1e-9
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from pydantic import model_validator
 
-from eval_gates.chance_baselines import EMPTY, UNRELATED
 from eval_gates.limited_call import grade_all
 from eval_gates.rows import Answer, Asked, Question, Reply
+from eval_gates.statistics.assay_sensitivity import EMPTY, UNRELATED
 from eval_gates.suites.suite_kind import SuiteKind
 from pipeline.core.events import Progress
 from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.chance_baselines import UNRELATED
 from eval_gates.rows import Answer, Asked, Question, mean
+from eval_gates.statistics.assay_sensitivity import UNRELATED
 from eval_gates.suites.generation import GeneratingKind, GeneratingTask, is_unsolved
 from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
 from eval_gates.suites.question_source import QuestionSource, hub_rows

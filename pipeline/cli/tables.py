@@ -165,7 +165,7 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
     print_line(out, begun.append(f": {variant.reason}", style="default"))
     for gate in variant.gates:
         if gate.verdict != "pass" or gate.suspicious:
-            print_line(out, Text(f"  {gate.name}: {gate.words}"))
+            print_line(out, Text(f"  {gate.name}: {gate.reason}"))
 
 
 def floor_lines(report: RunReport) -> list[str]:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from eval_gates.speed.gate_rule import ClaimRule, apply_gate_rate, build_rule
 from eval_gates.speed.load_run import LENGTH_FACTOR
 from eval_gates.speed.report import describe_gate
-from eval_gates.speed.rules import RatioRule
+from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
@@ -441,15 +440,15 @@ def speed_power(
                 workload = apply_gate_rate(claim, load_workload(claim.workload, speed)[0])
             except UsageError:  # it may be a profile's
                 workload = None
-        truths = RATIO if isinstance(rule, RatioRule) else ROOM
+        truths = RATIO if rule.compares else ROOM
         nothing, usual = (_let_in(rule, claim.tier, truth) for truth in truths)
-        loads = rule.blocks * (2 if rule.compares else 1)
-        starts = loads if rule.starts == "fresh" else 1 + rule.compares
+        loads = rule.blocks * len(rule.sides)
+        starts = loads if rule.starts == "fresh" else len(rule.sides)
         minutes = None
         if workload is not None:
             start = START_SECONDS if start_seconds is None else start_seconds
             minutes = (loads * _seconds(workload) + starts * start * (profile is not None)) / 60
-        of = "ratio" if isinstance(rule, RatioRule) else "limit over time"
+        of = "ratio" if rule.compares else "limit over time"
         chance = ", ".join(
             f"{format_chance(each)} at {truth:g}"
             for each, truth in zip((nothing, usual), truths, strict=True)
@@ -478,17 +477,17 @@ def speed_power(
     return tuple(found)
 
 
-def speed_chance(rule: ClaimRule, truth: float) -> Chances:
+def speed_chance(rule: SpeedRule, truth: float) -> Chances:
     """Return a speed gate's chances at a true ratio, or a true limit over its time."""
-    noise = NOISE * (math.sqrt(2) if isinstance(rule, RatioRule) else 2)
+    noise = NOISE * (math.sqrt(2) if rule.compares else 2)
     if rule.starts == "fresh":
         noise *= math.sqrt(2)
-    away = math.log(truth / rule.threshold)
+    away = math.log(truth / rule.min_ratio)
     up, down = (chance_above(s * away, 0.0, noise, rule.blocks, rule.alpha) for s in (1, -1))
     return Chances(up, down)
 
 
-def _let_in(rule: ClaimRule, tier: str, truth: float) -> float:
+def _let_in(rule: SpeedRule, tier: str, truth: float) -> float:
     found = speed_chance(rule, truth)
     return 1 - found.fails if tier == "supporting" else found.passes
 

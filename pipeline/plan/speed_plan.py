@@ -11,15 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval_gates.speed.gate_rule import (
-    ClaimRule,
-    apply_gate_rate,
-    build_rule,
-    expected_requests,
-    max_percentile,
-    send_seconds,
-)
-from eval_gates.speed.invalid_reasons import min_requests
 from eval_gates.speed.load_run import (
     CHARACTERS_PER_REQUEST,
     MAX_CHARACTERS,
@@ -27,7 +18,13 @@ from eval_gates.speed.load_run import (
     MAX_REQUESTS,
     MIN_LOAD_WAVES,
 )
-from eval_gates.speed.screening import ScreeningRule
+from eval_gates.speed.rules import (
+    SpeedRule,
+    apply_gate_rate,
+    build_rule,
+    max_percentile,
+    min_requests,
+)
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
@@ -52,7 +49,7 @@ class SpeedGatePlan:
     name: str  # of the workload
     workload: AnyWorkload
     where: str  # the workload stands, for messages
-    rule: ClaimRule  # that decides
+    rule: SpeedRule  # that decides
 
 
 def find_claims(
@@ -175,7 +172,8 @@ def _check_percentiles(
     percentile = max_percentile(gate.limits)
     if percentile is None:
         return
-    needed, expected = min_requests(percentile), expected_requests(percentile)
+    needed = min_requests(percentile)
+    expected = needed + 4 * math.sqrt(needed)  # hardly any Poisson count is 4 deviations below
     if rate * workload.seconds < expected:
         raise UsageError(
             f"P{percentile} needs {needed} requests a round, and rounds of "
@@ -187,12 +185,16 @@ def _check_percentiles(
         )
 
 
+def _send_seconds(workload: AnyWorkload) -> float:
+    return workload.seconds + 2 * workload.warmup_seconds
+
+
 def _check_size(workload: AnyWorkload, where: str) -> None:
     """Check that a load has at most the maximum number of requests."""
     arrivals = workload.arrivals
     requests = 0.0
     if arrivals.rate is not None:
-        requests = send_seconds(workload) * arrivals.rate
+        requests = _send_seconds(workload) * arrivals.rate
     elif arrivals.concurrency is not None:
         requests = MIN_LOAD_WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
     if requests > MAX_REQUESTS:
@@ -209,9 +211,9 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
     The number of requests at a fixed concurrency is unknown before the measurement.
     """
     rule, rate = claim.rule, claim.workload.arrivals.rate
-    loads = 2 * rule.blocks * (2 if rule.compares else 1)  # with as many repeats
+    loads = 2 * rule.blocks * len(rule.sides)  # with as many repeats
     known = rate if rule.kind == "slo" and rate is not None else 0.0
-    requests = loads * known * send_seconds(claim.workload)
+    requests = loads * known * _send_seconds(claim.workload)
     most = MAX_CHARACTERS // CHARACTERS_PER_REQUEST
     if loads > MAX_LOADS or requests > most:
         raise UsageError(
@@ -275,7 +277,7 @@ class Sides:
     other_weights: tuple[str, ...] = ()
 
     def stage(
-        self, claim: SpeedGatePlan, number: int = 1, screen: ScreeningRule | None = None
+        self, claim: SpeedGatePlan, number: int = 1, screen: SpeedRule | None = None
     ) -> StageSpec:
         """Return the stage that measures the gate.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eval_gates.speed.screening import ScreeningRule
+from eval_gates.speed.rules import SpeedRule
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
@@ -206,8 +206,12 @@ class TuningPlanner:
     def screen(self, arm: TunedArm) -> VariantPlan:
         """Plan a candidate's screening."""
         claim = self.claim(self.policy.alpha)
-        rule = ScreeningRule(
-            repetitions=self.candidates.repetitions, hit_rate=claim.workload.declared_hit_rate
+        rule = SpeedRule(
+            kind="screening",
+            alpha=claim.rule.alpha,
+            blocks=self.candidates.repetitions,
+            hit_rate=claim.workload.declared_hit_rate,
+            starts="once",
         )
         stage = self._sides(arm).stage(replace(claim, gate=SCREENING), screen=rule)
         return self._variant(arm, {f"speed.{SCREENING}": stage})

@@ -16,7 +16,6 @@ from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.serving import Serving
 from pipeline.run.stage_run import StageRunner
 from pipeline.run.work import Copy, Failures, Piece
-from pipeline.serving.serving_spec import ServingSpec
 from pipeline.stages.block import BASELINE, BlockArm, BlockParameters, BlockRuntime
 from pipeline.stages.block.run import Block, block_spec, collect, digest_of, find_blocks
 from pipeline.stages.speed import SPEED
@@ -107,7 +106,7 @@ class Blocks:
         rule = measurement.rule
         wanted = 0
         if rule.needs_more(loads):
-            missing = rule.blocks - len(rule.quiet_blocks(loads))
+            missing = rule.blocks - len(rule.sort(loads).quiet)
             wanted = max(1, min(missing, 2 * rule.blocks - len(taken)))
         return _Gate(variant, spec, arm, wanted)
 
@@ -147,17 +146,14 @@ class Blocks:
         def is_done() -> bool:
             return self._store.find(spec.stage, spec.key) is not None
 
+        arguments = [each.arguments for each in plans.values() if each.arguments is not None]
+        needs = NOTHING  # else what one server needs, the largest of the arms
+        if arguments and self._stages.accelerator is not Accelerator.CUDA:
+            needs = Needs(cores=True)
+        elif arguments:
+            needs = Needs(gpus=max(count_gpus(each.engine_arguments) for each in arguments))
         title = f"measures {first.claim}, block {number + 1}"
-        return Piece(f"block.{spec.key}", title, do, is_done, self._needs(plans.values()))
-
-    def _needs(self, arms: Any) -> Needs:
-        """Return what one server needs, the largest of the arms."""
-        arguments = [each.arguments for each in arms if each.arguments is not None]
-        if not arguments:
-            return NOTHING
-        if self._stages.accelerator is not Accelerator.CUDA:
-            return Needs(cores=True)
-        return Needs(gpus=max(count_gpus(each.engine_arguments) for each in arguments))
+        return Piece(f"block.{spec.key}", title, do, is_done, needs)
 
 
 def measure_blocks(variant: VariantPlan, plan: Plan, stages: StageRunner, serving: Serving) -> None:
@@ -190,7 +186,7 @@ class _Servers:
 
     @contextmanager
     def up(self, arm: str) -> Iterator[dict[str, Any]]:
-        endpoints, model = self.serving.endpoints, self._model(arm)
+        endpoints, model = self.serving.endpoints, self.plans[arm].to_serve
         try:
             yield endpoints.open(model)
             endpoints.check_alive()  # else something else may have answered
@@ -206,9 +202,6 @@ class _Servers:
         if arm == BASELINE or is_ours:
             raise error
         self.give_up(self.plans[arm], error)
-
-    def _model(self, arm: str) -> ServingSpec:
-        return self.plans[arm].to_serve
 
 
 def _measurement(spec: StageSpec) -> BlockParameters:

@@ -19,7 +19,6 @@ from artifacts.evidence.verify import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
-from eval_gates.speed.screening import ScreeningRule
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from pipeline.core.events import Progress
@@ -244,12 +243,12 @@ class TuningRun:
             self._hold(variant)
             spec = variant.stages[f"speed.{SCREENING}"]
             _, loads = self._measured(spec)
-            rule = SPEED.parameters_of(spec).rule
-            assert isinstance(rule, ScreeningRule)
             facts |= {"stage": spec.key, "repetitions": len(loads)}
-            if reasons := rule.invalid_reasons(loads):
+            found = SPEED.parameters_of(spec).rule.evaluate(loads)
+            rate = found.estimate
+            if found.state != "pass" or rate is None:
                 raise ServingError(
-                    f"the load is no measurement: {reasons[0]}",
+                    f"the load is no measurement: {found.why}",
                     where=str(self._stages.store.stage_folder(spec.stage, spec.key)),
                     hint="give the workload other arrivals, more seconds, or another hit_rate",
                 )
@@ -259,7 +258,6 @@ class TuningRun:
             self._stages.progress.note(f"{arm.name}: {error}")
             facts |= {"outcome": "failed", "reason": error.message}
         else:
-            rate = rule.typical_rate(loads)
             first = next((e.output_tokens_per_s for e in self._report.screening), None) or rate
             facts |= {"outcome": "measured", "output_tokens_per_s": rate}
             facts["ratio_to_defaults"] = rate / first

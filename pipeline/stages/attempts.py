@@ -2,15 +2,14 @@
 
 An **attempt** is a set of variants tried together against one baseline under one policy, or a gate
 of theirs measured again. It is recorded before the first answer or load of a candidate is stored.
-The same variants again are the same attempt. Verdict, report and card state how many there were.
-A policy with `attempts: N` gives each alpha / N, and refuses more than N.
+Verdict, report and card state how many there were. `attempts: N` of a policy gives each alpha / N.
 
     STORE/attempts/<baseline>/<number>.json    one file an attempt, never changed or collected
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,9 +28,12 @@ from pipeline.core.untrusted import MAX_RECORD_BYTES, read_regular
 from recipes.policy import Policy
 
 RESTORE = "restore it: without it the number of attempts is not known"
-# Keys of a policy that decide nothing.
-_NOT_CRITERIA = {"name", "summary", "promotion"}
-_NOT_CRITERIA_OF_A_SUITE = {"concurrency", "noise_floor_questions", "sources", "usual"}
+_UNLIKE_CRITERIA = {"concurrency", "noise_floor_questions", "sources", "usual"}
+_NOT_CRITERIA: Any = {
+    **{"name": True, "summary": True, "promotion": True},
+    "suites": {"__all__": _UNLIKE_CRITERIA},
+}
+"""Keys of a policy that decide nothing."""
 
 
 class Trial(Record):
@@ -52,12 +54,8 @@ class Trial(Record):
         return gate_level(self.alpha, self.attempts, len(self.variants))
 
     def is_of(self, other: Trial) -> bool:
-        """Return whether the other trial has these variants under the same criteria."""
-        return (self.baseline, self.variants, self.criteria) == (
-            other.baseline,
-            other.variants,
-            other.criteria,
-        )
+        """Return whether the other trial of the baseline has these variants and criteria."""
+        return (self.variants, self.criteria) == (other.variants, other.criteria)
 
 
 class Attempt(Record):
@@ -122,49 +120,24 @@ def trial_of(baseline: dict[str, str], variants: dict[str, str], policy: Policy)
         baseline=baseline,
         variants=variants,
         policy=policy.name,
-        criteria=digest_json(_criteria(policy)),
+        criteria=digest_json(policy.model_dump(mode="json", exclude=_NOT_CRITERIA)),
         alpha=policy.alpha,
         attempts=policy.attempts,
     )
 
 
-def _criteria(policy: Policy) -> dict[str, Any]:
-    dumped = policy.model_dump(mode="json", exclude=_NOT_CRITERIA)
-    for suite in dumped["suites"].values():
-        for key in _NOT_CRITERIA_OF_A_SUITE:
-            suite.pop(key, None)
-    return dumped
-
-
 class AttemptLedger:
-    """The ledger of a store."""
+    """The ledger of a store. Methods raise StoreError if a record is damaged or gone."""
 
     def __init__(self, store: Store) -> None:
         self._root = store.root
         self._attempts = store.root / "attempts"
 
     def check_allowed(self, trial: Trial) -> None:
-        """Refuse a new trial when the policy's attempts are used up.
-
-        Raises:
-            UsageError: they are.
-            StoreError: a record is damaged or gone.
-        """
+        """Raise UsageError if the trial is new, and the policy's attempts are used up."""
         earlier = self.attempts(trial.baseline)
         if not any(trial.is_of(each.trial) for each in earlier):
             self._refuse_more(trial, earlier)
-
-    def _refuse_more(self, trial: Trial, earlier: Iterable[Attempt]) -> None:
-        if trial.attempts is None:
-            return
-        used = sum(each.trial.attempts is not None for each in earlier)
-        if used >= trial.attempts:
-            raise UsageError(
-                f"the policy '{trial.policy}' allows {trial.attempts} attempts against one "
-                f"baseline, and {used} were made",
-                where=str(self._attempts / _key(trial.baseline)),
-                hint="judge the same variants again, change the baseline, or use another policy",
-            )
 
     def begin(self, counted: Counted, number: int = 1) -> None:
         """Record an attempt durably, before a stage stores results.
@@ -175,9 +148,10 @@ class AttemptLedger:
 
         Raises:
             UsageError: the policy allows no further attempt.
-            StoreError: a record is damaged or gone, or cannot be written.
+            StoreError: it cannot be recorded.
         """
-        trial, gate, key = counted.trial, counted.gate, _key(counted.trial.baseline)
+        trial, gate = counted.trial, counted.gate
+        folder = self._folder(trial.baseline)
         while True:
             earlier = self.attempts(trial.baseline)
             same = [each for each in earlier if trial.is_of(each.trial)]
@@ -194,24 +168,22 @@ class AttemptLedger:
             )
             content = attempt.model_dump_json(indent=1).encode()
             with raise_as(StoreError, "the attempt cannot be recorded", self._attempts):
-                for folder in (self._root, self._attempts, self._attempts / key):
-                    make_folder(folder)
+                for each in (self._root, self._attempts, folder):
+                    make_folder(each)
                 # If two runs begin at the same time, one gets the number.
-                if create_exclusively(self._attempts / key / _name(attempt.number), content):
+                if create_exclusively(folder / f"{attempt.number:06d}.json", content):
                     return
 
     def attempts(self, baseline: dict[str, str]) -> list[Attempt]:
-        """List all attempts against a baseline, in order.
-
-        Raises:
-            StoreError: a record is damaged or gone.
-        """
-        return list(self._list(_key(baseline)))
-
-    def all(self) -> Iterator[Attempt]:
-        """Yield all attempts; raises StoreError as `attempts`."""
-        for key in _names(self._attempts):
-            yield from self._list(key)
+        """List all attempts against a baseline, in order."""
+        found: list[Attempt] = []
+        for path in sorted(self._folder(baseline).glob("[!.]*.json")):
+            message, kinds = "a record of the attempt ledger cannot be read", (OSError, ValueError)
+            with raise_as(StoreError, message, path, RESTORE, errors=kinds):
+                found.append(Attempt.model_validate_json(read_regular(path, MAX_RECORD_BYTES)))
+                if found[-1].number != len(found):
+                    raise ValueError(f"the record of attempt {len(found)} is gone")
+        return found
 
     def history(self, trial: Trial) -> History:
         """Return what was judged against the baseline before this trial, and its number."""
@@ -220,12 +192,11 @@ class AttemptLedger:
         number = own[0] if own else len(earlier) + 1
         before = [each.trial.variants for each in earlier if each.number < number]
         variants = {item for each in before for item in each.items()} - trial.variants.items()
+        latest = {digest_json(each.trial.model_dump()): each.measured for each in earlier}
         return History(
             attempt=number,
             variants=len(variants),
-            measurements=sum(
-                each - 1 for attempt in _latest(earlier) for each in attempt.measured.values()
-            ),
+            measurements=sum(n - 1 for measured in latest.values() for n in measured.values()),
         )
 
     def next_number(
@@ -251,50 +222,15 @@ class AttemptLedger:
         runs = {run for number, run in begun if number == latest}
         return latest if runs & remeasured.runs or not is_over(latest) else latest + 1
 
-    def _list(self, key: str) -> Iterator[Attempt]:
-        names = [name for name in _names(self._attempts / key) if name.endswith(".json")]
-        for number, name in enumerate(names, start=1):
-            attempt = self._read(key, number)
-            if attempt is None or attempt.number != number:
-                raise StoreError(
-                    f"the record of attempt {number} is gone, and {name} is there",
-                    where=str(self._attempts / key / _name(number)),
-                    hint=RESTORE,
-                )
-            yield attempt
+    def _refuse_more(self, trial: Trial, earlier: list[Attempt]) -> None:
+        used = sum(each.trial.attempts is not None for each in earlier)
+        if trial.attempts is not None and used >= trial.attempts:
+            raise UsageError(
+                f"the policy '{trial.policy}' allows {trial.attempts} attempts against one "
+                f"baseline, and {used} were made",
+                where=str(self._folder(trial.baseline)),
+                hint="judge the same variants again, change the baseline, or use another policy",
+            )
 
-    def _read(self, key: str, number: int) -> Attempt | None:
-        path = self._attempts / key / _name(number)
-        with raise_as(
-            StoreError,
-            "a record of the attempt ledger cannot be read",
-            path,
-            RESTORE,
-            errors=(OSError, ValueError),
-        ):
-            try:
-                content = read_regular(path, MAX_RECORD_BYTES)
-            except FileNotFoundError:
-                return None
-            return Attempt.model_validate_json(content)
-
-
-def _latest(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Return the last attempt of each trial."""
-    return list({digest_json(each.trial.model_dump()): each for each in attempts}.values())
-
-
-def _key(baseline: dict[str, str]) -> str:
-    return digest_json(baseline)
-
-
-def _names(folder: Path) -> list[str]:
-    """Return the names in a folder of the ledger, in order, without unfinished files."""
-    try:
-        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _name(number: int) -> str:
-    return f"{number:06d}.json"
+    def _folder(self, baseline: dict[str, str]) -> Path:
+        return self._attempts / digest_json(baseline)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,53 +21,40 @@ VARIABLES = {"PYTHONHASHSEED": "0"}
 PROMPTS = "prompts.jsonl"
 
 
-@dataclass(frozen=True)
-class LoadedServer:
-    """A running server, and what it serves."""
-
-    model: ServedModel
-    endpoint: ServerRuntime
-
-
 def measure_loads(
     context: StageContext[Any, Any],
-    workload: Mapping[str, Any],
-    servers: Mapping[str, LoadedServer],
-    told: Mapping[str, Any],
-    file: str | None,
-    tokenizer: str,
+    servers: Mapping[str, tuple[ServedModel, ServerRuntime]],
+    start: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Have the worker measure on the running servers; return its facts.
 
     Args:
-        workload: with a digest in place of its file.
-        servers: by side.
-        told: the rest of the worker's input.
-        file: of the workload, if it has one.
-        tokenizer: folder.
+        servers: what each side serves, and where.
+        start: see pipeline/workers/speed.py.
 
     Raises:
         ServingError: an endpoint did not answer any request.
     """
-    is_ours = all(each.endpoint.socket is not None for each in servers.values())
-    with _prompts_in_place(context.folder / PROMPTS, workload, file) as placed:
+    parameters, runtime = context.parameters, context.runtime
+    is_ours = all(endpoint.socket is not None for _, endpoint in servers.values())
+    with _prompts_in_place(context.folder / PROMPTS, parameters.workload, runtime.file) as workload:
         spec = {
-            **told,
-            "workload": placed,
+            "name": parameters.name,
+            "workload": workload,
+            "rule": parameters.rule.model_dump(),
+            "start": dict(start),
             "endpoints": {
                 side: {
-                    "url": each.endpoint.url,
-                    "model": each.endpoint.model,
-                    "socket": each.endpoint.socket,
+                    **endpoint.model_dump(include={"url", "model", "socket"}),
                     # The engine of a user's endpoint is unknown; most are vLLM's.
-                    "counters": dict(find_engine(each.model.serving.engine).counters),
+                    "counters": dict(find_engine(served.serving.engine).counters),
                 }
-                for side, each in servers.items()
+                for side, (served, endpoint) in servers.items()
             },
-            "tokenizer": tokenizer,
-            "trust_remote_code": any(each.model.trust_remote_code for each in servers.values()),
+            "tokenizer": runtime.tokenizer,
+            "trust_remote_code": any(served.trust_remote_code for served, _ in servers.values()),
             "on_gpus": is_ours
-            and all(each.model.hardware.accelerator == "cuda" for each in servers.values()),
+            and all(served.hardware.accelerator == "cuda" for served, _ in servers.values()),
         }
         try:
             return context.run_worker(
@@ -80,7 +66,7 @@ def measure_loads(
         except ServingError as error:
             raise ServingError(
                 error.message,
-                where=", ".join(sorted({each.endpoint.server_log for each in servers.values()})),
+                where=", ".join(sorted({each.server_log for _, each in servers.values()})),
                 hint="read the server's log; running the same command again goes on from here",
             ) from error
 
@@ -93,10 +79,10 @@ def _prompts_in_place(
 
     Users' prompts are not evidence: each load's digest identifies them.
     """
+    if workload["kind"] != "requests":
+        yield dict(workload)
+        return
     try:
-        if workload["kind"] != "requests":
-            yield dict(workload)
-            return
         with copy.open("w") as lines:
             for prompt in prompts_of(Path(file or "")):
                 lines.write(json.dumps({"prompt": prompt}) + "\n")

@@ -162,10 +162,12 @@ def test_both_variants_are_judged_on_every_suite_and_their_speed(demo: Demo) -> 
             assert 0 <= gate["p_value"] <= 1
             if gate["tier"] == "critical":
                 assert gate["verdict"] != "undecided", gate["reason"]
-                assert all(each["p_value"] <= 0.025 for each in gate["chance_baselines"])
+                assert "insensitive" not in gate["reason"]
         (speed,) = (gate for gate in variant["gates"] if gate["kind"] == "speed")
         if any(gate["verdict"] == "fail" for gate in gates):
-            assert speed["words"].startswith("not measured")  # who has failed is not put under load
+            assert speed["reason"].startswith(
+                "not measured"
+            )  # who has failed is not put under load
         else:
             assert speed["verdict"] == "pass", speed["reason"]
             assert 0.02 < speed["lower"] < speed["estimate"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from answering_socket import answering
 
-from eval_gates.speed.rules import RatioRule
+from eval_gates.speed.rules import SpeedRule
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -35,7 +35,7 @@ pytestmark = [
 SMALL = RandomWorkload(
     kind="random", input_tokens=16, output_tokens=4, seconds=1, arrivals=Arrivals(concurrency=2)
 )
-RULE = RatioRule(min_ratio=0.5, alpha=0.05, blocks=2)
+RULE = SpeedRule(kind="ratio", min_ratio=0.5, alpha=0.05, blocks=2)
 
 
 class Answering:

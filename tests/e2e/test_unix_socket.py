@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from answering_socket import answering
 
-from eval_gates.speed.invalid_reasons import count_drafts
+from eval_gates.spec_decode_counters import counts_between
 from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
@@ -71,14 +71,8 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     spec = {
         "name": "few",
         "workload": workload.model_dump(),
-        "start": {
-            "side": "candidate",
-            "block": 0,
-            "server_run": 0,
-            "order": 0,
-            "seed": 7,
-            "look": 6,
-        },
+        "rule": {"kind": "slo", "alpha": 0.05, "blocks": 1, "limits": {"ttft_ms_p50": 1e4}},
+        "start": {"side": "candidate", "block": 0, "server_run": 0, "order": 0, "seed": 7},
         "endpoints": {"candidate": endpoint},
         **{"tokenizer": str(demo_model), "trust_remote_code": False, "on_gpus": False},
     }
@@ -97,6 +91,8 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     assert answer["ok"], (answer, ran.stdout[-2000:])
     (load,) = read_loads(output / LOADS)
     assert set(load.requests.error) == {None}
-    drafted = count_drafts(load)
+    assert load.before is not None
+    assert load.after is not None
+    drafted = counts_between(load.before.model_dump(), load.after.model_dump())
     assert drafted is not None
-    assert drafted.drafts == drafted.accepted_tokens >= len(load.requests)
+    assert drafted["drafts"] == drafted["accepted_tokens"] >= len(load.requests)

@@ -18,7 +18,7 @@ from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from eval_gates.answer_log import AnswerLog, Rows
-from eval_gates.speed.load_log import LoadLog
+from eval_gates.speed.load_run import LoadLog
 from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
@@ -177,8 +177,8 @@ class PretendContext(StageContext[Any, Any]):
         workload = worker_spec["workload"]
         at_once = workload["arrivals"]["concurrency"]
         models = self.models
-        if start := worker_spec.get("start"):  # of a block, which has several variants
-            (variants[start["side"]],) = models.open_now
+        if side := worker_spec["start"].get("side"):  # of a block, which has several variants
+            (variants[side],) = models.open_now
         assert models.open_now == {variants[side] for side in worker_spec["endpoints"]}
 
         def measure(side: str, requests: int, seed: int, at: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.decision import Decision, Scores, decide
-from eval_gates.statistics.looks import Finding, find
+from eval_gates.statistics.decision import Scores
+from eval_gates.statistics.looks import Finding
 
 ALPHA = 0.05
 POINTS = Comparison.points(0.02)
@@ -33,19 +33,8 @@ def finding(state: str, **changes: Any) -> Finding:
 
 
 def scores(baseline: float = 0.6, candidate: float = 0.6, **changes: Any) -> Scores:
-    return Scores(**{"flips": 0.02, **changes, "baseline": baseline, "candidate": candidate})
-
-
-def judged(before: list[float], after: list[float], comparison: Comparison) -> Decision:
-    """By the looks at these answers."""
-    found = find(before, after, comparison, ALPHA, len(before))
-    return decide(found, scores_of(before[: found.n], after[: found.n]))
-
-
-def scores_of(before: list[float], after: list[float]) -> Scores:
-    n = len(before)
-    flips = sum(a != b for a, b in zip(after, before, strict=True)) / n
-    return Scores(sum(before) / n, sum(after) / n, flips)
+    fields = {"flips": 0.02, "full_baseline": baseline, **changes}
+    return Scores(baseline=baseline, candidate=candidate, **fields)
 
 
 def binary(n: int, lost: int, gained: int, right: int | None = None) -> tuple[Any, Any]:

@@ -24,6 +24,9 @@ RESULTS: dict[str, dict[str, Any]] = {
     "check_weights": {"weights_digest": "d"},
     "screen": {"nats": 1.0, "engine_version": "0.32.0"},
     "evaluate": {"metric": "acc", "n": 8, "answers_digest": "d"},
-    "speed": {"units": 6, "state": "pass", "seed": 1, "loads_digest": "d"},
+    "speed": {
+        **{"units": 6, "state": "pass", "seed": 1, "loads_digest": "d"},
+        **{"server_runs": 1, "arms": ["candidate"], "arm": "candidate"},
+    },
     "judge": {"verdict": "pass", "reason": "all passed", "history": {}, "gates": []},
 }

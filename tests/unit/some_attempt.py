@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.stages.attempts import Trial
+from pipeline.core.store import Store
+from pipeline.stages.attempts import Attempt, Trial
 
 
 def some_trial(**changes: Any) -> Trial:
@@ -17,3 +18,9 @@ def some_trial(**changes: Any) -> Trial:
         "alpha": 0.05,
     }
     return Trial.model_validate({**usual, **changes})
+
+
+def attempts_in(store: Store) -> list[Attempt]:
+    """All attempts of a store."""
+    files = sorted((store.root / "attempts").glob("*/*.json"))
+    return [Attempt.model_validate_json(file.read_bytes()) for file in files]

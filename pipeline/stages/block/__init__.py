@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from eval_gates.speed.gate_rule import WORKLOAD, ClaimRule
+from eval_gates.speed.rules import SpeedRule
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.core.stage_record import StageReference
@@ -24,8 +24,8 @@ class BlockParameters(Record):
     """The measurement, and the number of one of its blocks."""
 
     name: str = Field(description="of the workload")
-    workload: dict[str, Any] = Field(description=WORKLOAD)
-    rule: ClaimRule = Field(discriminator="kind", description="that decides")
+    workload: dict[str, Any] = Field(description="with a digest in place of its file")
+    rule: SpeedRule = Field(description="that decides")
     baseline: ServedModel
     trial: Trial = Field(description="the variants that are judged together")
     environment: str = Field("", description="identity of the load generator's")
@@ -74,4 +74,4 @@ class BlockResult(Record):
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-BLOCK = Stage("block", 1, BlockParameters, BlockRuntime, BlockResult)
+BLOCK = Stage("block", 2, BlockParameters, BlockRuntime, BlockResult)

@@ -11,30 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from eval_gates.speed.load_log import LoadLog
-from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
-from eval_gates.speed.rules import RatioRule
-from eval_gates.speed.server_runs import draw_block
+from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog, LoadRun, read_loads
+from eval_gates.speed.schedule import draw_block
 from pipeline.core.digest import digest_bytes, digest_json
-from pipeline.core.errors import PrepareError, StoreError
-from pipeline.core.record import Record
+from pipeline.core.errors import PrepareError, StoreError, raise_as
 from pipeline.core.stage_record import StageReference, StageSpec
-from pipeline.core.store import Store, write_atomically
+from pipeline.core.store import Store
 from pipeline.serving.served_model import ServerRuntime
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.block import BASELINE, BLOCK, BlockParameters, BlockResult, BlockRuntime
 from pipeline.stages.context import StageContext
-from pipeline.stages.load_worker import LoadedServer, measure_loads
+from pipeline.stages.load_worker import measure_loads
 
-STARTS = "starts.json"
-RESUMED = (STARTS,)
+RESUMED = (IN_PROGRESS,)  # how often the block was begun
 Context = StageContext[BlockParameters, BlockRuntime]
-
-
-class _Starts(Record):
-    begun: int = Field(0, description="how often the block was begun")
 
 
 def run(context: Context) -> BlockResult:
@@ -46,37 +36,37 @@ def run(context: Context) -> BlockResult:
     parameters, runtime = context.parameters, context.runtime
     assert context.servers is not None
     assert runtime.arms.keys() <= set(parameters.arms)
-    starts = _count_start(context.folder / STARTS)
-    seed = seed_of(parameters)
-    order, traffic = draw_block(seed, parameters.number, starts - 1, parameters.arms)
+    log = LoadLog(context.folder)
+    begun = log.start(log.open({}, seed_of(parameters)), 0)
+    before = begun.starts - 1
+    order, traffic = draw_block(begun.seed, parameters.number, before, parameters.arms)
     if runtime.counted is not None:
         AttemptLedger(context.store).begin(runtime.counted, parameters.measurement)
-    book = LoadLog(context.folder)
-    book.cut(0)
     measured: dict[str, str] = {}
     facts: dict[str, Any] = {}
     for arm in order:
         if arm not in runtime.arms:
             continue
+        side = BASELINE if arm == BASELINE else "candidate"
         start = {
-            "side": BASELINE if arm == BASELINE else "candidate",
-            **{"block": parameters.number, "server_run": starts - 1, "order": len(measured)},
-            **{"seed": traffic, "look": traffic ^ 1},
+            **{"side": side, "block": parameters.number, "server_run": before},
+            **{"order": len(measured), "seed": traffic},
         }
         context.advance(f"speed {parameters.name}, block {parameters.number}", len(measured), None)
         try:
             with context.servers.up(arm) as endpoint:
-                facts = _measure(context, arm, ServerRuntime.model_validate(endpoint), start)
+                server = (runtime.arms[arm].served, ServerRuntime.model_validate(endpoint))
+                facts = measure_loads(context, {side: server}, start)
         except PrepareError as error:
             context.servers.leave(arm, error)
-            book.cut(len(measured))
+            log.cut(len(measured))
             continue
         measured[arm] = digest_of(runtime.arms[arm].screen, context.store)
     return BlockResult(
         **facts,
         arms=measured,
-        seed=seed,
-        starts=starts,
+        seed=begun.seed,
+        starts=begun.starts,
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
     )
 
@@ -98,26 +88,6 @@ def digest_of(screen: StageReference, store: Store) -> str:
         folder = store.stage_folder(screen.stage, screen.key)
         raise StoreError("a stage that a load depends on is gone", where=str(folder))
     return digest_json([screen.key, record.result])
-
-
-def _count_start(file: Path) -> int:
-    """Return how often the block was begun, this time included."""
-    begun = 1
-    if file.exists():
-        begun += _Starts.model_validate_json(file.read_bytes()).begun
-    write_atomically(file, _Starts(begun=begun).model_dump_json())
-    return begun
-
-
-def _measure(
-    context: Context, arm: str, endpoint: ServerRuntime, start: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Have the worker measure the load of one start."""
-    parameters, runtime = context.parameters, context.runtime
-    server = LoadedServer(runtime.arms[arm].served, endpoint)
-    told = {"name": parameters.name, "rule": parameters.rule.model_dump(), "start": dict(start)}
-    files = (runtime.file, runtime.tokenizer)
-    return measure_loads(context, parameters.workload, {str(start["side"]): server}, told, *files)
 
 
 @dataclass(frozen=True)
@@ -146,15 +116,10 @@ def find_blocks(
         spec = block_spec(measurement, number, BlockRuntime(), store.root)
         if spec.key not in known and (record := store.find(spec.stage, spec.key)) is not None:
             file = store.stage_folder(spec.stage, spec.key) / LOADS
-            try:
+            hint, kinds = "delete the block's folder to measure it again", (OSError, ValueError)
+            with raise_as(StoreError, "loads cannot be read", file, hint, errors=kinds):
                 loads = read_loads(file)
-            except (OSError, ValueError) as error:
-                hint = "delete the block's folder to have it measured again"
-                raise StoreError(
-                    f"recorded loads cannot be read: {error}", where=str(file), hint=hint
-                ) from error
-            found = Block(number, BLOCK.result_of(record), loads, record.seconds)
-            known[spec.key] = found
+            known[spec.key] = Block(number, BLOCK.result_of(record), loads, record.seconds)
         if spec.key in known:
             missed = 0
             yield known[spec.key]
@@ -181,7 +146,7 @@ def collect(
         blocks: by number.
     """
     rule = measurement.rule
-    arms = [variant, *([BASELINE] if isinstance(rule, RatioRule) else [])]
+    arms = [variant, *([BASELINE] if rule.compares else [])]
     taken, loads = [], list[LoadRun]()
     for block in blocks:
         if not rule.needs_more(loads):

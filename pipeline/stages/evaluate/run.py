@@ -4,7 +4,7 @@ The baseline answers the whole list. A variant stops at the first planned look t
 against the baseline's answers. Answers are appended to the store's answer log of this served model
 and suite, so another margin or a longer list begins with them.
 
-An insensitive gate (eval_gates/chance_baselines.py) can only fail.
+An insensitive gate (eval_gates/statistics/assay_sensitivity.py) can only fail.
 
 `answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score (0 to
 1) and the fields of the suite.
@@ -18,8 +18,8 @@ from typing import Any
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers
-from eval_gates.chance_baselines import check_sensitivities
 from eval_gates.clusters import labels_of
+from eval_gates.statistics.assay_sensitivity import check_sensitivities
 from eval_gates.stopping import BATCH, StoppingPlan, StoppingRule
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import for_worker, kind_of

@@ -6,7 +6,7 @@ of that policy, and to the first of the same questions, in their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from eval_gates.clusters import labels_of, whole_end
@@ -56,18 +56,18 @@ def find_faults(
         yield f"the trial is of {', '.join(sorted(trial.variants))}, not of {parameters.recipe}"
     records = {role: record(role) for role in inputs}
     yield from find_mixed_sides(inputs, records)
+    yield from find_other_forms(policy.suites, record)
     claims = {ROLE + claim.name for claim in policy.claims_on(parameters.accelerator)}
     for role, found in records.items():
         side, _, suite = role.partition(".")
+        served: Mapping[str, ServedModel] = {}
         if found.stage == SPEED.name:
-            loaded = SPEED.parameters_of(found)
+            served = SPEED.parameters_of(found).sides
             if role not in claims:
                 yield f"{role}: the policy makes no such claim"
-            for name, served in loaded.sides.items():
-                yield from find_served_otherwise(role, name, served, parameters.profile)
         elif found.stage == EVALUATE.name:
             asked = EVALUATE.parameters_of(found)
-            yield from find_served_otherwise(role, side, asked, parameters.profile)
+            served = {side: asked}
             if side == "candidate" and asked.rule != parameters.gates[suite]:
                 yield f"{role}: asked by another rule than it is judged by"
             yield from find_other_questions(
@@ -75,6 +75,17 @@ def find_faults(
             )
         elif found.stage == QUESTIONS.name:
             yield from find_wrong_counts(role, found, questions(role))
+        for name, each in served.items():
+            yield from find_served_otherwise(role, name, each, parameters.profile)
+
+
+def find_other_forms(suites: Iterable[str], record: Find) -> Iterator[str]:
+    """Yield suites whose sides were not asked in one form: text completions or chat."""
+    for name in suites:
+        sides = [EVALUATE.parameters_of(record(f"{side}.{name}")) for side in SIDES]
+        forms = [each.endpoint.chat if each.endpoint is not None else None for each in sides]
+        if forms[0] != forms[1]:
+            yield f"{name}: the sides were asked in different forms"
 
 
 def find_mixed_sides(inputs: Inputs, records: Mapping[str, StageRecord]) -> Iterator[str]:
@@ -116,7 +127,11 @@ def find_other_questions(
     role: str, record: StageRecord, answers: Rows, questions: Rows
 ) -> Iterator[str]:
     """Yield where answers are not those to the first of the questions, all that were planned."""
-    if [_identity(row) for row in answers] != [_identity(row) for row in questions[: len(answers)]]:
+    theirs, ours = (
+        [(row.get("id"), row.get("cluster")) for row in rows]
+        for rows in (answers, questions[: len(answers)])
+    )
+    if theirs != ours:
         yield f"{role}: its answers are not those to the first of the questions"
     parameters, result = EVALUATE.parameters_of(record), EVALUATE.result_of(record)
     if result.n != len(answers):
@@ -142,7 +157,3 @@ def find_wrong_counts(role: str, record: StageRecord, questions: Rows) -> Iterat
     least = kind_of(suite).guessing
     if least and not least <= told.guessing <= 1:
         yield f"{role}: its record says that guessing scores {told.guessing}"
-
-
-def _identity(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    return row.get("id"), row.get("cluster")

@@ -6,33 +6,29 @@ gates follow from the policy, the profile and the trial.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS
-from eval_gates.cost import CostResult, cost_rule_of, judge_cost
+from eval_gates.cost import cost_rule_of, judge_cost
 from eval_gates.gate_result import GateResult
-from eval_gates.spec_decode_stats import SpecDecodeStats
-from eval_gates.speed.gate_rule import apply_gate_rate, build_rule
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
+from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.verdicts import judge_suite, overall
-from pipeline.core.errors import EvidenceError
+from pipeline.core.errors import EvidenceError, raise_as
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.core.untrusted import UntrustedLinesError, read_flat_rows
 from pipeline.stages.attempts import History
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JudgeParameters, JudgeResult
-from pipeline.stages.judge.consistency import find_faults
+from pipeline.stages.judge.consistency import SIDES, find_faults
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import ROLE, SPEED
 from recipes.speed import SpeedGate
 from recipes.workload import read_pinned, without_place
-
-Record = Callable[[str], StageRecord]
-Loads = Callable[[str], list[LoadRun]]
 
 
 class StageInputs:
@@ -69,19 +65,15 @@ class StageInputs:
 
     def loads(self, role: str) -> list[LoadRun]:
         """Return a stage's loads in the order of measuring."""
-        path = self._path(role, LOADS)
-        try:
+        path, kinds = self._path(role, LOADS), (OSError, ValueError)
+        with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
             return read_loads(path)
-        except (OSError, ValueError) as error:
-            raise _unreadable(path, error) from error
 
     def _read_rows(self, role: str, name: str) -> list[dict[str, Any]]:
-        path = self._path(role, name)
+        path, kinds = self._path(role, name), (OSError, UntrustedLinesError)
         if path not in self._rows:
-            try:
+            with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
                 self._rows[path] = list(read_flat_rows(path))
-            except (OSError, UntrustedLinesError) as error:
-                raise _unreadable(path, error) from error
         return self._rows[path]
 
     def _path(self, role: str, name: str) -> Path:
@@ -103,28 +95,39 @@ def judge_evidence(
         ValueError: the evidence does not belong together.
         EvidenceError, StoreError: see `StageInputs`.
     """
-    policy, record, answers = parameters.policy, inputs.record, inputs.answers
-    roles = set(inputs.references)
-    check_asked_alike(policy.suites, record)
-    mismatches = find_faults(parameters, inputs.references, record, answers, inputs.questions)
+    policy, rules, answers = parameters.policy, parameters.gates, inputs.answers
+    mismatches = find_faults(
+        parameters, inputs.references, inputs.record, answers, inputs.questions
+    )
     if found := list(mismatches):
         raise ValueError("; ".join(found))
-    questions = {name: ASKED.result_of(record(f"questions.{name}")) for name in policy.suites}
-    gates: list[GateResult] = [
-        judge_suite(
-            name,
-            suite,
-            parameters.gates[name],
-            metric=EVALUATE.result_of(record(f"candidate.{name}")).metric,
-            baseline=answers(f"baseline.{name}"),
-            candidate=answers(f"candidate.{name}"),
-            again=answers(f"again.{name}") if f"again.{name}" in roles else [],
-            guessing=questions[name].guessing,
+    gates: list[GateResult] = []
+    drafted = {}
+    for name, suite in policy.suites.items():
+        result = EVALUATE.result_of(inputs.record(f"candidate.{name}"))
+        again = f"again.{name}"
+        gates.append(
+            judge_suite(
+                name,
+                suite,
+                rules[name],
+                metric=result.metric,
+                baseline=answers(f"baseline.{name}"),
+                candidate=answers(f"candidate.{name}"),
+                again=answers(again) if again in inputs.references else [],
+                guessing=ASKED.result_of(inputs.record(f"questions.{name}")).guessing,
+            )
         )
-        for name, suite in policy.suites.items()
-    ]
-    gates += speed_of(parameters, roles, record, inputs.loads)
-    gates += cost_of(parameters, inputs)
+        if result.spec_decode is not None:
+            drafted[name] = result.spec_decode
+    gates += speed_of(parameters, inputs)
+    cost = policy.cost
+    for name in cost.suites if cost is not None else ():
+        assert cost is not None
+        asked = EVALUATE.parameters_of(inputs.record(f"candidate.{name}"))
+        alpha, longest = rules[name].alpha, asked.max_length
+        rule = cost_rule_of(cost, asked.suite, parameters.family, alpha, longest)
+        gates.append(judge_cost(name, rule, *(answers(f"{s}.{name}") for s in SIDES)))
     verdict, reason, p_value = overall(gates)
     return JudgeResult(
         verdict=verdict,
@@ -132,65 +135,33 @@ def judge_evidence(
         p_value=p_value,
         history=history,
         gates=gates,
-        spec_decode=drafted_by(policy.suites, record),
+        spec_decode=drafted,
     )
 
 
-def check_asked_alike(suites: Iterable[str], record: Record) -> None:
-    """Raise ValueError unless both sides were asked in one form: text completions or chat."""
-    for name in suites:
-        sides = [EVALUATE.parameters_of(record(f"{s}.{name}")) for s in ("baseline", "candidate")]
-        forms = [each.endpoint.chat if each.endpoint is not None else None for each in sides]
-        if forms[0] != forms[1]:
-            raise ValueError(f"{name}: the sides were asked in different forms")
-
-
-def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeStats]:
-    """Return what the variant's engine counted of speculative decoding, by suite."""
-    found = {name: EVALUATE.result_of(record(f"candidate.{name}")).spec_decode for name in suites}
-    return {name: drafted for name, drafted in found.items() if drafted is not None}
-
-
-def cost_of(parameters: JudgeParameters, inputs: StageInputs) -> list[CostResult]:
-    """Return a report for each suite of the policy's gate on tokens per solved task."""
-    cost, reports = parameters.policy.cost, []
-    for name in cost.suites if cost is not None else ():
-        assert cost is not None
-        asked = EVALUATE.parameters_of(inputs.record(f"candidate.{name}"))
-        alpha = parameters.gates[name].alpha
-        rule = cost_rule_of(cost, asked.suite, parameters.family, alpha, asked.max_length)
-        answers = (inputs.answers(f"{side}.{name}") for side in ("baseline", "candidate"))
-        reports.append(judge_cost(name, rule, *answers))
-    return reports
-
-
-def speed_of(
-    parameters: JudgeParameters, roles: set[str], record: Record, loads: Loads
-) -> list[SpeedGateResult]:
-    """Return a report for each speed gate of the policy; one that was not measured is undecided.
+def speed_of(parameters: JudgeParameters, inputs: StageInputs) -> Iterable[SpeedGateResult]:
+    """Yield a report for each speed gate of the policy; one that was not measured is undecided.
 
     Raises:
         ValueError: a gate was measured by another rule than the policy's.
     """
-    reports = []
     for claim in parameters.policy.claims_on(parameters.accelerator):
         role = ROLE + claim.name
-        rule = rule_of(parameters, claim, record(role) if role in roles else None)
-        reports.append(
-            decide_speed_gate(
-                claim.name,
-                rule,
-                workload=claim.workload,
-                tier=claim.tier,
-                loads=loads(role) if role in roles else [],
-                at=claim.at,
-                note=parameters.profile.speed_note if parameters.profile is not None else None,
-            )
+        is_measured = role in inputs.references
+        yield decide_speed_gate(
+            claim.name,
+            rule_of(parameters, claim, inputs.record(role) if is_measured else None),
+            workload=claim.workload,
+            tier=claim.tier,
+            loads=inputs.loads(role) if is_measured else [],
+            at=claim.at,
+            note=parameters.profile.speed_note if parameters.profile is not None else None,
         )
-    return reports
 
 
-def rule_of(parameters: JudgeParameters, claim: SpeedGate, measured: StageRecord | None) -> Any:
+def rule_of(
+    parameters: JudgeParameters, claim: SpeedGate, measured: StageRecord | None
+) -> SpeedRule:
     """Return the rule of a speed gate.
 
     Args:
@@ -209,15 +180,7 @@ def rule_of(parameters: JudgeParameters, claim: SpeedGate, measured: StageRecord
     known = own[claim.workload] if claim.workload in own else read_pinned(loaded.workload)
     workload = apply_gate_rate(claim, known)
     rule = build_rule(claim, level, accelerator, workload, profile)
-    if (loaded.name, loaded.workload, loaded.rule) != (
-        claim.workload,
-        without_place(workload),
-        rule,
-    ):
+    wanted = (claim.workload, without_place(workload), rule)
+    if (loaded.name, loaded.workload, loaded.rule) != wanted:
         raise ValueError(f"{ROLE}{claim.name}: measured by another rule than the policy's")
     return rule
-
-
-def _unreadable(path: Path, error: Exception) -> EvidenceError:
-    why = getattr(error, "strerror", None) or error
-    return EvidenceError(f"a file is gone or damaged: {why}", where=str(path))

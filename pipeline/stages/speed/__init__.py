@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from eval_gates.speed.gate_rule import WORKLOAD, AnyRule, SpeedGateRule
+from eval_gates.speed.rules import SpeedRule
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.serving.served_model import ServedModel, ServerRuntime
@@ -21,8 +21,8 @@ class SpeedParameters(Record):
     """The sides to measure, and the stopping rule."""
 
     name: str = Field(description="of the workload")
-    workload: dict[str, Any] = Field(description=WORKLOAD)
-    rule: AnyRule = Field(description="that decides")
+    workload: dict[str, Any] = Field(description="with a digest in place of its file")
+    rule: SpeedRule = Field(description="that decides")
     sides: dict[str, ServedModel] = Field(description="candidate, and baseline where it compares")
     environment: str = Field("", description="identity of the load generator's")
     machine: str = Field("", description="speeds of two machines are not compared")
@@ -40,17 +40,6 @@ class SpeedParameters(Record):
     def is_fresh(self) -> bool:
         """Whether each load has a new server start, and the stages `block` measure."""
         return self.rule.starts == "fresh"
-
-    @property
-    def decided_by(self) -> SpeedGateRule:
-        """Return the rule for the verdict.
-
-        Raises:
-            ValidationError: it is a screening, which decides nothing.
-        """
-        return SpeedGateRule.model_validate(
-            {"name": self.name, "workload": self.workload, "rule": self.rule}
-        )
 
 
 class SpeedRuntime(WorkerRuntime):
@@ -72,14 +61,13 @@ class SpeedResult(Record):
     state: str
     seed: int = Field(description="that traffic was drawn with")
     server_runs: int = Field(
-        1,
         description="of the servers, that were begun; of one that ended too soon what was whole "
         "is kept. With fresh starts, number of blocks that were begun",
     )
-    arms: list[str] = Field([], description="with fresh starts: among which the order is drawn")
-    arm: str = Field("", description="the candidate's name among them")
+    arms: list[str] = Field(description="among which the order is drawn")
+    arm: str = Field(description="the candidate's name among them")
     loads_digest: str
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-SPEED = Stage("speed", 3, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 4, SpeedParameters, SpeedRuntime, SpeedResult)

@@ -44,7 +44,7 @@ class TestLooks:
         found = stopping.decided(asked)
         assert found is not None
         assert report.verdict == found.state == "pass"
-        assert (report.n, report.planned, report.look, report.looks) == (len(asked), 4000, 1, 3)
+        assert (report.n, report.planned, report.look) == (len(asked), 4000, 1)
 
     def test_later_answers_do_not_change_it(self) -> None:
         before, after = flipped(2000, 4, 4, 1500)
@@ -122,7 +122,6 @@ class TestBlind:
             row["unrelated"] = draw.uniform(0.0, 0.2)
         report = judged_rows(before, after, suite, family=family)
         assert report.verdict in ("fail", "undecided")
-        assert report.chance_baselines[1].score == pytest.approx(0.1, abs=0.01)
 
     @pytest.mark.parametrize(
         "margin",

@@ -25,50 +25,24 @@ def fast(verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01) -> li
 
 class TestOverall:
     @pytest.mark.parametrize(
-        ("mmlu", "rouge", "speed", "verdict", "words"),
+        ("mmlu", "rouge", "tier", "words"),
         [
-            ("pass", "pass", "pass", "pass", "all 3 gates passed"),
-            ("pass", "undecided", "pass", "undecided", "rouge could not be decided"),
-            ("fail", "undecided", "pass", "fail", "mmlu failed"),
-            ("undecided", "fail", "pass", "fail", "rouge failed"),
-            ("undecided", "undecided", "fail", "fail", "speed ratio.chat failed"),
-            ("fail", "fail", "fail", "fail", "mmlu, rouge, speed ratio.chat failed"),
-            ("pass", "pass", "fail", "fail", "speed ratio.chat failed"),
-        ],
-    )
-    def test_fail_beats_undecided_beats_pass(
-        self, mmlu: Verdict, rouge: Verdict, speed: Verdict, verdict: Verdict, words: str
-    ) -> None:
-        gates = [gate("mmlu", mmlu), gate("rouge", rouge)]
-        assert overall([*gates, *fast(speed)]) == (verdict, words, 0.01)
-
-    @pytest.mark.parametrize(
-        ("tier", "rouge", "verdict", "words"),
-        [
-            ("critical", "pass", "pass", "all 2 gates passed"),
-            ("critical", "undecided", "undecided", "rouge could not be decided"),
-            ("critical", "fail", "fail", "rouge failed"),
-            ("supporting", "pass", "pass", "all 2 gates passed"),
+            ("pass", "pass", "critical", "all 3 gates passed"),
+            ("fail", "undecided", "critical", "mmlu failed"),
+            ("fail", "fail", "critical", "mmlu, rouge failed"),
+            ("pass", "undecided", "critical", "rouge could not be decided"),
             (
+                "pass",
+                "undecided",
                 "supporting",
-                "undecided",
-                "pass",
-                "1 of 2 gates passed (rouge, supporting, could not be decided)",
+                "2 of 3 gates passed (rouge, supporting, could not be decided)",
             ),
-            ("supporting", "fail", "fail", "rouge failed"),
-            ("advisory", "pass", "pass", "all 2 gates passed"),
-            (
-                "advisory",
-                "undecided",
-                "pass",
-                "1 of 2 gates passed (rouge, advisory, could not be decided)",
-            ),
-            ("advisory", "fail", "pass", "1 of 2 gates passed (rouge, advisory, failed)"),
         ],
     )
-    def test_tiers(self, tier: Tier, rouge: Verdict, verdict: Verdict, words: str) -> None:
-        gates = [gate("mmlu", "pass"), gate("rouge", rouge, tier)]
-        assert overall(gates)[:2] == (verdict, words)
+    def test_the_reason_names_the_gates(
+        self, mmlu: Verdict, rouge: Verdict, tier: Tier, words: str
+    ) -> None:
+        assert overall([gate("mmlu", mmlu), gate("rouge", rouge, tier), *fast("pass")])[1] == words
 
     @pytest.mark.parametrize(("tier", "verdict"), [("critical", "fail"), ("advisory", "pass")])
     def test_the_claims_tier(self, tier: Tier, verdict: Verdict) -> None:

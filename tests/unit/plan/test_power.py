@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from listener import Listener
 
-from eval_gates.speed.rules import LimitRule, RatioRule
+from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import find
 from pipeline.core.errors import UsageError
@@ -151,7 +151,9 @@ def test_chances_are_not_rounded_to_certainty() -> None:
 class TestSpeed:
     def test_more_blocks_and_a_faster_variant_pass_more_often(self) -> None:
         def passes(blocks: int, starts: str = "fresh") -> list[float]:
-            rule = RatioRule(min_ratio=0.95, alpha=0.025, blocks=blocks, starts=starts)
+            rule = SpeedRule(
+                kind="ratio", min_ratio=0.95, alpha=0.025, blocks=blocks, starts=starts
+            )
             return [speed_chance(rule, truth).passes for truth in (1.0, 1.05, 1.1)]
 
         five, eight, once = passes(5), passes(8), passes(5, "once")
@@ -161,9 +163,9 @@ class TestSpeed:
         assert five == pytest.approx([0.59, 0.98, 1.0], abs=0.03)
 
     def test_at_the_threshold_it_errs_as_often_as_its_level(self) -> None:
-        at = speed_chance(RatioRule(min_ratio=1.0, alpha=0.025, blocks=5), 1.0)
+        at = speed_chance(SpeedRule(kind="ratio", min_ratio=1.0, alpha=0.025, blocks=5), 1.0)
         assert (at.passes, at.fails) == (pytest.approx(0.025), pytest.approx(0.025))
-        limit = LimitRule(limits={"ttft_ms_p95": 800}, alpha=0.025, blocks=6)
+        limit = SpeedRule(kind="slo", limits={"ttft_ms_p95": 800}, alpha=0.025, blocks=6)
         assert speed_chance(limit, 1.05).passes < speed_chance(limit, 1.25).passes
 
     def test_a_gate_says_what_it_takes(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from loose_stage import stage_spec
 from some_attempt import some_trial
 
-from eval_gates.speed.rules import LimitRule, RatioRule
+from eval_gates.speed.rules import SpeedRule
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.speed_plan import (
@@ -49,10 +49,9 @@ def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
     assert [claim.gate for claim in claims] == ["ratio.chat", "ratio.support", "slo.0"]
     chat, support, slo = claims
     assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
-    assert chat.rule == RatioRule(min_ratio=0.5, alpha=0.01, blocks=5, hit_rate=0.0, starts="once")
-    assert slo.rule == LimitRule(
-        limits={"ttft_ms_p95": 800.0}, alpha=0.01, blocks=6, hit_rate=0.0, starts="once"
-    )
+    common: dict[str, Any] = {"alpha": 0.01, "hit_rate": 0.0, "starts": "once"}
+    assert chat.rule == SpeedRule(kind="ratio", min_ratio=0.5, blocks=5, **common)
+    assert slo.rule == SpeedRule(kind="slo", limits={"ttft_ms_p95": 800.0}, blocks=6, **common)
     assert support.rule.hit_rate == 0.88
     assert slo.workload.arrivals.rate == 2.0
     assert [claim.rule.compares for claim in claims] == [True, True, False]

@@ -26,7 +26,7 @@ from pipeline.plan.generation_settings import resolve_generation
 from pipeline.run.gate import GateRequest, check_policy, model_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.evaluate import EvaluateParameters
-from pipeline.stages.judge.verdict import check_asked_alike
+from pipeline.stages.judge.consistency import find_other_forms
 from pipeline.workers import evaluate
 from recipes.catalog import load_policy
 from recipes.generation import Sampling
@@ -261,6 +261,9 @@ def test_a_verdict_on_sides_of_different_forms_is_refused() -> None:
 
         return record
 
-    check_asked_alike(["code"], record_with({"baseline": True, "candidate": True}))
-    with pytest.raises(ValueError, match="code"):
-        check_asked_alike(["code"], record_with({"baseline": False, "candidate": True}))
+    same = record_with({"baseline": True, "candidate": True})
+    assert list(find_other_forms(["code"], same)) == []
+    other = record_with({"baseline": False, "candidate": True})
+    assert list(find_other_forms(["code"], other)) == [
+        "code: the sides were asked in different forms"
+    ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fake_run import ONE, FakeRun, equal, lost
 from pretend_stages import PretendModels
+from some_attempt import attempts_in
 
 from artifacts.run_record import VariantReport
 from pipeline.core.errors import UsageError
@@ -37,16 +38,16 @@ def test_kept_answers_are_used_again(tmp_path: Path) -> None:
     forget(run, "stages/evaluate", "stages/judge")
     assert run.verdict() == before
     assert run.asked(ONE) == asked
-    assert len(list(AttemptLedger(run.store).all())) == 1
+    assert len(attempts_in(run.store)) == 1
 
 
 def test_a_run_whose_candidate_never_answered_is_no_attempt(tmp_path: Path) -> None:
     broken = FakeRun(tmp_path / "store", PretendModels(equal, broken={ONE}))
     broken.run()
-    assert list(AttemptLedger(broken.store).all()) == []
+    assert attempts_in(broken.store) == []
     healed = FakeRun(tmp_path / "store")
     assert attempt(healed.verdict()) == 1
-    (found,) = AttemptLedger(healed.store).all()
+    (found,) = attempts_in(healed.store)
     assert found.run == healed.report.run
 
 
@@ -84,7 +85,7 @@ def test_a_gate_is_measured_again_on_request(tmp_path: Path) -> None:
     assert run.asked(ONE) > asked
     assert levels(run) == {1: pytest.approx(0.05), 2: pytest.approx(0.05)}
     assert run.report.variants[0].verdict == "pass"
-    assert [each.measured for each in AttemptLedger(run.store).all()] == [{}, {"code": 2}]
+    assert [each.measured for each in attempts_in(run.store)] == [{}, {"code": 2}]
     # The same command without it goes on with the latest.
     assert {stage.status for stage in run.run().stages} == {"reused"}
 
@@ -104,7 +105,7 @@ def test_the_verdict_records_an_attempt_that_nothing_else_did(tmp_path: Path) ->
     run.run()
     forget(run, "attempts", "stages/judge")
     run.run()
-    (found,) = AttemptLedger(run.store).all()
+    (found,) = attempts_in(run.store)
     assert found.run == run.report.run
 
 

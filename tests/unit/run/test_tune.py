@@ -110,7 +110,7 @@ def test_a_gain_is_confirmed_on_lives_and_prompts_of_its_own(tmp_path: Path) -> 
     assert (report.winner, report.verdict) == ("fast", "pass")
     assert report.confirmation is not None
     assert report.min_gain is not None
-    assert 1 < report.min_gain <= 1 / 0.7
+    assert 1 < report.min_gain <= 1 / 0.7 + 1e-9
     # Stock raced, and is served again next to the winner.
     assert made.models.served[:3] == ["baseline", "fast", "other"]
     assert sorted(made.models.served[3:]) == ["baseline"] * 5 + ["fast"] * 5

@@ -38,7 +38,6 @@ def test_other_variants_or_criteria_are_another(ledger: AttemptLedger) -> None:
     ledger.begin(counted(criteria="y"))
     ledger.begin(counted(baseline={"checkpoint": "other"}))
     assert len(ledger.attempts(some_trial().baseline)) == 3
-    assert len(list(ledger.all())) == 4
 
 
 def test_history_counts_what_was_judged_before(ledger: AttemptLedger) -> None:
@@ -118,7 +117,7 @@ def test_a_lost_or_damaged_record_is_an_error(ledger: AttemptLedger, tmp_path: P
     with pytest.raises(StoreError, match="cannot be read"):
         ledger.attempts(some_trial().baseline)
     first.unlink()
-    with pytest.raises(StoreError, match="is gone"):
+    with pytest.raises(StoreError, match="attempt 1 is gone"):
         ledger.begin(counted())
     first.write_bytes(content)
     assert len(ledger.attempts(some_trial().baseline)) == 2

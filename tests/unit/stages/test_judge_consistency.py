@@ -41,23 +41,24 @@ def asked(n: int, *, told: int | None = None, **parameters: Any) -> list[str]:
     return list(find_other_questions("r", evaluate, QUESTIONS[:n], QUESTIONS))
 
 
-def test_all_of_them() -> None:
-    assert asked(6, rule=None) == []
-
-
-def test_a_round_ends_where_a_cluster_does() -> None:
-    assert asked(4, rule=None, max_questions=3) == []
-    assert asked(3, rule=None, max_questions=3) == [
-        "r: 4 questions had to be asked, and 3 were answered"
-    ]
-
-
-def test_what_a_rule_ended() -> None:
-    assert asked(2, rule=RULE) == []
-
-
-def test_another_number_than_is_told() -> None:
-    assert asked(6, told=5) == ["r: its record counts 5 answers, and there are 6"]
+@pytest.mark.parametrize(
+    ("n", "fields", "faults"),
+    [
+        (6, {"rule": None}, []),
+        (4, {"rule": None, "max_questions": 3}, []),  # ends where a cluster does
+        (
+            3,
+            {"rule": None, "max_questions": 3},
+            ["r: 4 questions had to be asked, and 3 were answered"],
+        ),
+        (2, {"rule": RULE}, []),
+        (6, {"told": 5}, ["r: its record counts 5 answers, and there are 6"]),
+    ],
+)
+def test_answers_are_all_that_had_to_be_asked(
+    n: int, fields: dict[str, Any], faults: list[str]
+) -> None:
+    assert asked(n, **fields) == faults
 
 
 def test_another_order() -> None:

@@ -4,8 +4,6 @@ measured, and keeps no prompt of a user's."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,10 @@ from listener import Listener
 from loose_stage import stage_spec
 from measured_loads import block
 
-from eval_gates.speed.gate_rule import parse_rule
-from eval_gates.speed.load_log import LoadLog
-from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
-from eval_gates.speed.randomization import Randomization
-from eval_gates.speed.server_runs import ServerRun
-from pipeline.core.errors import ServingError, StoreError
+from eval_gates.speed.load_run import LOADS, LoadLog, LoadRun, read_loads
+from eval_gates.speed.rules import SpeedRule
+from eval_gates.speed.schedule import draw_block
+from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
@@ -41,27 +37,21 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         assert worker == "pipeline.workers.speed"
         worker_spec = json.loads(json.dumps(worker_spec))  # as it reaches the worker
         self.asked, self.given = worker_spec, given
-        server_run = ServerRun(**worker_spec["server_run"])
         if worker_spec["workload"]["kind"] == "requests":
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
-        book, rule = LoadLog(self.folder), parse_rule(worker_spec["rule"])
-        before, new = book.loads(), 0
-        for unit in self.blocks_of(server_run):
+        book, rule = LoadLog(self.folder), SpeedRule.model_validate(worker_spec["rule"])
+        start, loads, new = worker_spec["start"], book.loads(), 0
+        while rule.needs_more(loads):
             if new == self.fails_after:
                 raise ServingError("not one of 8 requests was answered: OSError")
-            if not rule.needs_more(before):
-                break
+            number = len(loads) // 2
+            _, seed = draw_block(start["seed"], number, start["server_run"], rule.sides)
+            drawn = {"seed": seed, "server_run": start["server_run"]}
+            unit = [load.model_copy(update=drawn) for load in block(number, 1.0)]
             book.append(unit)
-            before, new = before + unit, new + 1
+            loads, new = loads + unit, new + 1
         return {"prompts_drawn_by": "vllm 0.32.0"}
-
-    def blocks_of(self, server_run: ServerRun) -> Iterator[list[LoadRun]]:
-        draw = Randomization(server_run.draw, server_run.sides)
-        for number in count(server_run.block):
-            seed, _ = draw.next_unit()
-            drawn = {"seed": seed, "server_run": server_run.number}
-            yield [load.model_copy(update=drawn) for load in block(number, 1.0)]
 
 
 def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context:
@@ -167,18 +157,3 @@ class TestKilled:
         first = done(stage)
         stage.fails_after = 0
         assert done(stage) == first.model_copy(update={"prompts_drawn_by": ""})
-
-    def test_blocks_of_other_weights_are_not_kept(self, tmp_path: Path) -> None:
-        book = LoadLog(tmp_path)
-        first = book.open({"candidate": "a"})
-        book.append(block(0, 1.0))
-        assert book.open({"candidate": "a"}) == first
-        assert len(book.loads()) == 2
-        assert book.open({"candidate": "b"}).seed != first.seed
-        assert book.loads() == []
-
-    def test_a_damaged_load_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / LOADS).write_text("{}\n")
-        with pytest.raises(StoreError) as caught:
-            LoadLog(tmp_path).loads()
-        assert caught.value.where == str(tmp_path / LOADS)

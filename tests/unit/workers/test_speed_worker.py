@@ -1,45 +1,33 @@
-"""Blocks and rounds: the same prompts on both sides, other ones in each, until the rule decides."""
+"""Blocks and loads: the same prompts on both sides, other ones in each, until the rule decides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from listener import Listener
-from measured_loads import round_of
 
-from eval_gates.speed.load_log import LoadLog
-from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.rounds import arrival_times
-from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
-from pipeline.workers.speed import generate_units, measure_fresh, measure_loads
+from eval_gates.speed.load_run import LoadLog, LoadRun
+from eval_gates.speed.schedule import arrival_times, draw_block
+from pipeline.workers.speed import measure_loads
 
-AT_ONCE = {"rate": None, "concurrency": 4}
-WORKLOAD = {
-    **{"kind": "random", "input_tokens": 8, "output_tokens": 3},
-    **{"seconds": 1.0, "warmup_seconds": 2.0},
-}
+RULE = {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 8, "starts": "once"}
+AT_RATE = {"rate": 2.5, "concurrency": None}
 
 
-def spec(sides: tuple[str, ...] = ("baseline", "candidate"), **workload: Any) -> dict[str, Any]:
+def spec(start: dict[str, Any] | None = None, **workload: Any) -> dict[str, Any]:
+    rule = {**RULE, "kind": "slo" if "arrivals" in workload else "ratio"}
     return {
         "name": "chat",
-        "workload": {**WORKLOAD, "arrivals": AT_ONCE, **workload},
-        **{
-            "rule": {
-                "kind": "ratio",
-                "min_ratio": 0.5,
-                "alpha": 0.05,
-                "blocks": 20,
-                "starts": "once",
-            }
+        "workload": {
+            **{"kind": "random", "input_tokens": 8, "output_tokens": 3},
+            **{"seconds": 1.0, "warmup_seconds": 2.0},
+            **{"arrivals": {"rate": None, "concurrency": 4}, **workload},
         },
-        **{"sides": list(sides), "endpoints": {side: {} for side in sides}},
-        "server_run": asdict(ServerRun(0, sides, 0, 1)),
+        "rule": rule,
+        "start": start or {"seed": 1, "server_run": 0},
     }
 
 
@@ -55,30 +43,31 @@ class Measuring:
         self.times.append(at)
         self.asked.append((side, requests, seed))
         lasts = requests * self.seconds.get(side, 1.0)
+        columns = {"ttft_s": 0.001, "error": None, "input_tokens": 8, "output_tokens": 3}
+        starts = at or [lasts * (n // 4 * 4) / requests for n in range(requests)]
+        each = self.seconds.get(side, 0.1) if at else 4 * lasts / requests
         return {
             "prompts_sha256": f"{seed:064x}",
-            **{"started": 1.0, "seconds": lasts, "client_lag_s": 0.001},
+            **{"started": 1.0, "seconds": lasts, "client_lag_s": 0.0},
             "requests": {
-                name: [value] * requests
-                for name, value in {
-                    **{"ttft_s": 0.1, "error": None},
-                    **{"input_tokens": 8, "output_tokens": 3},
-                }.items()
-            }
-            | {
-                "start_s": [lasts * (n // 4 * 4) / requests for n in range(requests)],
-                "end_s": [lasts * (n // 4 * 4 + 4) / requests for n in range(requests)],
+                **{name: [value] * requests for name, value in columns.items()},
+                "start_s": list(starts),
+                "end_s": [start + each for start in starts],
             },
         }
 
 
-def units(measuring: Measuring, **changes: Any) -> Iterator[list[LoadRun]]:
-    given = spec(**changes)
-    return generate_units(given, ServerRun(**given["server_run"]), measuring, [])
+def measured(
+    folder: Path, measuring: Measuring, given: dict[str, Any] | None = None
+) -> list[LoadRun]:
+    measure_loads(given or spec(), measuring, Listener(), folder)
+    return LoadLog(folder).loads()
 
 
-def test_a_block_asks_both_sides_the_same_and_each_block_something_else() -> None:
-    blocks = list(islice(units(Measuring()), 8))
+def test_a_block_asks_both_sides_the_same_and_each_block_something_else(tmp_path: Path) -> None:
+    loads = measured(tmp_path, Measuring())
+    blocks = [loads[at : at + 2] for at in range(0, 16, 2)]
+    assert len(loads) == 16
     for number, block in enumerate(blocks):
         assert {load.side for load in block} == {"baseline", "candidate"}
         assert len({load.seed for load in block}) == 1
@@ -88,127 +77,65 @@ def test_a_block_asks_both_sides_the_same_and_each_block_something_else() -> Non
     assert {block[0].side for block in blocks} == {"baseline", "candidate"}  # a coin, not an order
 
 
-def test_loads_have_ten_waves_at_least_and_last_where_a_server_is_fast() -> None:
-    slow = Measuring()
-    next(units(slow))
-    # One short load a side warms it up and says how fast it is; no load counts before.
-    assert [requests for _, requests, _ in slow.asked] == [8, 8, 40, 40]
-    assert len({seed for _, _, seed in slow.asked}) == 3
-    fast = Measuring({"candidate": 0.001})
-    next(units(fast))
-    assert fast.asked[-1][1] == fast.asked[-2][1] == 1208  # 1.2 s of 1,000 a second, and 2 waves
+def test_loads_have_ten_waves_at_least_and_last_where_a_server_is_fast(tmp_path: Path) -> None:
+    """One short load a side warms it up and says how fast it is; no load counts before."""
+    for folder, seconds, workload, asked in (
+        ("slow", {}, {}, [8, 8, 40, 40]),
+        # 1.2 s of 1,000 a second, and 2 waves
+        ("fast", {"candidate": 0.001}, {}, [8, 8, 1208, 1208]),
+        ("natural", {}, {"output": "natural"}, [8, 8, 64, 64]),
+    ):
+        measuring = Measuring(seconds)
+        (tmp_path / folder).mkdir()
+        measured(tmp_path / folder, measuring, spec(**workload))
+        assert [requests for _, requests, _ in measuring.asked[:4]] == asked
+        assert len({seed for _, _, seed in measuring.asked}) == 9
 
 
-def test_natural_answers_get_more_waves() -> None:
-    slow = Measuring()
-    next(units(slow, output="natural"))
-    assert [requests for _, requests, _ in slow.asked] == [8, 8, 64, 64]
+def test_a_load_at_a_rate_sends_a_drawn_number_of_requests(tmp_path: Path) -> None:
+    """Answers of a second: two of them and a half more of warm-up, and ten that count."""
+    measuring = Measuring({"candidate": 1.0})
+    loads = measured(tmp_path, measuring, spec(arrivals=AT_RATE))
+    assert measuring.times[1:] == [arrival_times(load.seed, 2.5, 21.0) for load in loads]
+    assert [len(load.requests) for load in loads] == [len(each) for each in measuring.times[1:]]
+    assert {(load.rate, load.warmup_s, load.measured_s) for load in loads} == {(2.5, 3, 15)}
 
 
-def test_a_round_sends_a_drawn_number_of_requests_that_fills_its_time() -> None:
-    """2.5 requests/s for a second that counts, with a warm-up of two before and after it."""
-    measuring = Measuring()
-    rate = {"rate": 2.5, "concurrency": None}
-    rounds = list(islice(units(measuring, sides=("candidate",), arrivals=rate), 8))
-    assert [len(load.requests) for (load,) in rounds] == [
-        len(arrival_times(load.seed, 2.5, 5.0)) for (load,) in rounds
-    ]
-    assert measuring.times == [arrival_times(load.seed, 2.5, 5.0) for (load,) in rounds]
-    assert len({len(load.requests) for (load,) in rounds}) > 1
-    load = rounds[0][0]
-    assert (load.arrivals, load.rate, load.warmup_s, load.measured_s) == ("rate", 2.5, 2, 1)
-
-
-def test_rounds_become_as_long_as_their_answers_need() -> None:
-    """Answers of half a second: ten of them and a quarter more, after a warm-up of two."""
-    rate = {"rate": 40.0, "concurrency": None}
-    given, loads = spec(("candidate",), arrivals=rate, warmup_seconds=0.5), [answered_in(0.5)]
-    rounds = generate_units(given, ServerRun(**given["server_run"]), Measuring(), loads)
-    (second,) = next(rounds)
-    assert (second.warmup_s, second.measured_s) == (2, 7)
-    assert len(second.requests) == len(arrival_times(second.seed, 40.0, 11.0))
-
-
-def answered_in(seconds: float) -> LoadRun:
-    requests = round_of(0).requests.model_dump()
-    ends = [start + seconds for start in requests["start_s"]]
-    return round_of(0, requests={**requests, "end_s": ends})
-
-
-@dataclass
-class After:
-    """A rule that is over after so many loads."""
-
-    loads: int
-    cap: int = 20
-    unit: str = "blocks"
-
-    def schedule(self, sides: list[str]) -> ServerRunSchedule:
-        return ServerRunSchedule(tuple(sides))
-
-    def needs_more(self, loads: list[LoadRun]) -> bool:
-        return len(loads) < self.loads
-
-    def state(self, loads: list[LoadRun]) -> str:
-        return "pass"
-
-
-@pytest.mark.parametrize("loads", [2, 6])
-def test_it_measures_until_the_rule_wants_no_more_and_keeps_every_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int
-) -> None:
-    monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(loads))
-    measure_loads(spec(), Measuring(), Listener(), tmp_path)
-    kept = LoadLog(tmp_path).loads()
-    assert [load.block for load in kept] == [n for n in range(loads // 2) for _ in range(2)]
-
-
-def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_life_goes_on_with_other_prompts_and_warms_up_first(tmp_path: Path) -> None:
     first, second = Measuring(), Measuring()
-    monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(4))
-    measure_loads(spec(), first, Listener(), tmp_path)
-    monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(6))
-    life = ServerRun(1, ("baseline", "candidate"), 2, 2)
-    measure_loads({**spec(), "server_run": asdict(life)}, second, Listener(), tmp_path)
-    kept = LoadLog(tmp_path).loads()
-    assert [(load.block, load.server_run) for load in kept[::2]] == [(0, 0), (1, 0), (2, 1)]
+    before = measured(tmp_path, first)
+    LoadLog(tmp_path).cut(14)
+    loads = measured(tmp_path, second, spec({"seed": 1, "server_run": 1}))
+    assert loads[:14] == before[:14]
+    assert [(load.block, load.server_run) for load in loads[12::2]] == [(6, 0), (7, 1)]
     seeds = [{seed for _, _, seed in each.asked} for each in (first, second)]
     assert seeds[0].isdisjoint(seeds[1])
     assert len(second.asked) == 4  # a look a side, and a block
 
 
-def fresh_load(
-    given: dict[str, Any], measuring: Measuring, side: str, before: list[LoadRun]
-) -> LoadRun:
-    where = {"side": side, "block": 3, "server_run": 1, "order": len(before)}
-    return measure_fresh(given, {**where, "seed": 7, "look": 6}, before, measuring)
+def fresh(folder: Path, measuring: Measuring, *sides: str, **workload: Any) -> list[LoadRun]:
+    _, seed = draw_block(1, 3, 1, sides)
+    for order, side in enumerate(sides):
+        start = {"side": side, "block": 3, "server_run": 1, "order": order, "seed": seed}
+        measured(folder, measuring, spec(start, **workload))
+    return LoadLog(folder).loads()
 
 
-def test_all_arms_of_a_block_are_asked_the_same_after_a_short_load() -> None:
-    measuring, loads = Measuring({"candidate": 0.5}), list[LoadRun]()
-    for side in ("baseline", "candidate", "candidate"):
-        loads.append(fresh_load(spec(), measuring, side, loads))
+def test_all_arms_of_a_block_are_asked_the_same_after_a_short_load(tmp_path: Path) -> None:
+    measuring = Measuring({"candidate": 0.001})
+    loads = fresh(tmp_path, measuring, "baseline", "candidate", "candidate")
     assert [(load.block, load.server_run, load.order) for load in loads] == [
         (3, 1, place) for place in range(3)
     ]
     assert len({(load.seed, len(load.requests)) for load in loads}) == 1
-    assert [requests for _, requests, seed in measuring.asked if seed == 6] == [8] * 3
+    looks = [(requests, seed) for _, requests, seed in measuring.asked[::2]]
+    assert len(set(looks)) == 1
+    assert looks[0][1] != loads[0].seed
 
 
-def test_a_start_of_limits_is_warmed_up_at_the_rate() -> None:
-    measuring = Measuring()
-    given = spec(("candidate",), arrivals={"rate": 2.5, "concurrency": None})
-    load = fresh_load(given, measuring, "candidate", [])
-    assert (load.rate, load.seed) == (2.5, 7)
-    assert [seed for _, _, seed in measuring.asked] == [6, 7]
-    # Its length follows from the answers of the short load.
-    assert (load.measured_s or 0) >= given["workload"]["seconds"]
-
-
-def test_a_start_ends_after_its_load(tmp_path: Path) -> None:
-    where = {"side": "baseline", "block": 0, "server_run": 0, "order": 0}
-    told = {**spec(), "start": {**where, "seed": 7, "look": 6}}
-    measure_loads(told, Measuring(), Listener(), tmp_path)
-    assert [load.side for load in LoadLog(tmp_path).loads()] == ["baseline"]
+def test_a_start_of_limits_is_warmed_up_at_the_rate(tmp_path: Path) -> None:
+    measuring = Measuring({"candidate": 1.0})
+    (load,) = fresh(tmp_path, measuring, "candidate", arrivals=AT_RATE)
+    assert len(measuring.asked) == 2
+    assert measuring.times[0] == arrival_times(measuring.asked[0][2], 2.5, 2.0)
+    assert (load.warmup_s, load.measured_s) == (3, 15)

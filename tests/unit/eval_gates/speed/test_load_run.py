@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from measured_loads import load_in_waves
+from measured_loads import blocks, load_in_waves
 
 from eval_gates.speed.load_run import (
+    IN_PROGRESS,
+    LOADS,
     MAX_CHARACTERS,
     EngineCounters,
     Interference,
+    LoadLog,
     RequestColumns,
-    fits_evidence,
     format_lines,
     parse_loads,
 )
+from eval_gates.speed.rules import SpeedRule
+from pipeline.core.errors import StoreError
 
 FAILED = {
     "start_s": [0.0],
@@ -99,22 +104,39 @@ def test_numbers_are_numbers() -> None:
             parse_loads([line.replace('"seconds":10.0', f'"seconds":{number}')])
 
 
-@pytest.mark.parametrize("failing", [0, 5_000])
-def test_what_there_is_room_for_is_read(failing: int) -> None:
-    """Another unit of twice that size is."""
-    many = 20_000
-    none, some = [None] * failing, many - failing
+def test_all_loads_of_a_measurement_fit_into_the_evidence() -> None:
+    """At the largest number of requests that a rule allows."""
+    rule = SpeedRule(kind="ratio", alpha=0.05, blocks=40)
+    many = rule.max_requests
     load = load_in_waves(
         requests=RequestColumns(
             start_s=[1234.123456789012345] * many,
-            ttft_s=[*none, *[0.123456789012345678] * some],
-            end_s=[*none, *[1234.9123456789012345] * some],
+            ttft_s=[0.123456789012345678] * many,
+            end_s=[1234.9123456789012345] * many,
             input_tokens=[1_000] * many,
-            output_tokens=[*[0] * failing, *[100] * some],
-            error=[*["x" * 300] * failing, *[None] * some],
+            output_tokens=[100] * many,
+            error=[None] * many,
         )
     )
     letters = len(next(iter(format_lines([load]))))
-    most = next(n for n in range(1, 100) if not fits_evidence([load] * n, unit=2))
-    assert fits_evidence([], unit=2)
-    assert letters * (most - 1 + 2 * 2) <= MAX_CHARACTERS < letters * (most + 2 * 2) * 1.3
+    assert 0.8 * MAX_CHARACTERS < 2 * 40 * 2 * letters <= MAX_CHARACTERS
+
+
+def test_a_measurement_that_was_interrupted_is_continued(tmp_path: Path) -> None:
+    """A damaged beginning is no other chance, and nothing is kept of other weights."""
+    log = LoadLog(tmp_path)
+    begun = log.start(log.open({"candidate": "a"}), 0)
+    log.append(blocks([0.9] * 3))
+    assert log.open({"candidate": "a"}) == begun
+    assert len(log.loads()) == 6
+    (tmp_path / IN_PROGRESS).write_text('{"seed": ')
+    with pytest.raises(StoreError) as caught:
+        log.open({"candidate": "a"})
+    assert caught.value.where == str(tmp_path / IN_PROGRESS)
+    (tmp_path / IN_PROGRESS).write_text(begun.model_dump_json())
+    assert log.open({"candidate": "b"}).seed != begun.seed
+    assert log.loads() == []
+    (tmp_path / LOADS).write_text("{}\n")
+    with pytest.raises(StoreError) as caught:
+        log.loads()
+    assert caught.value.where == str(tmp_path / LOADS)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from measured_loads import blocks, load_in_waves, round_of
+from measured_loads import blocks, round_of
 from sample_reports import gate_report
 from some_attempt import some_trial
 
 from eval_gates.gate_result import Tier
-from eval_gates.speed.gate_rule import build_rule
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
-from eval_gates.speed.rules import LimitRule, RatioRule
+from eval_gates.speed.rules import SpeedRule, build_rule
 from eval_gates.verdicts import overall
 from pipeline.stages.judge import JudgeParameters
 from pipeline.stages.judge.verdict import speed_of
@@ -26,7 +25,7 @@ SPEED: dict[str, Any] = {
     "slo": [{"workload": "chat", "rate": 4, "limits": {"ttft_ms_p95": 800}}],
 }
 
-RATIO = RatioRule(min_ratio=1.0, alpha=0.05, blocks=5)
+RATIO = SpeedRule(kind="ratio", min_ratio=1.0, alpha=0.05, blocks=5)
 FASTER = [1.1, 1.12, 1.08, 1.1, 1.1]
 
 
@@ -74,7 +73,7 @@ def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
         pytest.approx(0.045),
         1.0,
     )
-    assert (slo.gate, slo.verdict, slo.n, slo.units) == ("slo.0", "pass", 6, "loads")
+    assert (slo.gate, slo.verdict, slo.n) == ("slo.0", "pass", 6)
     assert "4 requests/s" in slo.description
     assert SpeedGateResult.model_validate_json(ratio.model_dump_json()) == ratio
 
@@ -82,7 +81,7 @@ def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
 def test_what_was_not_measured_is_undecided() -> None:
     assert {each.verdict for each in judged({})} == {"undecided"}
     asked = JudgeParameters(policy=policy(None), trial=some_trial(), family="fp8")
-    assert speed_of(asked, set(), None, None) == []  # type: ignore[arg-type]
+    assert list(speed_of(asked, None)) == []  # type: ignore[arg-type]
 
 
 def test_a_verdict_says_what_starts_it_is_about() -> None:
@@ -121,17 +120,6 @@ def test_a_gate_that_only_finds_broken_servers_says_so() -> None:
         rule = RATIO.model_copy(update={"min_ratio": minimum})
         report = decide_speed_gate("ratio.chat", rule, workload="chat", tier="critical", loads=[])
         assert ("not broken" in report.description) == is_told
-
-
-def test_points_describe_each_load() -> None:
-    report = of_ratio(1.1, 1.1)
-    assert [(p.side, p.block, p.order) for p in report.loads[:2]] == [
-        ("baseline", 0, 0),
-        ("candidate", 0, 1),
-    ]
-    assert report.loads[0].output_tokens_per_s == pytest.approx(40)
-    assert report.loads[1].output_tokens_per_s == pytest.approx(44)
-    assert report.loads[0].ttft_ms_p50 == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
@@ -177,20 +165,3 @@ def test_a_result_of_limits_has_the_loads_within() -> None:
     assert slo.show_sides() == ("", "5 of 6 within limits")
     assert "1 of 6 loads beyond a limit" in slo.reason
     assert [point.within for point in slo.loads] == [False] + [True] * 5
-
-
-def test_a_closed_loop_may_have_limits() -> None:
-    rule = LimitRule(limits={"latency_ms_p95": 2000}, alpha=0.05, blocks=6)
-    loads = [load_in_waves(block=i, seed=i) for i in range(6)]
-    report = decide_speed_gate("slo.0", rule, workload="chat", tier="critical", loads=loads)
-    assert report.verdict == "pass"
-
-
-def test_a_pass_states_that_the_rate_is_sustained() -> None:
-    (_, slo) = judged({"speed.slo.0": [round_of(i) for i in range(6)]})
-    assert slo.left_over == pytest.approx(0, abs=0.03)
-    assert slo.requests_within == {"ttft_ms_p95": 1.0}
-    requests = round_of(0).requests.model_dump()
-    requests["ttft_s"][10] = 0.9  # one of twenty that count
-    (_, slo) = judged({"speed.slo.0": [round_of(i, requests=requests) for i in range(6)]})
-    assert slo.requests_within == {"ttft_ms_p95": pytest.approx(0.95)}

@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from eval_gates.chance_baselines import check_sensitivities, own_gains
 from eval_gates.statistics.assay_sensitivity import (
+    check_sensitivities,
     check_sensitivity,
     min_questions_for_sensitivity,
+    own_gains,
 )
 from eval_gates.statistics.comparison import Comparison
 

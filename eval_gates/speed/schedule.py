@@ -1,0 +1,110 @@
+"""What a measurement sends, and when: order and prompts of each block, arrivals of each load.
+
+All follows from one recorded seed, so verification detects an omitted, moved or added block.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from eval_gates.speed.load_run import MAX_REQUESTS, LoadRun
+
+Starts = Literal["fresh", "once"]
+"""fresh: each load has a separate server start; once: the servers stay up."""
+MIN_ANSWERS, WARM_UP_ANSWERS = 10, 2
+"""Smallest length of a load at a rate, and of its warm-up, in median answers."""
+LONGER = 1.5  # answers take longer under the whole load than under a short one
+MAX_LOAD_S = 3_600.0
+
+
+class Timing(NamedTuple):
+    """Seconds of a load at a rate; the warm-up is sent again at the end."""
+
+    warmup_s: float
+    measured_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.measured_s + 2 * self.warmup_s
+
+
+def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[list[str], int]:
+    """Return a block's arms in order, and its loads' seed.
+
+    Args:
+        seed: of the measurement.
+        block: its number.
+        start: fresh starts: how often the block was begun before; else the number of the start.
+        arms: all that the measurement has; those that do not take part leave the others' order.
+    """
+    chance = random.Random(f"{seed} {block} {start}")  # noqa: S311  # traffic, no secret
+    traffic, order = chance.getrandbits(32), sorted(arms)
+    chance.shuffle(order)
+    return order, traffic
+
+
+def look_seed(traffic: int) -> int:
+    """Return the seed of the short load before the loads with that one."""
+    return traffic ^ 1
+
+
+def redraw(
+    seed: int, loads: Sequence[LoadRun], arms: Sequence[str], sides: Mapping[str, str]
+) -> Iterator[tuple[str, int, int, int]]:
+    """Yield side, block, place and seed of each load, if these are all of their blocks.
+
+    Args:
+        arms: as for `draw_block`.
+        sides: by arm that is compared, its side.
+    """
+    for first in loads[:: len(sides)]:
+        order, traffic = draw_block(seed, first.block, first.server_run, arms)
+        mine = [sides[arm] for arm in order if arm in sides]
+        yield from ((side, first.block, place, traffic) for place, side in enumerate(mine))
+
+
+def are_consecutive(loads: Sequence[LoadRun], unit: int, starts: Starts, begun: int) -> bool:
+    """Return whether blocks of `unit` loads follow one another, each of one of `begun` starts.
+
+    With fresh starts a variant may miss a block.
+    """
+    units = [loads[at : at + unit] for at in range(0, len(loads), unit)]
+    numbers, runs = [each[0].block for each in units], [each[0].server_run for each in units]
+    alike = all(len({(load.block, load.server_run) for load in each}) == 1 for each in units)
+    if starts == "fresh":
+        return alike and numbers == sorted(set(numbers))
+    in_order = numbers == list(range(len(units))) and runs == sorted(runs)
+    return alike and in_order and all(run < begun for run in runs)
+
+
+def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timing:
+    """Return the timing of loads at a rate, of which a short load's answers took these seconds.
+
+    A load that would be too long gets the workload's seconds.
+    """
+    declared = Timing(float(workload["warmup_seconds"]), float(workload["seconds"]))
+    if not answers:
+        return declared
+    answer = LONGER * median(answers)
+    found = Timing(
+        max(declared.warmup_s, math.ceil(WARM_UP_ANSWERS * answer)),
+        max(declared.measured_s, math.ceil(MIN_ANSWERS * answer)),
+    )
+    # A Poisson count of that size is hardly ever a tenth above its mean.
+    requests = 1.1 * found.total_s * workload["arrivals"]["rate"]
+    return found if found.total_s <= MAX_LOAD_S and requests <= MAX_REQUESTS else declared
+
+
+def arrival_times(seed: int, rate: float, seconds: float) -> list[float]:
+    """Return the seconds of a Poisson process's arrivals before `seconds`, at least one."""
+    chance = random.Random(f"arrivals {seed}")  # noqa: S311  # traffic, no secret
+    times: list[float] = []
+    now = chance.expovariate(rate)
+    while now < seconds and len(times) < MAX_REQUESTS:
+        times.append(now)
+        now += chance.expovariate(rate)
+    return times or [0.0]
