@@ -26,6 +26,8 @@ DESCRIBED = TypeVar("DESCRIBED", bound=ConfigModel)
 
 BASELINE = "baseline"
 MAX_EXTENDED = 10  # files that extend one another in a row
+# Keys that only a profile has, also one that extends another.
+PROFILE_KEYS = {"accelerator", "engine_arguments", "environment", "kv_cache_dtype"}
 
 
 def load_recipe(name: str) -> Recipe:
@@ -34,45 +36,43 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         UsageError: the recipe is unknown, malformed, or extends itself.
     """
-    return _recipe_in(_find(name, RECIPES, "recipe"))
-
-
-def load_shown(name: str) -> ConfigModel:
-    """Return the recipe, profile or policy of that name or YAML file; raises as load_recipe."""
-    if _is_path(name):
-        if "suites" in _keys(name):
-            return load_policy(name)
-        if _is_profile(name):
-            return load_profile(name)
-    elif name in policy_names():
-        return load_policy(name)
-    elif name in profile_names():
-        return load_profile(name)
-    also = [*profile_names(), *policy_names()]
-    return _recipe_in(_find(name, RECIPES, "recipe", also=also))
+    return _extended(_find(name, RECIPES, "recipe"), RECIPES, "recipe", Recipe)
 
 
 def load_policy(name: str) -> Policy:
     """Return the policy of that name or YAML file; raises as load_recipe."""
-    policy = _load(name, RECIPES / "policies", "policy", Policy)
-    if policy.speed is None or not policy.speed.workloads:
-        return policy
     path = _find(name, RECIPES / "policies", "policy")
-    workloads = _find_files(policy.speed.workloads, path)
-    return policy.model_copy(
-        update={"speed": policy.speed.model_copy(update={"workloads": workloads})}
-    )
+    policy = parse(path, "policy", Policy)
+    if policy.speed is None:
+        return policy
+    speed = policy.speed.model_copy(update={"workloads": _find_files(policy.speed.workloads, path)})
+    return policy.model_copy(update={"speed": speed})
 
 
 def load_profile(name: str) -> ServingProfile:
-    """Return the profile of that name or YAML file, merged over what it `extends`.
-
-    Raises:
-        UsageError: as load_recipe.
-    """
+    """Return the profile of that name or YAML file, as load_recipe."""
     path = _find(name, RECIPES / "profiles", "profile")
     profile = _extended(path, RECIPES / "profiles", "profile", ServingProfile)
     return profile.model_copy(update={"workloads": _find_files(profile.workloads, path)})
+
+
+def load_shown(name: str) -> ConfigModel:
+    """Return the recipe, profile or policy of that name or YAML file; raises as load_recipe."""
+    if not _is_path(name):
+        is_policy, is_profile = name in policy_names(), name in profile_names()
+    else:
+        try:
+            data = read_yaml_file(user_path(name, "--recipe"))
+        except (ValueError, OSError):
+            data = None  # load_recipe reports the error
+        keys = set(map(str, data)) if isinstance(data, dict) else set()
+        is_policy, is_profile = "suites" in keys, bool(keys & PROFILE_KEYS)
+    if is_policy:
+        return load_policy(name)
+    if is_profile:
+        return load_profile(name)
+    path = _find(name, RECIPES, "recipe", also=[*profile_names(), *policy_names()])
+    return _extended(path, RECIPES, "recipe", Recipe)
 
 
 def load_workload(
@@ -95,24 +95,22 @@ def load_workload(
         return profiles[name], f"profile {profile.name}, key workloads.{name}"
     path = _find(name, RECIPES / "workloads", "workload", [*policys, *profiles])
     workload = parse(path, "workload", NamedWorkload).workload
-    return _find_file(workload, path), f"{path}, key workload"
+    return _find_files({name: workload}, path)[name], f"{path}, key workload"
 
 
 def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, AnyWorkload]:
-    return {name: _find_file(workload, path) for name, workload in workloads.items()}
-
-
-def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
-    """Return the workload with its file resolved relative to the directory of `path`.
+    """Return the workloads with their files resolved relative to the directory of `path`.
 
     An absolute path becomes its last part, because records must not name local directories.
     """
-    if not isinstance(workload, FileWorkload):
-        return workload
-    named = user_path(workload.file, f"{path}, key file")
-    if not named.is_absolute():
-        return workload.find_in(path.parent)
-    return workload.model_copy(update={"file": named.name}).find_in(named.parent)
+    found = dict(workloads)
+    for name, workload in workloads.items():
+        if isinstance(workload, FileWorkload):
+            named = user_path(workload.file, f"{path}, key file")
+            if named.is_absolute():
+                workload = workload.model_copy(update={"file": named.name})
+            found[name] = workload.find_in(named.parent if named.is_absolute() else path.parent)
+    return found
 
 
 def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
@@ -120,32 +118,17 @@ def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> 
 
     `noun` names the kind in messages.
     """
-    return _load(name, RECIPES / folder, noun, kind)
+    return parse(_find(name, RECIPES / folder, noun), noun, kind)
 
 
 def load_gpu(name: str) -> GpuType:
     """Return the GPU of that name or YAML file; raises as load_recipe."""
-    return _load(name, RECIPES / "gpus", "gpu", GpuType)
+    return load_described(name, "gpus", "gpu", GpuType)
 
 
 def gpu_names() -> list[str]:
     """Return the built-in GPUs, by ascending memory."""
-    folder = RECIPES / "gpus"
-    return sorted(_names(folder), key=lambda name: load_gpu(name).memory_gib)
-
-
-def _is_profile(name: str) -> bool:
-    """Return whether the YAML file is a profile's, also one that extends another."""
-    keys = _keys(name)
-    return bool(keys & {"accelerator", "engine_arguments", "environment", "kv_cache_dtype"})
-
-
-def _keys(name: str) -> set[str]:
-    try:
-        data = read_yaml_file(user_path(name, "--recipe"))
-    except (ValueError, OSError):
-        return set()  # load_recipe reports the error
-    return set(map(str, data)) if isinstance(data, dict) else set()
+    return sorted(_names(RECIPES / "gpus"), key=lambda name: load_gpu(name).memory_gib)
 
 
 def recipe_names() -> list[str]:
@@ -165,20 +148,17 @@ def policy_names() -> list[str]:
 
 def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
     """Return the built-in profile for a GPU name of the driver, or None."""
-    for name in profile_names():
-        profile = load_profile(name)
+    for profile in map(load_profile, profile_names()):
         # Whole words: an H200 is not an H20, and a GH200 is not an H200.
-        if any(
-            re.search(rf"\b{re.escape(word)}\b", gpu_name) for word in profile.gpu_name_contains
-        ):
+        words = (rf"\b{re.escape(word)}\b" for word in profile.gpu_name_contains)
+        if any(re.search(word, gpu_name) for word in words):
             return profile
     return None
 
 
 def gpu_of_driver(gpu_name: str) -> GpuType | None:
     """Return the built-in GPU with that driver name, or None."""
-    gpus = (load_gpu(name) for name in gpu_names())
-    return next((gpu for gpu in gpus if gpu.driver_name == gpu_name), None)
+    return next((gpu for gpu in map(load_gpu, gpu_names()) if gpu.driver_name == gpu_name), None)
 
 
 def _is_path(name: str) -> bool:
@@ -187,18 +167,6 @@ def _is_path(name: str) -> bool:
 
 def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    return parse(_find(name, folder, noun), noun, kind)
-
-
-def _recipe_in(path: Path) -> Recipe:
-    return _extended(path, RECIPES, "recipe", Recipe)
-
-
-def _extended(path: Path, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    return validate(_merge_file(path, (), folder, noun, kind), path, noun, kind)
 
 
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
@@ -216,43 +184,36 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     return path
 
 
+def _extended(path: Path, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    return validate(_merge_file(path, (), folder, noun, kind), path, noun, kind)
+
+
 def _merge_file(
     path: Path, before: tuple[Path, ...], folder: Path, noun: str, kind: type[ConfigModel]
 ) -> dict[str, Any]:
     """Return a file's content merged over its base; `before` are the extending files."""
-    chain = (*before, path.resolve())
-    if len(chain) > MAX_EXTENDED:
-        raise UsageError(
-            f"more than {MAX_EXTENDED} {noun}s extend one another",
-            where=f"{path}, key extends",
-            hint="remove the key 'extends' from one of them",
-        )
+    chain, where = (*before, path.resolve()), f"{path}, key extends"
     data = _find_calibration_file(read(path, noun, kind), path)
     if data.get("extends") is None:
         return data
-    where = f"{path}, key extends"
     parent = data.pop("extends")
-    if not isinstance(parent, str):
+    if not isinstance(parent, str) or "name" not in data:
         raise UsageError(
-            f"the {noun} is wrong at 'extends': {shorten(repr(parent))} should be the name of one "
-            f"{noun}",
-            where=where,
-            hint=f"known: {', '.join(_names(folder))}; or give the path of a YAML file",
-        )
-    if "name" not in data:
-        raise UsageError(
-            f"the {noun} extends '{shorten(parent)}' and has no name itself",
-            where=f"{path}, key name",
-            hint="add the key 'name': tables, files and tags distinguish variants by it",
+            f"the {noun} extends another, and needs the other's name and a name",
+            where=where if "name" in data else f"{path}, key name",
+            hint=f"write 'extends: NAME', known: {', '.join(_names(folder))}, or the path of a "
+            "YAML file; and 'name': tables, files and tags distinguish variants by it",
         )
     try:
-        found = _find(_locate_beside(parent, path, where), folder, noun)
+        # A relative path starts from the extending file's directory.
+        is_relative = _is_path(parent) and not user_path(parent, where).is_absolute()
+        found = _find(str(path.parent / parent) if is_relative else parent, folder, noun)
     except UsageError as error:
         raise UsageError(error.message, where=where, hint=error.hint) from error
-    if found.resolve() in chain:
+    if found.resolve() in chain or len(chain) == MAX_EXTENDED:
         circle = " -> ".join(file.name for file in (*chain, found))
         raise UsageError(
-            f"the {noun} extends itself: {circle}",
+            f"the {noun} extends itself, or {MAX_EXTENDED} in a row: {circle}",
             where=where,
             hint="remove the key 'extends' from one of them",
         )
@@ -266,23 +227,12 @@ def _find_calibration_file(data: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a recipe's keys with its calibration file relative to the recipe's directory."""
     quantization = data.get("quantization")
     calibration = quantization.get("calibration") if isinstance(quantization, dict) else None
-    if not isinstance(quantization, dict) or not isinstance(calibration, dict):
+    name = calibration.get("dataset") if isinstance(calibration, dict) else None
+    if not isinstance(name, str) or not names_file(name):
         return data
-    name = calibration.get("dataset")
-    if isinstance(name, str) and names_file(name):
-        named = user_path(name, f"{path}, key quantization.calibration.dataset")
-        if not named.is_absolute():
-            found = str((path.parent / named).absolute())
-            calibration = {**calibration, "dataset": found}
-            return {**data, "quantization": {**quantization, "calibration": calibration}}
-    return data
-
-
-def _locate_beside(name: str, path: Path, where: str) -> str:
-    """Return the name; a relative path starts from the extending file's directory."""
-    if not _is_path(name) or user_path(name, where).is_absolute():
-        return name
-    return str(path.parent / name)
+    named = user_path(name, f"{path}, key quantization.calibration.dataset")
+    changes = {"calibration": {"dataset": str((path.parent / named).absolute())}}
+    return data if named.is_absolute() else merge(data, {"quantization": changes})
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -293,12 +243,8 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and _is_of_one_kind(old, value):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
+        if isinstance(old, dict) and isinstance(value, dict):
+            is_of_one_kind = value.get("kind", old.get("kind")) == old.get("kind")
+            value = merge(old, value) if is_of_one_kind else value
+        merged[key] = value
     return merged
-
-
-def _is_of_one_kind(base: dict[str, Any], changes: dict[str, Any]) -> bool:
-    return bool(changes.get("kind", base.get("kind")) == base.get("kind"))

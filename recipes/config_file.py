@@ -37,9 +37,8 @@ def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
     if data is None and not any(field.is_required() for field in kind.model_fields.values()):
         return {}
     if not isinstance(data, dict):
-        raise UsageError(
-            f"the {noun} is not a mapping of keys", where=str(path), hint=_list_known(kind)
-        )
+        known = f"keys known at the top: {', '.join(kind.model_fields)}"
+        raise UsageError(f"the {noun} is not a mapping of keys", where=str(path), hint=known)
     return data
 
 
@@ -50,8 +49,7 @@ def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> 
     except ValidationError as error:
         # An unknown key is often a misspelled required one, so it explains more than a missing key.
         first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-        key = ".".join(map(shorten, _users_path(first["loc"], data, first["type"])))
-        key = key or "(the whole file)"
+        key = ".".join(map(shorten, _users_path(first, data))) or "(the whole file)"
         raise UsageError(
             f"the {noun} is wrong at '{key}': {_explain(first)}",
             where=f"{path}, key {key}",
@@ -59,14 +57,20 @@ def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> 
         ) from error
 
 
-def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[str]:
+def shorten(text: str) -> str:
+    """Return at most `BRIEF` characters of the user's text."""
+    return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
+
+
+def _users_path(fault: ErrorDetails, data: Any) -> list[str]:
     """Return the keys in the user's file; pydantic inserts the `kind` of a union."""
     path: list[str] = []
+    location: tuple[Any, ...] = fault["loc"]
     for number, part in enumerate(location, start=1):
-        is_key = isinstance(data, dict) and part in data
-        if is_key or (isinstance(data, list) and isinstance(part, int)):
+        is_item = isinstance(data, list) and isinstance(part, int)
+        if is_item or (isinstance(data, dict) and part in data):
             data = data[part]
-        elif not (fault == "missing" and number == len(location)):
+        elif fault["type"] != "missing" or number != len(location):
             continue
         path.append(str(part))
     return path
@@ -74,15 +78,16 @@ def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[
 
 def _explain(fault: ErrorDetails) -> str:
     given, message = fault["input"], fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        return "there is no such key"
-    if fault["type"] == "missing":
-        return "this key is required"
+    known = {
+        "extra_forbidden": "there is no such key",
+        "missing": "this key is required",
+        "union_tag_not_found": "the key 'kind' is required",
+    }
+    if fault["type"] in known:
+        return known[fault["type"]]
     if fault["type"] == "union_tag_invalid":
         tags = fault["ctx"]
         return f"the kind '{shorten(tags['tag'])}' is not known: {tags['expected_tags']}"
-    if fault["type"] == "union_tag_not_found":
-        return "the key 'kind' is required"
     if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
         message = "Input should be a mapping of keys"
     if isinstance(given, (bool, int, float, str)) or given is None:
@@ -90,25 +95,18 @@ def _explain(fault: ErrorDetails) -> str:
     return message
 
 
-def shorten(text: str) -> str:
-    """Return at most `BRIEF` characters of the user's text."""
-    return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
-
-
 def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
     """Return the purpose of the faulty key, or the known keys."""
     if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
         return f"write {number}: YAML reads quoted values, and 1e7 or 1.0e7, as strings"
-    schema = kind.model_json_schema()
-    node, keys, around = schema, list(schema["properties"]), "at the top"
-    meaning = ""
+    node = schema = kind.model_json_schema()
+    keys, around, meaning = list(schema["properties"]), "at the top", ""
     location = fault["loc"]
     if location and location[-1] == "[key]":  # the key itself is wrong: describe its parent
         location = location[:-2]
     for part in location:
-        node = _look_inside(node, part, schema)
         data = data.get(part) if isinstance(data, dict) else None
-        node = _choose(node, data, schema)
+        node = _look_inside(node, part, data, schema)
         if node.get("properties"):
             keys, around = list(node["properties"]), f"in {part}"
         meaning = f"{part}: {node['description']}" if node.get("description") else ""
@@ -128,35 +126,30 @@ def _written_out(text: Any) -> str:
     return f"{number:f}" if number.is_finite() and abs(number.adjusted()) < 20 else ""
 
 
-def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema at that part of a location, or {}."""
-    tags = node.get("discriminator", {}).get("mapping", {})
-    by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
+def _look_inside(
+    node: dict[str, Any], part: int | str, data: Any, schema: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the JSON schema at that part of a location, by the data's `kind` for a union."""
+
+    def resolve(node: dict[str, Any]) -> dict[str, Any]:
+        reference = node.get("$ref", "").rpartition("/")[2]
+        return {**schema["$defs"][reference], **node} if reference else node
+
+    def tags(node: dict[str, Any]) -> dict[str, str]:
+        found: dict[str, str] = node.get("discriminator", {}).get("mapping", {})
+        return found
+
     more = node.get("additionalProperties")
-    found = (
+    found: dict[str, Any] = (
         node.get("properties", {}).get(part)
-        or ({"$ref": tags[part]} if part in tags else None)
-        or by_pattern
+        or ({"$ref": tags(node)[str(part)]} if part in tags(node) else None)
+        or next(iter(node.get("patternProperties", {}).values()), None)
         or (more if isinstance(more, dict) else None)
         or (node.get("items") if isinstance(part, int) else None)
         or {}
     )
     options = [option for option in found.get("anyOf", []) if option.get("type") != "null"]
-    found = {**options[0], **found} if len(options) == 1 else found
-    if "$ref" in found:
-        return {**schema["$defs"][found["$ref"].rpartition("/")[2]], **found}
-    return dict(found)
-
-
-def _choose(node: dict[str, Any], data: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of the data's `kind` if the node is a union."""
+    found = resolve({**options[0], **found} if len(options) == 1 else found)
     kind = data.get("kind") if isinstance(data, dict) else None
-    tags = node.get("discriminator", {}).get("mapping", {})
-    reference = tags.get(kind) if isinstance(kind, str) else None
-    if reference is None:
-        return node
-    return {**schema["$defs"][reference.rpartition("/")[2]], **node}
-
-
-def _list_known(kind: type[BaseModel]) -> str:
-    return f"keys known at the top: {', '.join(kind.model_fields)}"
+    reference = tags(found).get(kind) if isinstance(kind, str) else None
+    return {**resolve({"$ref": reference}), **found} if reference else found

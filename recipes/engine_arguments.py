@@ -85,13 +85,13 @@ def explain_ours(name: str, engine: str = DEFAULT) -> str:
     if name == "kv-cache-dtype":
         return "the profile has a separate key for it"
     serving = find_engine(engine)
-    if name in serving.whole_names:
-        return ""
     for reason, names in serving.ours.items():
-        for ours in names:
-            whole = ours.removesuffix("*")
-            if whole.startswith(name) or (ours != whole and name.startswith(whole)):
-                return reason
+        wholes = {each.removesuffix("*"): each.endswith("*") for each in names}
+        if name not in serving.whole_names and any(
+            whole.startswith(name) or (is_start and name.startswith(whole))
+            for whole, is_start in wholes.items()
+        ):
+            return reason
     return ""
 
 
@@ -107,13 +107,11 @@ def check_arguments(arguments: Mapping[str, Any], engine: str = DEFAULT) -> None
     serving = find_engine(engine)
     for name, value in arguments.items():
         shown = ascii(name)[:80]
-        found = _NAME.fullmatch(name)
-        whole = found[1] if found else ""
-        if not whole:
+        if not (found := _NAME.fullmatch(name)):
             raise EngineArgumentError(
                 f"{shown} is no argument: write its long option, without the leading dashes"
             )
-        if reason := explain_ours(whole, engine):
+        if reason := explain_ours(found[1], engine):
             raise EngineArgumentError(f"a profile must not set {shown}: {reason}")
         words = serving.words_or_folders.get(name, (value,))
         if reason := _fault_in_value(value) or _fault_in_place(name, value, words):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.core.plugins import SUITES, load_class
-from recipes.alias_names import RULE, can_be_alias
 from recipes.config_model import ConfigModel, Name, Tier
 from recipes.cost import CostGate
 from recipes.generation import Generation
@@ -114,14 +114,9 @@ class SuiteModels(ABC):
     """Subclass of `task` with the settings of the decision."""
 
 
-def _task_model(kind: str) -> type[EvalTask]:
+def _models(kind: str) -> type[SuiteModels]:
     found: type[SuiteModels] = load_class(SUITES, kind, SuiteModels)
-    return found.task
-
-
-def _policy_model(kind: str) -> type[Suite]:
-    found: type[SuiteModels] = load_class(SUITES, kind, SuiteModels)
-    return found.policy
+    return found
 
 
 def _is_generating(suite: Any) -> bool:
@@ -129,13 +124,19 @@ def _is_generating(suite: Any) -> bool:
     if not isinstance(suite, dict):
         return False
     try:
-        return issubclass(_policy_model(str(suite.get("kind"))), Generation)
+        return issubclass(_models(str(suite.get("kind"))).policy, Generation)
     except LookupError:
         return False  # the suite has an error then
 
 
-AnySuite = Annotated[Suite, OfKind(SUITES, _policy_model)]
-AnyTask = Annotated[EvalTask, OfKind(SUITES, _task_model)]
+AnySuite = Annotated[Suite, OfKind(SUITES, lambda kind: _models(kind).policy)]
+AnyTask = Annotated[EvalTask, OfKind(SUITES, lambda kind: _models(kind).task)]
+
+
+# Valid as an OCI tag, a git ref and an MLflow alias. Registries name versions v1, v2, ..., and
+# reserve the names below.
+_ALIAS = re.compile(r"(?![vV]?\d+$)[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
+_TAKEN = ("latest", "main", "HEAD", "prepare-history")
 
 
 class PromotionRule(ConfigModel):
@@ -152,8 +153,12 @@ class PromotionRule(ConfigModel):
     @field_validator("alias", "previous_alias")
     @classmethod
     def _every_registry_has_it(cls, alias: str) -> str:
-        if not can_be_alias(alias):
-            raise ValueError(f"'{alias}' cannot be an alias: {RULE}")
+        if not _ALIAS.fullmatch(alias) or alias in _TAKEN:
+            raise ValueError(
+                f"'{alias}' cannot be an alias: letters, digits, '_' and '-' (not at the "
+                "beginning), 128 at most; not a version's number, and none of "
+                f"{', '.join(_TAKEN)}"
+            )
         return alias
 
     @model_validator(mode="after")
@@ -166,14 +171,7 @@ class PromotionRule(ConfigModel):
 
 
 # Names of other stages and gates: plans and verdicts list both by name.
-RESERVED_SUITE_NAMES = (
-    "quantize",
-    "check_weights",
-    "screen",
-    "judge",
-    "speed",
-    "cost",
-)
+RESERVED_SUITE_NAMES = ("quantize", "check_weights", "screen", "judge", "speed", "cost")
 
 
 class Policy(ConfigModel):

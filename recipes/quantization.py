@@ -69,6 +69,10 @@ class Quantization(ConfigModel):
     quantizes: ClassVar[bool] = True  # False for the baseline
     # Managed environment that the worker runs in: `quantize` has llm-compressor and torch.
     environment: ClassVar[str] = "quantize"
+    # Whether unquantized tensors are stored in the source's types.
+    keeps_types: ClassVar[bool] = True
+    # Whether the worker copies heads for multi-token prediction, which transformers does not load.
+    carries_mtp: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -86,9 +90,23 @@ class Quantization(ConfigModel):
         """Possible weight formats: one for each group size, in the order to try."""
 
     @property
-    def is_fp8(self) -> bool:
-        """Whether weights become 8-bit floating-point numbers."""
-        return all((each.number, each.bits) == ("float", 8) for each in self.weight_formats)
+    @abstractmethod
+    def sqnr_floor_db(self) -> float:
+        """Minimum SQNR of a correct layer; a swapped layer has -3 or 0 dB."""
+
+    @property
+    def rounding(self) -> Rounding:
+        """Change of weights in addition to rounding.
+
+        nearest: none. compensated: later weights absorb an error, so rows may differ locally.
+        rescaled: columns are scaled, and the preceding layers by the inverse.
+        """
+        return "nearest"
+
+    @property
+    def kv_cache_strategy(self) -> str | None:
+        """Unit of the stored scales of an FP8 KV cache, tensor or attn_head; None without any."""
+        return None
 
     @property
     def parts(self) -> tuple[Quantization, ...]:
@@ -113,46 +131,8 @@ class Quantization(ConfigModel):
         """Whether experts that share one tensor stay as they are; else such models are refused."""
         return False
 
-    # What verification expects (docs/explanation/limits.md).
-
-    @property
-    @abstractmethod
-    def sqnr_floor_db(self) -> float:
-        """Minimum SQNR of a correct layer; a swapped layer has -3 or 0 dB."""
-
-    def floor_of(self, module: str, form: WeightFormat) -> float:
-        """Return the minimum SQNR of a module, in dB."""
-        return self.for_module(module).sqnr_floor_db
-
-    @property
-    def rounding(self) -> Rounding:
-        """Change of weights in addition to rounding.
-
-        nearest: none. compensated: later weights absorb an error, so rows may differ locally.
-        rescaled: columns are scaled, and the preceding layers by the inverse.
-        """
-        return "nearest"
-
-    @property
-    def kv_cache_strategy(self) -> str | None:
-        """Unit of the stored scales of an FP8 KV cache, tensor or attn_head; None without any."""
-        return None
-
-    # Whether unquantized tensors are stored in the source's types.
-    keeps_types: ClassVar[bool] = True
-    # Whether the worker copies heads for multi-token prediction, which transformers does not load.
-    carries_mtp: ClassVar[bool] = True
-
-    # Resources and time.
-
-    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        """Return the memory of `size` bytes of weights on a CPU server; `wide`: in float32."""
-        return size
-
-    # Text for a model card.
-
     def format_description(self, group_size: int | None) -> str:
-        """Return the number formats of weights and activations."""
+        """Return the number formats of weights and activations, for a model card."""
         return self.weight_formats[0].label
 
     @property
@@ -160,6 +140,19 @@ class Quantization(ConfigModel):
         return ""
 
     # Consequences of the formats.
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether weights become 8-bit floating-point numbers."""
+        return all((each.number, each.bits) == ("float", 8) for each in self.weight_formats)
+
+    def floor_of(self, module: str, form: WeightFormat) -> float:
+        """Return the minimum SQNR of a module, in dB."""
+        return self.for_module(module).sqnr_floor_db
+
+    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
+        """Return the memory of `size` bytes of weights on a CPU server; `wide`: in float32."""
+        return self.weight_formats[0].bytes_on_cpu(size, wide=wide)
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -170,7 +163,7 @@ class Quantization(ConfigModel):
     @property
     def rows_of_block(self) -> int | None:
         """Rows that share a scale; they must divide the rows of merged layers."""
-        block = self.weight_formats[0].block
+        block = self.weight_formats[0].block if self.weight_formats else None
         return block[0] if block else None
 
     def choose_format(self, columns: Iterable[int]) -> WeightFormat:

@@ -104,9 +104,6 @@ class Recipe(ConfigModel):
         )
 
 
-# --- serving profiles ---------------------------------------------------------------------------
-
-
 class CalibrationLimit(ConfigModel):
     """Limits of calibration on a kind of machine; a run reports when they apply."""
 
@@ -211,22 +208,12 @@ class ServingProfile(ConfigModel):
         served = find_engine(self.engine).accelerators
         if self.accelerator not in served:
             raise ValueError(f"the engine '{self.engine}' needs accelerator: {' or '.join(served)}")
-        return self
-
-    @model_validator(mode="after")
-    def _two_servers_fit(self) -> Self:
         share = memory_share(self.engine_arguments)
         if self.starts == "once" and self.accelerator == "cuda" and share > 0.5:
             raise ValueError(
                 "with 'starts: once' two servers share each GPU, and this profile gives one of "
                 f"them {share:g} of its memory: set 'gpu-memory-utilization' to at most 0.5"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fallbacks_are_a_cpus(self) -> Self:
-        if self.cpu_overrides and self.accelerator != "cpu":
-            raise ValueError("'cpu_overrides' are for a profile with accelerator: cpu")
         return self
 
     # Not a key: it depends on the machine.
@@ -264,16 +251,19 @@ class ServingProfile(ConfigModel):
 
     def apply_cpu_overrides(self, cpu_overrides: Mapping[str, CpuOverride]) -> ServingProfile:
         """Return the profile with these overrides, on any machine."""
-        changes: dict[str, Any] = {
-            "engine_arguments": dict(self.engine_arguments),
-            "environment": dict(self.environment),
-        }
+        arguments, environment = dict(self.engine_arguments), dict(self.environment)
+        cache = self.kv_cache_dtype
         for each in cpu_overrides.values():
-            changes["engine_arguments"] |= each.engine_arguments
-            changes["environment"] |= each.environment
-            if each.kv_cache_dtype is not None:
-                changes["kv_cache_dtype"] = each.kv_cache_dtype
-        changed = self.model_copy(update=changes)
+            arguments |= each.engine_arguments
+            environment |= each.environment
+            cache = each.kv_cache_dtype or cache
+        changed = self.model_copy(
+            update={
+                "engine_arguments": arguments,
+                "environment": environment,
+                "kv_cache_dtype": cache,
+            }
+        )
         changed._in_effect = dict(cpu_overrides)
         return changed
 
@@ -309,45 +299,29 @@ class ServingProfile(ConfigModel):
     def quantizes_in_float32(self) -> bool:
         return any(each.quantize_dtype is not None for each in self._in_effect.values())
 
-    @field_validator("engine_arguments", "variant_arguments")
+    @field_validator(
+        *("engine_arguments", "variant_arguments", "environment", "speculative", "cpu_overrides")
+    )
     @classmethod
-    def _the_engine_knows_them(
-        cls, arguments: dict[str, EngineValue], profile: ValidationInfo
-    ) -> dict[str, EngineValue]:
-        check_counts(arguments)
-        if {
-            "accelerator",
-            "engine",
-        } <= profile.data.keys():  # an invalid one is missing
-            check_arguments(arguments, profile.data["engine"])
-        return arguments
-
-    @field_validator("environment")
-    @classmethod
-    def _variables_of_the_engine(
-        cls, variables: dict[str, str], profile: ValidationInfo
-    ) -> dict[str, str]:
-        if "engine" in profile.data:
-            check_variables(variables, profile.data["engine"])
-        return variables
-
-    @field_validator("speculative")
-    @classmethod
-    def _the_engine_drafts_so(
-        cls, speculative: SpeculativeConfig | None, profile: ValidationInfo
-    ) -> SpeculativeConfig | None:
-        if speculative is not None and {"accelerator", "engine"} <= profile.data.keys():
-            speculative.check(profile.data["accelerator"], profile.data["engine"])
-        return speculative
-
-    @field_validator("cpu_overrides")
-    @classmethod
-    def _overrides_of_the_engine(
-        cls, cpu_overrides: dict[str, CpuOverride], profile: ValidationInfo
-    ) -> dict[str, CpuOverride]:
-        if "engine" in profile.data:
-            for each in cpu_overrides.values():
-                check_counts(each.engine_arguments)
-                check_arguments(each.engine_arguments, profile.data["engine"])
-                check_variables(each.environment, profile.data["engine"])
-        return cpu_overrides
+    def _the_engine_takes_it(cls, value: Any, profile: ValidationInfo) -> Any:
+        if not {"accelerator", "engine"} <= profile.data.keys():  # an invalid one is missing
+            return value
+        engine, accelerator = profile.data["engine"], profile.data["accelerator"]
+        arguments, variables = [], []
+        if profile.field_name == "cpu_overrides":
+            if value and accelerator != "cpu":
+                raise ValueError("'cpu_overrides' are for a profile with accelerator: cpu")
+            arguments = [each.engine_arguments for each in value.values()]
+            variables = [each.environment for each in value.values()]
+        elif profile.field_name == "environment":
+            variables = [value]
+        elif profile.field_name != "speculative":
+            arguments = [value]
+        elif value is not None:
+            value.check(accelerator, engine)
+        for each in arguments:
+            check_counts(each)
+            check_arguments(each, engine)
+        for each in variables:
+            check_variables(each, engine)
+        return value

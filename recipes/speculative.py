@@ -48,40 +48,36 @@ class SpeculativeConfig(ConfigModel):
 
     def check(self, accelerator: str, engine: str) -> None:
         """Check that the engine supports it on that machine; raises ValueError."""
-        serving = find_engine(engine)
+        serving, rule_name = find_engine(engine), self.rejection_sample_method
         if reason := serving.refused_drafting.get(self.method):
             raise ValueError(f"a profile must not use method '{self.method}': {reason}")
         methods = {n: each for n, each in serving.drafting.items() if accelerator in each.on}
-        if self.method not in methods:
-            raise ValueError(
-                f"{engine} has no method '{self.method}' on {accelerator}: known are "
-                f"{', '.join(methods) or 'none'}"
-            )
-        method = methods[self.method]
-        if method.wants_draft != (self.model is not None):
-            wanted = "needs the key 'model'" if method.wants_draft else "takes no 'model'"
-            raise ValueError(f"method '{self.method}' {wanted}")
-        looked_up = (self.prompt_lookup_min, self.prompt_lookup_max) != (None, None)
-        if looked_up and not method.looks_up:
-            raise ValueError(f"prompt_lookup_min and _max are not for method '{self.method}'")
         rules = {n: each for n, each in serving.acceptance.items() if accelerator in each.on}
-        if self.rejection_sample_method not in rules:
-            raise ValueError(
-                f"{engine} has no rejection_sample_method '{self.rejection_sample_method}' on "
-                f"{accelerator}: known are {', '.join(rules)}"
-            )
-        fewest = rules[self.rejection_sample_method].fewest
-        if self.num_speculative_tokens < fewest:
-            raise ValueError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}, but "
-                f"rejection_sample_method '{self.rejection_sample_method}' needs {fewest}"
-            )
-        pretends = bool(rules[self.rejection_sample_method].unfit)
-        if pretends != (self.synthetic_acceptance_length is not None):
-            raise ValueError(
-                "synthetic_acceptance_length requires rejection_sample_method 'synthetic', and "
-                "the reverse"
-            )
+        for name, key, known in (
+            (self.method, "method", [*methods]),
+            (rule_name, "rejection_sample_method", [*rules]),
+        ):
+            if name not in known:
+                raise ValueError(
+                    f"{engine} has no {key} '{name}' on {accelerator}: known are "
+                    f"{', '.join(known) or 'none'}"
+                )
+        method, rule = methods[self.method], rules[rule_name]
+        looked_up = (self.prompt_lookup_min, self.prompt_lookup_max) != (None, None)
+        pretends = self.synthetic_acceptance_length is not None
+        faults = {
+            f"method '{self.method}' needs the key 'model'": method.wants_draft and not self.model,
+            f"method '{self.method}' takes no 'model'": self.model and not method.wants_draft,
+            f"prompt_lookup_min and _max are not for method '{self.method}'": looked_up
+            and not method.looks_up,
+            f"num_speculative_tokens is {self.num_speculative_tokens}, but rejection_sample_method "
+            f"'{rule_name}' needs {rule.fewest}": self.num_speculative_tokens < rule.fewest,
+            "synthetic_acceptance_length requires rejection_sample_method 'synthetic', and the "
+            "reverse": pretends != bool(rule.unfit),
+        }
+        for fault, is_so in faults.items():
+            if is_so:
+                raise ValueError(fault)
 
     def unfit(self, engine: str) -> str:
         """Return why a model served this way must not be promoted, or ''."""

@@ -9,7 +9,6 @@ AWQ_GEMM = "awq-gemm"  # AutoAWQ's layout
 GPTQ, GPTQ_V2 = "gptq", "gptq_v2"  # AutoGPTQ's and GPTQModel's
 FP8 = "fp8"  # `quant_method: fp8`: DeepSeek's blocks, or a scale a matrix
 MODELOPT_FP8, MODELOPT_NVFP4 = "modelopt-fp8", "modelopt-nvfp4"
-BNB_4BIT, BNB_8BIT = "bitsandbytes-4bit", "bitsandbytes-8bit"
 PLAIN = "unquantized"  # all other names are compressed-tensors'
 SCALE_BYTES = 2  # scales have the source's 16-bit type
 # Other bytes of a matrix: the unpacked shape (two 64-bit integers), the 32-bit scale of a matrix.
@@ -66,6 +65,20 @@ class WeightFormat:
         if self.block is not None:
             return (-(-rows // self.block[0]), -(-columns // self.block[1]))
         return (rows, -(-columns // self.group) if self.group else 1)
+
+    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
+        """Return the memory of `size` bytes of weights on a CPU server, which widens most.
+
+        Args:
+            wide: the model is served in float32; FP8 weights always get 32 bits.
+        """
+        if self.bits > 8 or self.name == "int-quantized":
+            return size
+        if self.number == "float":
+            return size * (32 if wide or self.bits == 8 else 16) // self.bits
+        if self.bits == 8:
+            return size * (4 if wide else 2)
+        return size * 8 if wide else size
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Return the bytes of a matrix with these rows (outputs) and columns (inputs)."""

@@ -17,14 +17,14 @@ from pathlib import Path
 PRODUCT = ("pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "recipes": 3_911,
-    "pipeline": 32_585,
+    "recipes": 3_770,
+    "pipeline": 31_700,
     "eval_gates": 10_234,
     "artifacts": 7_270,
-    "tests": 52_690,
+    "tests": 51_700,
     "benchmarks": 1_678,
     "words_in_written_pages": 15_230,
-    "words_in_docstrings": 52_090,
+    "words_in_docstrings": 50_950,
     "files_in_a_folder": 35,
 }
 """The goal is 36,000 lines of the four rooms, 40,000 of tests, 2,000 of benchmarks, 13,000 words of

@@ -22,7 +22,12 @@ from eval_gates.speed.load_run import LoadRun
 from pipeline.cli.main import app
 from pipeline.core.stage_record import StageRecord
 from pipeline.environments.settings import SettingsFile
-from pipeline.inspection.layers import ELEMENT_BYTES, read_layers, sequence_bytes
+from pipeline.inspection.layers import (
+    ELEMENT_BYTES,
+    UnknownLayersError,
+    read_layers,
+    sequence_bytes,
+)
 from pipeline.inspection.model_shape import model_shape
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
@@ -82,7 +87,7 @@ def write_kv_caches() -> str:
         *("# KV cache of the plan and of vLLM", "", NOTE),
         "Tokens in 1 TiB on one GPU, at the model's full context. vLLM 0.33 counted its own for",
         "each config.json: for the model's class without weights, over a faked H100, with its",
-        "defaults (`make test-cuda-build`). For other patterns of layers, such as DeepSeek-V4, the",
+        "defaults (`make test-cuda-build`). For other patterns of layers, such as Mamba, the",
         "plan says that the engine tells.",
         "",
         "| model | context | plan, 16 bits | vLLM | difference | plan, FP8 | vLLM | difference |",
@@ -91,7 +96,10 @@ def write_kv_caches() -> str:
     for line in (CACHES / "published_configs.jsonl").read_text().splitlines():
         model = json.loads(line)
         config, said = model["config"], engine[model["name"]]
-        layers = read_layers(config, model_shape(config, "config.json"), "config.json")
+        try:
+            layers = read_layers(config, model_shape(config, "config.json"), "config.json")
+        except UnknownLayersError:
+            continue
         cells = [model["name"], f"{said['context']:,}"]
         for kind in ("auto", "fp8"):
             one = sequence_bytes(layers, said["context"], ELEMENT_BYTES[kind], held=2 * 8192)

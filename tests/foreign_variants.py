@@ -22,13 +22,6 @@ from sound_variants import (
     source_tensors,
 )
 
-NEGATIVE = [-1, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004]
-POSITIVE = [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1]
-NF4 = np.array(
-    [*NEGATIVE, 0, *POSITIVE], np.float32
-)  # bitsandbytes.functional.get_4bit_type("nf4")
-BLOCK = 64
-
 CONFIGS: dict[str, dict[str, Any] | None] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False},
     "gptq_v2": {
@@ -41,13 +34,6 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
     "modelopt-fp8": {"quant_method": "modelopt", "quant_algo": "FP8"},
     "modelopt-nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    "bnb-nf4": {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"},
-    "bnb-nested": {
-        "quant_method": "bitsandbytes",
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": True,
-    },
-    "bnb-8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
     "gguf": None,
 }
 
@@ -98,52 +84,6 @@ def _deepseek(weights: Any, kind: str) -> Tensors:
     return {"weight": parts["weight"], "weight_scale_inv": parts["weight_scale"]}
 
 
-def _nf4(weights: Any, kind: str) -> Tensors:
-    flat = weights.reshape(-1, BLOCK)
-    maxima = np.abs(flat).max(axis=1).astype(np.float32)
-    state: dict[str, Any] = {
-        "quant_type": "nf4",
-        "blocksize": BLOCK,
-        "dtype": "bfloat16",
-        "shape": list(weights.shape),
-    }
-    parts: Tensors = {}
-    if kind == "bnb-nested":
-        offset = float(maxima.mean())
-        pieces = [maxima[n : n + 256] - offset for n in range(0, len(maxima), 256)]
-        above = np.array([np.abs(each).max() for each in pieces], np.float32)
-        levels = np.linspace(-1, 1, 256).astype(np.float32)
-        codes = np.concatenate(
-            [np.round((each / m + 1) * 127.5) for each, m in zip(pieces, above, strict=True)]
-        ).astype(np.uint8)
-        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
-        parts = {
-            "weight.nested_absmax": Stored("F32", above),
-            "weight.nested_quant_map": Stored("F32", levels),
-            "weight.absmax": Stored("U8", codes),
-        }
-    else:
-        parts["weight.absmax"] = Stored("F32", maxima)
-    codes = np.abs((flat / maxima[:, None])[..., None] - NF4).argmin(axis=2).astype(np.uint8)
-    pairs = codes.reshape(-1, 2)
-    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
-    return parts | {
-        "weight": Stored("U8", (pairs[:, :1] << 4 | pairs[:, 1:])),
-        "weight.quant_map": Stored("F32", NF4),
-        "weight.quant_state.bitsandbytes__nf4": Stored("U8", text),
-    }
-
-
-def _int8(weights: Any, kind: str) -> Tensors:
-    maxima = np.abs(weights).max(axis=1).astype(np.float32)
-    numbers = np.round(weights / maxima[:, None] * 127).astype(np.int8)
-    return {
-        "weight": Stored("I8", numbers),
-        "SCB": Stored("F32", maxima),
-        "weight_format": Stored("U8", np.array(0, np.uint8)),
-    }
-
-
 def through_q8_0(weights: Any) -> Any:
     """To GGUF's Q8_0 and back: blocks of 32 with one float16 scale, rounded to nearest."""
     blocks = np.asarray(weights, np.float32).reshape(-1, 32)
@@ -162,9 +102,6 @@ _PARTS = {
     "modelopt-fp8": _modelopt_fp8,
     "modelopt-nvfp4": _modelopt_nvfp4,
     "fp8": _deepseek,
-    "bnb-nf4": _nf4,
-    "bnb-nested": _nf4,
-    "bnb-8": _int8,
     "gguf": _gguf,
 }
 

@@ -15,13 +15,12 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.checkpoint import gguf
 from pipeline.checkpoint.reference import CheckpointReference, Kind, parse_reference
-from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.source_format import QUANTIZER_FILE, source_format
 from pipeline.checkpoint.weight_files import (
     INDEX,
     checkpoint_names,
+    hint_on_weights,
     read_headers,
     read_json,
     weight_files,
@@ -45,56 +44,29 @@ __all__ = [
 ]
 
 TOKENIZER_VOCABULARIES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-    "*.tiktoken",
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
+    *("tekken.json", "*.tiktoken"),
 )
 # Globs of files that quantization must copy unchanged.
 AUXILIARY_FILES = (
-    "*.model",
-    "*.tiktoken",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "special_tokens_map.json",
-    "tekken.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
+    *("*.model", "*.tiktoken", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+    *("generation_config.json", "merges.txt", "preprocessor_config.json"),
+    *("processor_config.json", "special_tokens_map.json", "tekken.json", "tokenizer.json"),
+    *("tokenizer_config.json", "vocab.json", "vocab.txt"),
 )
 # Files other than weights that can change the model's answers; all at the top level.
-SMALL_FILES = (
-    *AUXILIARY_FILES,
-    "config.json",
-    QUANTIZER_FILE,
-    INDEX,
-    "*.py",
-)
+SMALL_FILES = (*AUXILIARY_FILES, "config.json", QUANTIZER_FILE, INDEX, "*.py")
 
-# The name most models use, then older ones' (GPT-2, MPT, DBRX).
 MAX_CONTEXT = 10**10  # tokens; a larger value is an error or an attack
+# The name most models use, then older ones' (GPT-2, MPT, DBRX), and Kimi Linear's.
 CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",  # Kimi Linear
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "model_max_length",
 )
 CODE_KEY = "auto_map"  # refers to Python classes in the checkpoint
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-
 MAX_SMALL_BYTES = 512 * MEBIBYTE  # limit of a file without weights
 MAX_NAME_CHARACTERS = 200  # of architecture and model type
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -151,18 +123,21 @@ def inspect_folder(
 
     Args:
         path: the folder; for kind "hub" a snapshot in the Hub's cache, whose links are checked
-            against
-        the Hub's digests.
+            against the Hub's digests.
         is_head: it is a draft model that uses another model's tokenizer and may have none.
     """
     path = path.expanduser().absolute()
     config = read_config(path)
-    architecture = _text("architectures", _first(config.get("architectures")), path)
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    architecture = _text("architectures", first, path)
     model_type = _text("model_type", config.get("model_type"), path)
+    context = context_length(config)
+    if context is None:
+        raise _lacking(CONTEXT_KEYS[0], path)
     weights = weight_files(path)
     small = [path / name for name in checkpoint_names(path) if matches(name, SMALL_FILES)]
-    has_tokenizer = any(matches(file.name, TOKENIZER_VOCABULARIES) for file in small)
-    if not has_tokenizer and not is_head:
+    if not is_head and not any(matches(file.name, TOKENIZER_VOCABULARIES) for file in small):
         raise CheckpointError(
             "the checkpoint has no tokenizer",
             where=str(path),
@@ -171,19 +146,28 @@ def inspect_folder(
     files = sorted({*weights, *small})
     for file in files:
         _check_inside(file, path, kind)
-    for file in small:
-        if file.stat().st_size > MAX_SMALL_BYTES:
+        if file in small and file.stat().st_size > MAX_SMALL_BYTES:
             raise CheckpointError(
                 f"the file has {file.stat().st_size:,} bytes, too many for a checkpoint",
                 where=str(file),
                 hint="download it again",
             )
-    tensors = [tensor for h in read_headers(path).values() for tensor in h.tensors.values()]
-    parameters = sum(tensor.elements for tensor in tensors)
+    sizes: Counter[str] = Counter()
+    parameters = 0
+    for header in read_headers(path).values():
+        for tensor in header.tensors.values():
+            parameters += tensor.elements
+            sizes[tensor.dtype] += tensor.size
     if not parameters:
         raise CheckpointError("the weights are empty", where=str(weights[0]))
-    hashed = _hash_all(files, kind, digests, progress or NullProgress())
-    quantizer = path / QUANTIZER_FILE
+    dtype = sizes.most_common(1)[0][0]
+    hashed = []
+    for file, sha256 in zip(
+        files, digests.digest_all(files, progress or NullProgress()), strict=True
+    ):
+        _check_hub_digest(file, kind, sha256)
+        hashed.append(CheckpointFile(name=file.name, size=file.stat().st_size, sha256=sha256))
+    quantizer, tokenizer = path / QUANTIZER_FILE, path / "tokenizer_config.json"
     form = source_format(config, read_json(quantizer) if quantizer in small else None)
     return Checkpoint(
         ref=ref,
@@ -191,15 +175,16 @@ def inspect_folder(
         revision=revision,
         path=path,
         digest=digest_json([[file.name, file.sha256] for file in hashed]),
-        files=hashed,
+        files=tuple(hashed),
         architecture=architecture,
         model_type=model_type,
-        dtype=_main_dtype(tensors),
+        dtype=TORCH_NAMES.get(dtype, dtype.lower()),
         parameters=parameters,
         weights_bytes=sum(file.stat().st_size for file in weights),
-        max_position_embeddings=_check_context_length(config, path),
+        max_position_embeddings=context,
         quantized=form.label if form else "",
-        needs_remote_code=_needs_remote_code(config, path),
+        needs_remote_code=needs_own_code(config)
+        or (tokenizer in small and needs_own_code(read_json(tokenizer))),
     )
 
 
@@ -210,89 +195,65 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 def check_folder(path: Path) -> None:
     """Raise CheckpointError with a hint unless the path is a readable folder."""
-    if path.is_file() and path.suffix == gguf.SUFFIX:
-        raise gguf.gguf_error(str(path.parent), path.name, str(path))
     if path.is_file():
-        raise CheckpointError(
-            "a checkpoint must be a folder, this is a file",
-            where=str(path),
-            hint=f"use its folder: {path.parent}",
-        )
-    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
-        raise CheckpointError("the folder is not readable", where=str(path))
-    if not path.is_dir():
-        raise CheckpointError(
-            "the folder does not exist", where=str(path), hint="check the path for a typo"
-        )
+        hint = f"use its folder: {path.parent}"
+        if path.suffix == ".gguf":
+            hint = hint_on_weights([path.name])
+        fault = f"a checkpoint must be a folder, this is a {path.suffix[1:].upper()} file"
+    elif not path.is_dir():
+        fault, hint = "the folder does not exist", "check the path for a typo"
+    elif not os.access(path, os.R_OK | os.X_OK):
+        fault, hint = "the folder is not readable", "give this user the right to read it"
+    else:
+        return
+    raise CheckpointError(fault, where=str(path), hint=hint)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return config.json; common wrong folders get a specific hint."""
+    """Return config.json of a folder."""
     check_folder(path)
-    if not (path / "config.json").exists():
-        if files := sorted(path.glob(f"*{gguf.SUFFIX}")):
-            raise gguf.gguf_error(str(path), files[0].name, str(path))
-        adapter = (path / "adapter_config.json").exists()
+    if (path / "config.json").exists():
+        return read_json(path / "config.json")
+    if (path / "adapter_config.json").exists():
         raise CheckpointError(
-            "the folder has an adapter instead of a complete model"
-            if adapter
-            else "the folder has no config.json",
+            "the folder has an adapter instead of a complete model",
             where=str(path),
-            hint="merge it into its base model first: peft's merge_and_unload(), save_pretrained()"
-            if adapter
-            else "use the folder with config.json, the weights and the tokenizer",
+            hint="merge it into its base model first: peft's merge_and_unload(), save_pretrained()",
         )
-    return read_json(path / "config.json")
+    raise CheckpointError(
+        "the folder has no config.json",
+        where=str(path),
+        hint=hint_on_weights(checkpoint_names(path)),
+    )
 
 
 def _text(key: str, value: Any, path: Path) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARACTERS:
-        raise CheckpointError(
-            f"config.json lacks the model's {key}",
-            where=f"{path / 'config.json'}, key {key}",
-            hint="save the checkpoint again with transformers' save_pretrained()",
-        )
+        raise _lacking(key, path)
     return value
 
 
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else None
-
-
-def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
-    inner = config.get("text_config")
-    return [config, inner] if isinstance(inner, dict) else [config]
+def _lacking(key: str, path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"config.json lacks the model's {key}",
+        where=f"{path / 'config.json'}, key {key}",
+        hint="save the checkpoint again with transformers' save_pretrained(), or add the key",
+    )
 
 
 def needs_own_code(config: dict[str, Any]) -> bool:
-    """Return whether config.json names Python code of the checkpoint for its model."""
+    """Return whether a config names Python code of the checkpoint."""
     return bool(config.get(CODE_KEY))
 
 
 def context_length(config: dict[str, Any]) -> int | None:
     """Return the model's tokens of context; None if config.json lacks it."""
-    for level in _levels(config):
+    inner = config.get("text_config")
+    for level in (config, inner if isinstance(inner, dict) else {}):
         for key in CONTEXT_KEYS:
             if type(level.get(key)) is int and 0 < level[key] <= MAX_CONTEXT:
                 return int(level[key])
     return None
-
-
-def _check_context_length(config: dict[str, Any], path: Path) -> int:
-    if (found := context_length(config)) is not None:
-        return found
-    raise CheckpointError(
-        "config.json lacks the model's context length",
-        where=f"{path / 'config.json'}, key {CONTEXT_KEYS[0]}",
-        hint=f"add the key {CONTEXT_KEYS[0]} with the length that the model was trained for",
-    )
-
-
-def _needs_remote_code(config: dict[str, Any], path: Path) -> bool:
-    tokenizer = path / "tokenizer_config.json"
-    return needs_own_code(config) or (
-        tokenizer.exists() and bool(read_json(tokenizer).get(CODE_KEY))
-    )
 
 
 def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
@@ -318,16 +279,6 @@ def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
         )
 
 
-def _hash_all(
-    files: list[Path], kind: Kind, digests: FileDigests, progress: Progress
-) -> tuple[CheckpointFile, ...]:
-    hashed = []
-    for file, sha256 in zip(files, digests.digest_all(files, progress), strict=True):
-        _check_hub_digest(file, kind, sha256)
-        hashed.append(CheckpointFile(name=file.name, size=file.stat().st_size, sha256=sha256))
-    return tuple(hashed)
-
-
 def _check_hub_digest(file: Path, kind: Kind, sha256: str) -> None:
     if kind != "hub" or not file.is_symlink():
         return
@@ -338,11 +289,3 @@ def _check_hub_digest(file: Path, kind: Kind, sha256: str) -> None:
             where=str(file.resolve()),
             hint="delete it and run the command again, to download it again",
         )
-
-
-def _main_dtype(tensors: list[TensorEntry]) -> str:
-    sizes: Counter[str] = Counter()
-    for tensor in tensors:
-        sizes[tensor.dtype] += tensor.size
-    name = sizes.most_common(1)[0][0]
-    return TORCH_NAMES.get(name, name.lower())

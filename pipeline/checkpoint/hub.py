@@ -10,24 +10,28 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint import gguf
-from pipeline.checkpoint.folder import SMALL_FILES
-from pipeline.checkpoint.weight_files import IGNORED_WEIGHTS, INDEX, read_index
-from pipeline.core.errors import CheckpointError, HubError
+from pipeline.checkpoint.folder import SMALL_FILES, matches
+from pipeline.checkpoint.weight_files import (
+    IGNORED_WEIGHTS,
+    INDEX,
+    are_weights,
+    hint_on_weights,
+    read_index,
+)
+from pipeline.core.errors import HubError
 from pipeline.core.events import Progress
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
 # The card has the license. It does not change answers, so it is not part of the digest.
-CARD = "README.md"
-FETCHED_FIRST = (*SMALL_FILES, CARD)
+FETCHED_FIRST = (*SMALL_FILES, "README.md")
 ANSWER_TIMEOUT_S = 15.0
 DATASET_TIMEOUT_S = 3.0
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -47,8 +51,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
 
     Raises:
         HubError: repository or revision do not exist or are not accessible, the Hub is unreachable
-            and
-        the cache incomplete, the disk is full, or there are no safetensors.
+            and the cache incomplete, the disk is full, or there are no safetensors.
     """
     with explain_hub_errors(repo_id, revision):
         info = query_hub(repo_id, revision)
@@ -56,18 +59,31 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
         if info is not None:
             check_has_safetensors(repo_id, sizes)
         # The user's revision name, so that the library caches its commit.
-        snapshot = _fetch(repo_id, revision, list(FETCHED_FIRST), offline=info is None)
-        commit = snapshot.name
-        wanted = _weight_patterns(snapshot)
-        missing = _missing_bytes(snapshot, sizes, wanted)
-        _check_disk(snapshot, missing)
-        bar = _bar_class(progress, f"download {repo_id}", missing) if missing else None
-        _fetch(repo_id, commit, wanted, offline=info is None, bar=bar)
-        if missing:
-            progress.advance(f"download {repo_id}", missing, missing, "bytes")
-    if not any(snapshot.glob("*.safetensors")):
-        raise _no_safetensors(repo_id, [path.name for path in snapshot.iterdir()])
-    return snapshot, commit
+        snapshot = _fetch(repo_id, revision, FETCHED_FIRST, info is None, _bar_class())
+        index = snapshot / INDEX
+        wanted = sorted(set(read_index(index).values())) if index.exists() else ["*.safetensors"]
+        missing = sum(
+            size
+            for name, size in sizes.items()
+            if matches(name, (*wanted,)) and are_weights(name) and not (snapshot / name).exists()
+        )
+        free = shutil.disk_usage(snapshot).free
+        if free < missing:
+            raise HubError(
+                f"the weights need {missing / 1e9:.1f} GB more, and the disk has {free / 1e9:.1f} "
+                "GB",
+                where=str(snapshot),
+                hint="free some space, or set HF_HOME to a folder on a larger disk",
+            )
+
+        def report(done: int) -> None:
+            if missing:
+                progress.advance(f"download {repo_id}", min(done, missing), missing, "bytes")
+
+        _fetch(repo_id, snapshot.name, wanted, info is None, _bar_class(report))
+        report(missing)
+    check_has_safetensors(repo_id, [path.name for path in snapshot.iterdir()])
+    return snapshot, snapshot.name
 
 
 def bytes_to_download(repo_id: str, revision: str | None) -> int:
@@ -87,8 +103,7 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
         return sum(
             size
             for name, size in sizes.items()
-            if any(fnmatchcase(name, pattern) for pattern in (*FETCHED_FIRST, "*.safetensors"))
-            and not fnmatchcase(name, IGNORED_WEIGHTS)
+            if (matches(name, FETCHED_FIRST) or are_weights(name))
             and not isinstance(try_to_load_from_cache(repo_id, name, revision=info.sha), str)
         )
 
@@ -148,57 +163,35 @@ def file_sizes(info: ModelInfo) -> dict[str, int]:
     }
 
 
-def _weight_patterns(snapshot: Path) -> list[str]:
-    index = snapshot / INDEX
-    return sorted(set(read_index(index).values())) if index.exists() else ["*.safetensors"]
-
-
-def _missing_bytes(snapshot: Path, sizes: dict[str, int], patterns: list[str]) -> int:
-    return sum(
-        size
-        for name, size in sizes.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-        and not fnmatchcase(name, IGNORED_WEIGHTS)
-        and not (snapshot / name).exists()
-    )
-
-
-def _check_disk(snapshot: Path, missing: int) -> None:
-    free = shutil.disk_usage(snapshot).free
-    if free < missing:
+def check_has_safetensors(repo_id: str, names: Iterable[str]) -> None:
+    """Raise HubError for a repository without top-level safetensors."""
+    if not any(fnmatchcase(name, "*.safetensors") for name in names):
         raise HubError(
-            f"the weights need {missing / 1e9:.1f} GB more, and the disk has {free / 1e9:.1f} GB",
-            where=str(snapshot),
-            hint="free some space, or set HF_HOME to a folder on a larger disk",
+            "the repository has no safetensors weights", where=repo_id, hint=hint_on_weights(names)
         )
 
 
 def _fetch(
-    repo_id: str,
-    revision: str | None,
-    patterns: list[str],
-    *,
-    offline: bool,
-    bar: type[Any] | None = None,
+    repo_id: str, revision: str | None, patterns: Iterable[str], offline: bool, bar: type[Any]
 ) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = snapshot_download(
         repo_id,
         revision=revision,
-        allow_patterns=patterns,
+        allow_patterns=list(patterns),
         ignore_patterns=["*/*", IGNORED_WEIGHTS],
         local_files_only=offline,
-        tqdm_class=bar or _bar_class(None, "", 0),
+        tqdm_class=bar,
     )
     return Path(folder)
 
 
-def _bar_class(progress: Progress | None, task: str, total: int) -> type[Any]:
-    """Return a progress bar class that draws nothing and reports bytes to `progress`.
+def _bar_class(report: Callable[[int], None] | None = None) -> type[Any]:
+    """Return a progress bar class that draws nothing and reports bytes.
 
     The library creates several bars: one counts files, one or two count bytes (received, written),
-    which differ with deduplication. The largest count is reported; None reports nothing.
+    which differ with deduplication. The largest count is reported.
     """
     from tqdm.std import tqdm
 
@@ -220,102 +213,78 @@ def _bar_class(progress: Progress | None, task: str, total: int) -> type[Any]:
         def update(self, n: float | None = 1) -> bool | None:
             nonlocal furthest
             drawn: bool | None = super().update(n)
-            if progress is not None and self.unit == "B":
-                with lock:
-                    if self.n > furthest:
-                        furthest = int(self.n)
-                        progress.advance(task, min(furthest, total), total, "bytes")
+            with lock:
+                if report is not None and self.unit == "B" and self.n > furthest:
+                    furthest = int(self.n)
+                    report(furthest)
             return drawn
 
     return ReportingBar
 
 
-def check_has_safetensors(repo_id: str, sizes: dict[str, int]) -> None:
-    """Raise HubError for a repository without top-level safetensors."""
-    if not any(fnmatchcase(name, "*.safetensors") for name in sizes):
-        raise _no_safetensors(repo_id, list(sizes))
-
-
-def _no_safetensors(repo_id: str, names: list[str]) -> CheckpointError:
-    suffixes = {Path(name).suffix for name in names}
-    if suffixes & {".bin", ".pt", ".pth"}:
-        hint = "it has pickled weights, which are not loaded; look for a revision with safetensors"
-    elif files := sorted(name for name in names if name.endswith(gguf.SUFFIX)):
-        return gguf.gguf_error(repo_id, files[0], repo_id, HubError)
-    else:
-        hint = "name the repository of a language model's weights"
-    return HubError("the repository has no safetensors weights", where=repo_id, hint=hint)
-
-
 @contextmanager
 def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
     """Convert the library's errors to HubError with a hint."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     where = f"{repo_id}@{revision}" if revision else repo_id
     endpoint = os.environ.get("HF_ENDPOINT", "the Hub")
     no_folder = f" (and no folder of the name '{repo_id}' exists here)"
+    offline = constants.HF_HUB_OFFLINE
+    # The first that fits: the library's error, what is told, and the hint.
+    known: tuple[tuple[type[Exception], str, str], ...] = (
+        (
+            errors.GatedRepoError,
+            "the repository is gated",
+            f"accept the model's terms on its page at {endpoint}, then {LOG_IN}",
+        ),
+        (
+            errors.RevisionNotFoundError,
+            f"the revision '{revision}' does not exist",
+            "use an existing branch, tag or commit, or remove the @ part",
+        ),
+        (
+            errors.RepositoryNotFoundError,
+            f"the repository does not exist on {endpoint}, or is not visible{no_folder}",
+            f"check the name for a typo; if the repository is private, {LOG_IN}",
+        ),
+        (
+            errors.LocalEntryNotFoundError,
+            ("HF_HUB_OFFLINE is set, and the Hub's" if offline else f"{endpoint} is unreachable, ")
+            + f"{'' if offline else 'and its local'} cache is incomplete{no_folder}",
+            "unset HF_HUB_OFFLINE once to download it, or use a local folder"
+            if offline
+            else "check the network (HF_ENDPOINT selects a mirror), or use a local folder",
+        ),
+        (
+            errors.HFValidationError,
+            "this is not a Hub id",
+            "write a Hub id as org/name, a folder as ./path/to/model",
+        ),
+        (
+            transport_error(),
+            "the download was interrupted: {error}",
+            "check the network and run the command again; complete files stay in the cache",
+        ),
+        (OSError, "the download failed: {error}", "run the command again; complete files are kept"),
+        (
+            ValueError,
+            f"{endpoint} does not behave like a Hub",
+            "check HF_ENDPOINT, and whether a proxy is in between",
+        ),
+    )
     try:
         yield
-    except errors.GatedRepoError as error:
-        hint = f"accept the model's terms on its page at {endpoint}, then {LOG_IN}"
-        raise HubError("the repository is gated", where=where, hint=hint) from error
-    except errors.RevisionNotFoundError as error:
-        hint = "use an existing branch, tag or commit, or remove the @ part"
-        raise HubError(
-            f"the revision '{revision}' does not exist", where=where, hint=hint
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        hint = f"check the name for a typo; if the repository is private, {LOG_IN}"
-        what = f"the repository does not exist on {endpoint}, or is not visible{no_folder}"
-        raise HubError(what, where=where, hint=hint) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise _unreachable_error(where, endpoint, no_folder) from error
-    except errors.HFValidationError as error:
-        hint = "write a Hub id as org/name, a folder as ./path/to/model"
-        raise HubError(f"this is not a Hub id{no_folder}", where=where, hint=hint) from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        hint = LOG_IN if status in (401, 403) else "try again in a while"
-        raise HubError(
-            f"{endpoint} answered with status {status}", where=where, hint=hint
-        ) from error
-    except transport_error() as error:
-        hint = "check the network and run the command again; complete files stay in the cache"
-        raise HubError(f"the download was interrupted: {error}", where=where, hint=hint) from error
-    except OSError as error:
-        raise _disk_error(error, where) from error
-    except ValueError as error:
-        hint = "check HF_ENDPOINT, and whether a proxy is in between"
-        raise HubError(f"{endpoint} does not behave like a Hub", where=where, hint=hint) from error
-
-
-def _unreachable_error(where: str, endpoint: str, no_folder: str) -> HubError:
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return HubError(
-            f"HF_HUB_OFFLINE is set, and the Hub's cache is incomplete{no_folder}",
-            where=where,
-            hint="unset HF_HUB_OFFLINE once to download it, or use a local folder",
-        )
-    return HubError(
-        f"{endpoint} is unreachable, and its local cache is incomplete{no_folder}",
-        where=where,
-        hint="check the network (HF_ENDPOINT selects a mirror), or use a local folder",
-    )
-
-
-def _disk_error(error: OSError, where: str) -> HubError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HubError(
-            "the disk is full",
-            where=str(error.filename or where),
-            hint="free some space, or set HF_HOME to a folder on a larger disk; "
-            "complete files are kept",
-        )
-    return HubError(
-        f"the download failed: {error}",
-        where=where,
-        hint="run the command again; complete files are kept",
-    )
+    except Exception as error:
+        found = next((each for each in known if isinstance(error, each[0])), None)
+        if found is None:
+            raise
+        _, message, hint = found
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where, message = str(error.filename or where), "the disk is full"
+            hint = "free some space, or set HF_HOME to a folder on a larger disk"
+        elif isinstance(error, errors.HfHubHTTPError) and found[0] is transport_error():
+            status = error.response.status_code
+            message = f"{endpoint} answered with status {status}"
+            hint = LOG_IN if status in (401, 403) else "try again in a while"
+        raise HubError(message.replace("{error}", str(error)), where=where, hint=hint) from error

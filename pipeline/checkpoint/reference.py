@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,12 +16,11 @@ from pipeline.core.user_path import user_path
 Kind = Literal["folder", "hub", "demo"]
 
 DEMOS = ("smollm2-135m",)
-
 WHERE = "the checkpoint's name"
-_DEMO_NAMES = [f"demo:{demo}" for demo in DEMOS]
 # The Hub allows 96 characters for both parts; git 255 bytes for each part of a branch.
-_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
-_REVISION = re.compile(r"[^\s@]{1,255}")
+_HUB_ID = re.compile(
+    r"([A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95})(?:@([^\s@]{1,255}))?", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -52,41 +52,26 @@ def parse_reference(text: str) -> CheckpointReference:
     Raises:
         UsageError: it is none of the three kinds; the message suggests close matches.
     """
-    if text.startswith("demo:"):
-        name = text.removeprefix("demo:")
-        if name not in DEMOS:
-            raise _unknown_error(text)
-        return CheckpointReference("demo", name)
-    if text.startswith(("./", "../", "/", "~")) or _exists(text):
+    if (demo := text.removeprefix("demo:")) != text and demo in DEMOS:
+        return CheckpointReference("demo", demo)
+    try:
+        exists = bool(text) and Path(text).exists()
+    except OSError:  # too long, or below an unreadable folder
+        exists = False
+    if demo == text and (exists or text.startswith(("./", "../", "/", "~"))):
         user_path(text, WHERE)
         return CheckpointReference("folder", text)
-    name, at, revision = text.partition("@")
-    if _HUB_ID.fullmatch(name) and (not at or _REVISION.fullmatch(revision)):
-        return CheckpointReference("hub", name, revision or None)
-    raise _unknown_error(text)
-
-
-def _exists(text: str) -> bool:
-    try:
-        return bool(text) and Path(text).exists()
-    except OSError:  # too long, or below an unreadable folder
-        return False
-
-
-def _unknown_error(text: str) -> UsageError:
-    known = [*_DEMO_NAMES, *_siblings(text)] if len(text) <= MAX_NAME_CHARACTERS else []
-    close = get_close_matches(text, known, n=3, cutoff=0.5)
-    return UsageError(
+    if demo == text and (found := _HUB_ID.fullmatch(text)):
+        return CheckpointReference("hub", found[1], found[2])
+    demos = [f"demo:{each}" for each in DEMOS]
+    known = list(demos)
+    with suppress(OSError, ValueError):  # no such folder
+        known += map(str, Path(text).parent.iterdir())
+    close = get_close_matches(text[:MAX_NAME_CHARACTERS], known, n=3, cutoff=0.5)
+    raise UsageError(
         f"'{clip(text, MAX_NAME_CHARACTERS)}' is not a folder, a Hub id or a demo"
         + (f"; close to it: {', '.join(close)}" if close else ""),
         where=WHERE,
         hint="use an existing folder (./path/to/model), a Hub id (org/name or "
-        f"org/name@revision), or a demo ({', '.join(_DEMO_NAMES)})",
+        f"org/name@revision), or a demo ({', '.join(demos)})",
     )
-
-
-def _siblings(text: str) -> list[str]:
-    try:
-        return [str(path) for path in Path(text).parent.iterdir()]
-    except (OSError, ValueError):  # no such folder
-        return []

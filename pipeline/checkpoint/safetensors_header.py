@@ -1,4 +1,4 @@
-"""Reading, checking and writing of .safetensors headers, without torch and tensor data.
+"""Reading and checking of .safetensors headers, without torch and tensor data.
 
 The format: 8 bytes little-endian length N, N bytes of JSON, then tensor data. The header's offsets
 count from the end of the JSON and cover the data without gap or overlap.
@@ -22,33 +22,16 @@ MAX_HEADER_BYTES = 40_000_000
 MAX_NAME_CHARACTERS = 1_000
 MAX_DIMENSIONS = 64  # torch's limit; bounds the product of a malicious shape
 METADATA_KEY = "__metadata__"
-
 # Bits of an element, from safetensors 0.8.
 DTYPE_BITS = {
-    "BOOL": 8,
     "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
 }
-
 DOWNLOAD_AGAIN = "download the file again"
 
 
@@ -75,7 +58,6 @@ class SafetensorsHeader:
     """Header of a .safetensors file."""
 
     tensors: dict[str, TensorEntry]  # by name; offsets count from `data_start`
-    metadata: dict[str, str]  # free key-value pairs, often {"format": "pt"}
     data_start: int  # offset in the file of the first tensor byte
     data_bytes: int  # size of all tensors together
 
@@ -87,88 +69,64 @@ def read_header(path: Path) -> SafetensorsHeader:
         open_regular(path, None) as file,
     ):
         size = os.fstat(file.fileno()).st_size
-        length = _header_length(file.read(PREFIX_BYTES), size, path)
+        prefix = file.read(PREFIX_BYTES)
+        if prefix == b"version ":
+            raise CheckpointError(
+                "the file is a Git LFS pointer, not the weights themselves",
+                where=str(path),
+                hint=f"fetch the weights: git -C {path.parent} lfs pull",
+            )
+        length = int.from_bytes(prefix, "little")
+        if size < PREFIX_BYTES:
+            raise _damage(f"the file has {size} bytes, too few for a safetensors file", path)
+        if length > MAX_HEADER_BYTES:
+            raise _damage(f"its header has {length} bytes; the limit is {MAX_HEADER_BYTES}", path)
+        data_start = PREFIX_BYTES + length
+        _check_size(size, data_start, path, exact=False)
         text = file.read(length)
-    entries = _parse(text, path)
-    metadata = _metadata(entries.pop(METADATA_KEY, {}), path)
-    tensors = {name: check_tensor(name, entry, path) for name, entry in entries.items()}
-    data_bytes = _check_coverage(tensors, path)
-    expected = PREFIX_BYTES + length + data_bytes
-    if size != expected:
-        raise CheckpointError(
-            f"the file has {size} bytes, its header requires {expected}"
-            + (": it is truncated" if size < expected else ""),
-            where=str(path),
-            hint=DOWNLOAD_AGAIN,
-        )
-    return SafetensorsHeader(tensors, metadata, PREFIX_BYTES + length, data_bytes)
-
-
-def _header_length(prefix: bytes, size: int, path: Path) -> int:
-    if len(prefix) < PREFIX_BYTES:
-        raise _damage_error(f"the file has {size} bytes, too few for a safetensors file", path)
-    if prefix == b"version ":
-        raise CheckpointError(
-            "the file is a Git LFS pointer, not the weights themselves",
-            where=str(path),
-            hint=f"fetch the weights: git -C {path.parent} lfs pull",
-        )
-    length = int.from_bytes(prefix, "little")
-    if length > MAX_HEADER_BYTES:
-        raise _damage_error(
-            f"its header has {length} bytes; the limit is {MAX_HEADER_BYTES}",
-            path,
-        )
-    if PREFIX_BYTES + length > size:
-        raise _damage_error(
-            f"the file has {size} bytes, its header alone requires {PREFIX_BYTES + length}: "
-            "it is truncated",
-            path,
-        )
-    return length
-
-
-def _parse(text: bytes, path: Path) -> dict[str, Any]:
     try:
         entries = parse_json(text)
     except ValueError as error:
-        raise _damage_error(f"its header is not valid JSON ({error})", path) from error
+        raise _damage(f"its header is not valid JSON ({error})", path) from error
     if not isinstance(entries, dict):
-        raise _damage_error("its header is not a JSON object", path)
-    return entries
+        raise _damage("its header is not a JSON object", path)
+    metadata = entries.pop(METADATA_KEY, {})
+    if not isinstance(metadata, dict) or not all(isinstance(m, str) for m in metadata.values()):
+        raise _damage(f"its {METADATA_KEY} does not map text to text", path)
+    tensors = {name: check_tensor(name, entry, path) for name, entry in entries.items()}
+    position = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != position:
+            fault = "overlap" if tensor.begin < position else "leave a gap"
+            raise _damage(f"its tensors {fault} at '{name}'", path)
+        position = tensor.end
+    _check_size(size, data_start + position, path, exact=True)
+    return SafetensorsHeader(tensors, data_start, position)
 
 
-def _metadata(value: Any, path: Path) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _damage_error(f"its {METADATA_KEY} does not map text to text", path)
-    return value
+def _check_size(size: int, needed: int, path: Path, *, exact: bool) -> None:
+    if size < needed or (exact and size != needed):
+        truncated = ": it is truncated" if size < needed else ""
+        raise _damage(f"the file has {size} bytes, its header requires {needed}{truncated}", path)
 
 
 def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
     """Validate one entry of a header; raise CheckpointError if it is inconsistent."""
     if len(name) > MAX_NAME_CHARACTERS:
-        raise _damage_error(f"a tensor's name has more than {MAX_NAME_CHARACTERS} characters", path)
+        raise _damage(f"a tensor's name has more than {MAX_NAME_CHARACTERS} characters", path)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _damage_error(
-            f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path
-        )
+        raise _damage(f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise CheckpointError(
-            f"tensor '{name}' has the unknown type {dtype!r}",
-            where=str(path),
-            hint=f"known are {', '.join(DTYPE_BITS)}; otherwise {DOWNLOAD_AGAIN}",
-        )
+        raise _damage(f"tensor '{name}' has the unknown type {str(dtype)[:80]!r}", path)
     if not _are_sizes(shape):
-        raise _damage_error(f"tensor '{name}' has the shape {str(shape)[:80]}", path)
+        raise _damage(f"tensor '{name}' has the shape {str(shape)[:80]}", path)
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damage_error(f"tensor '{name}' has the offsets {str(offsets)[:80]}", path)
-    tensor = TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
+        raise _damage(f"tensor '{name}' has the offsets {str(offsets)[:80]}", path)
+    tensor = TensorEntry(dtype, tuple(shape), *offsets)
     taken, needed = tensor.size * 8, tensor.elements * DTYPE_BITS[dtype]
     if taken != needed:
-        raise _damage_error(
-            f"tensor '{name}' takes {taken} bits; its type and shape need {needed}", path
-        )
+        raise _damage(f"tensor '{name}' takes {taken} bits; its type and shape need {needed}", path)
     return tensor
 
 
@@ -181,16 +139,5 @@ def _are_sizes(value: Any) -> bool:
     )
 
 
-def _check_coverage(tensors: dict[str, TensorEntry], path: Path) -> int:
-    """Check that tensors are contiguous from 0; return the end of the last one."""
-    position = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if tensor.begin != position:
-            kind = "overlap" if tensor.begin < position else "leave a gap"
-            raise _damage_error(f"its tensors {kind} at '{name}'", path)
-        position = tensor.end
-    return position
-
-
-def _damage_error(what: str, path: Path) -> CheckpointError:
+def _damage(what: str, path: Path) -> CheckpointError:
     return CheckpointError(f"the weights are damaged: {what}", where=str(path), hint=DOWNLOAD_AGAIN)

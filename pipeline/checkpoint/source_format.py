@@ -16,7 +16,6 @@ QUANTIZER_FILE = "hf_quant_config.json"  # written by NVIDIA's ModelOpt for quan
 Converter = Literal["compressed-tensors", "fp8-block", "awq"]
 # Columns of a group of 4-bit floats.
 FOUR_BIT_FLOATS = {16: "NVFP4", 32: "MXFP4"}
-OF_MODELOPT = ("FP8", "NVFP4")
 MXFP4_REASON = "its experts are fused, and recipes leave those in 16 bits, which is larger"
 
 
@@ -46,7 +45,7 @@ def source_format(
         found = {**(described if isinstance(described, dict) else {}), "quant_method": "modelopt"}
     method = str(found.get("quant_method"))
     if method == "compressed-tensors":
-        labels = dict.fromkeys(map(_label, _weights(found)))
+        labels = dict.fromkeys(map(_label, quantized_groups(found)))
         return SourceFormat(" and ".join(labels) or "quantized", "compressed-tensors")
     if method == "fp8":
         in_blocks = isinstance(found.get("weight_block_size"), list)
@@ -59,10 +58,10 @@ def source_format(
         return SourceFormat(f"INT{bits}" if bits in (2, 3, 4, 8) else "GPTQ")
     if method.startswith("modelopt"):
         algorithm = str(found.get("quant_algo")).upper()
-        return SourceFormat(algorithm if algorithm in OF_MODELOPT else "ModelOpt")
+        return SourceFormat(algorithm if algorithm in ("FP8", "NVFP4") else "ModelOpt")
     if method == "mxfp4":
         return SourceFormat("MXFP4", reason=MXFP4_REASON)
-    return SourceFormat("bitsandbytes" if method == "bitsandbytes" else "quantized")
+    return SourceFormat("quantized")
 
 
 def quantization_configs(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -73,7 +72,8 @@ def quantization_configs(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield level[key] if isinstance(level[key], dict) else {}
 
 
-def _weights(config: dict[str, Any]) -> list[dict[str, Any]]:
+def quantized_groups(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the weights' settings of each group of compressed-tensors' config."""
     groups = config.get("config_groups")
     return [
         group["weights"]

@@ -9,7 +9,6 @@ from pipeline.checkpoint.folder import CODE_KEY
 from pipeline.checkpoint.source_format import SourceFormat
 from pipeline.core.errors import CheckpointError, PrepareError
 
-GENERATING = ("ForCausalLM", "LMHeadModel")
 OF_IMAGES = "ForConditionalGeneration"  # and of encoder-decoders, which have no `vision_config`
 
 
@@ -17,9 +16,8 @@ def architecture_error(
     architecture: str, config: Mapping[str, Any], where: str
 ) -> PrepareError | None:
     """Return an error for models that do not generate text; `where` is the place of the config."""
-    if architecture.endswith(GENERATING):
-        return None
-    if architecture.endswith(OF_IMAGES) and "vision_config" in config:
+    sees = architecture.endswith(OF_IMAGES) and "vision_config" in config
+    if sees or architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return None
     return CheckpointError(
         f"the architecture '{architecture}' is not supported: only text-generating decoders are "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import gguf
 from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, raise_as
@@ -24,7 +23,6 @@ from pipeline.core.untrusted import (
 INDEX = "model.safetensors.index.json"
 # Mistral's repositories contain all weights again under this name, in another format.
 IGNORED_WEIGHTS = "consolidated*.safetensors"
-
 MAX_SHARDS = 10_000
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
@@ -34,19 +32,27 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         CheckpointError: there are none, the index is damaged or leaves the folder, a shard is
-            missing,
-        or shards have no index.
+            missing, or shards have no index.
     """
     index = folder / INDEX
     names = checkpoint_names(folder)
-    found = [folder / name for name in names if are_weights(name)]
     if index.exists():
         shards = sorted({folder / name for name in read_index(index).values()})
-        _check_shards(shards, index)
-        _check_one_set(folder / "model.safetensors", shards, index)
+        missing = [shard.name for shard in shards if not shard.exists()]
+        check_no_shard_is_missing(missing, len(shards), str(index))
+        single = folder / "model.safetensors"
+        if single.exists() and single not in shards:
+            raise CheckpointError(
+                "there are two sets of weights: libraries differ in which one they load",
+                where=f"{single} and {index}",
+                hint="delete the one that is out of date",
+            )
         return shards
+    found = [folder / name for name in names if are_weights(name)]
     if not found:
-        raise _no_safetensors(folder, {Path(name).suffix for name in names})
+        raise CheckpointError(
+            "the folder has no .safetensors file", where=str(folder), hint=hint_on_weights(names)
+        )
     if any(_SHARD.fullmatch(file.name) for file in found):
         raise CheckpointError(
             "the weights are in several files, and their index is missing",
@@ -54,6 +60,30 @@ def weight_files(folder: Path) -> list[Path]:
             hint="download it from the source of the weights",
         )
     return found
+
+
+def check_no_shard_is_missing(missing: list[str], total: int, where: str) -> None:
+    """Raise CheckpointError if there are missing weight files."""
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of {total} weight files are missing: {', '.join(missing[:3])}",
+            where=where,
+            hint="download them, or use another revision; the index lists their names",
+        )
+
+
+def hint_on_weights(names: Iterable[str]) -> str:
+    """Return what to use in the place of a folder or repository of such files."""
+    suffixes = {Path(name).suffix for name in names}
+    if suffixes & {".bin", ".pt", ".pth"}:
+        return (
+            "pickled weights are not loaded, because a pickle can run any code: use a revision "
+            "with safetensors; if you trust them, convert them with transformers: "
+            "model.save_pretrained(FOLDER, safe_serialization=True)"
+        )
+    if ".gguf" in suffixes:
+        return "GGUF weights are quantized already: use the 16-bit checkpoint that they came from"
+    return "use the folder with config.json, the weights and the tokenizer, or such a repository"
 
 
 def are_weights(name: str) -> bool:
@@ -83,30 +113,18 @@ def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
 def read_index(index: Path) -> dict[str, str]:
     """Return the index's weight_map: file name by tensor name, all in the index's folder."""
     weight_map = read_json(index).get("weight_map")
-    if (
-        not isinstance(weight_map, dict)
-        or not weight_map
-        or not all(isinstance(name, str) for name in weight_map.values())
-    ):
-        raise CheckpointError(
-            "the index has no valid weight_map",
-            where=f"{index}, key weight_map",
-            hint="download it again",
-        )
-    names = set(weight_map.values())
+    fault, hint = "", "download it again"
+    if not isinstance(weight_map, dict) or not weight_map:
+        weight_map, fault = {}, "the index has no valid weight_map"
+    names = {name if isinstance(name, str) else "" for name in weight_map.values()}
+    wrong = [name for name in names if not is_plain_name(name) or not name.endswith(".safetensors")]
     if len(names) > MAX_SHARDS:
-        raise CheckpointError(
-            f"the index has {len(names):,} files; the limit is {MAX_SHARDS:,}",
-            where=f"{index}, key weight_map",
-            hint="save the checkpoint again in larger shards",
-        )
-    for name in names:
-        if not is_plain_name(name) or Path(name).suffix != ".safetensors":
-            raise CheckpointError(
-                f"the index names {name[:80]!r}, which is not a .safetensors file next to it",
-                where=f"{index}, key weight_map",
-                hint="do not use this checkpoint unless you trust its author",
-            )
+        fault = f"the index has {len(names):,} files; the limit is {MAX_SHARDS:,}"
+    elif wrong:
+        fault = f"the index names {wrong[0][:80]!r}, which is not a .safetensors file next to it"
+        hint = "do not use this checkpoint unless you trust its author"
+    if fault:
+        raise CheckpointError(fault, where=f"{index}, key weight_map", hint=hint)
     return weight_map
 
 
@@ -132,11 +150,7 @@ def read_json(path: Path) -> dict[str, Any]:
             hint=f"save it as UTF-8 without a BOM: sed -i '1s/^\\xEF\\xBB\\xBF//' {path}",
         )
     with raise_as(
-        CheckpointError,
-        "the file is not valid JSON",
-        path,
-        "download it again",
-        errors=ValueError,
+        CheckpointError, "the file is not valid JSON", path, "download it again", errors=ValueError
     ):
         value = parse_json(content, finite=False)
     if not isinstance(value, dict):
@@ -144,40 +158,3 @@ def read_json(path: Path) -> dict[str, Any]:
             "the file has no JSON object", where=str(path), hint="download it again"
         )
     return value
-
-
-def _check_shards(shards: list[Path], index: Path) -> None:
-    missing = [shard.name for shard in shards if not shard.exists()]
-    if missing:
-        raise CheckpointError(
-            f"{len(missing)} of {len(shards)} weight files are missing: {', '.join(missing[:3])}"
-            + (" and more" if len(missing) > 3 else ""),
-            where=str(index),
-            hint="download them; the index lists their names",
-        )
-
-
-def _check_one_set(single: Path, shards: list[Path], index: Path) -> None:
-    if single.exists() and single not in shards:
-        raise CheckpointError(
-            "there are two sets of weights: libraries differ in which one they load",
-            where=f"{single} and {index}",
-            hint="delete the one that is out of date",
-        )
-
-
-def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
-    if kinds & {".bin", ".pt", ".pth"}:
-        return CheckpointError(
-            "the folder has only pickled weights, which are not loaded: a pickle can run any code",
-            where=str(folder),
-            hint="if you trust them, convert them with transformers: "
-            "model.save_pretrained(FOLDER, safe_serialization=True)",
-        )
-    if files := sorted(folder.glob(f"*{gguf.SUFFIX}")):
-        return gguf.gguf_error(str(folder), files[0].name, str(folder))
-    return CheckpointError(
-        "the folder has no .safetensors file",
-        where=str(folder),
-        hint="use the folder with the weights, or download them",
-    )

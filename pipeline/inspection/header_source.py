@@ -14,6 +14,7 @@ from pipeline.checkpoint.source_format import QUANTIZER_FILE, SourceFormat, sour
 from pipeline.checkpoint.weight_files import (
     INDEX,
     are_weights,
+    check_no_shard_is_missing,
     checkpoint_names,
     read_headers,
     read_index,
@@ -83,59 +84,45 @@ def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
         HubError: as :func:`pipeline.checkpoint.hub.download` does.
         CheckpointError: config.json, index or headers are damaged.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError
 
     name = f"{repo_id}@{revision}" if revision else repo_id
     with explain_hub_errors(repo_id, revision):
         info = query_hub(repo_id, revision)
-        if info is not None:
-            sizes = file_sizes(info)
-            check_has_safetensors(repo_id, sizes)
-            config = read_json(_small_file(repo_id, "config.json", info.sha))
-            files = _weight_names(repo_id, sizes, info.sha)
-            tensors = _headers(repo_id, files, info.sha)
-            where = f"{name}/config.json"
-            total, largest = sum(sizes[file] for file in files), max(sizes[file] for file in files)
-            generation = read_generation(
-                name, sizes, lambda file: _small_file(repo_id, file, info.sha)
-            )
-            names = frozenset(sizes)
-            quantizer = {}
-            if QUANTIZER_FILE in names:
-                quantizer = read_json(_small_file(repo_id, QUANTIZER_FILE, info.sha))
-            return HeaderSource(
-                name, where, config, tensors, total, largest, names, generation, quantizer
-            )
-        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
-    return read_folder(folder, name)
+        if info is None:
+            folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
+            return read_folder(folder, name)
+        sizes = file_sizes(info)
+        check_has_safetensors(repo_id, sizes)
 
+        def fetch(file: str) -> Path:
+            try:
+                return Path(hf_hub_download(repo_id, file, revision=info.sha))
+            except EntryNotFoundError as error:
+                raise CheckpointError(
+                    f"the repository has no {file}",
+                    where=repo_id,
+                    hint="use the repository of a language model's weights",
+                ) from error
 
-def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(repo_id, file, revision=commit))
-    except EntryNotFoundError as error:
-        raise CheckpointError(
-            f"the repository has no {file}",
-            where=repo_id,
-            hint="use the repository of a language model's weights",
-        ) from error
-
-
-def _weight_names(repo_id: str, sizes: dict[str, int], commit: str | None) -> list[str]:
-    if INDEX not in sizes:
-        return sorted(filter(are_weights, sizes))
-    named = sorted(set(read_index(_small_file(repo_id, INDEX, commit)).values()))
-    missing = [name for name in named if name not in sizes]
-    if missing:
-        raise CheckpointError(
-            f"{len(missing)} of {len(named)} weight files are missing, such as {missing[0]}",
-            where=repo_id,
-            hint="use another revision",
+        config = read_json(fetch("config.json"))
+        files = sorted(filter(are_weights, sizes))
+        if INDEX in sizes:
+            files = sorted(set(read_index(fetch(INDEX)).values()))
+        missing = [file for file in files if file not in sizes]
+        check_no_shard_is_missing(missing, len(files), repo_id)
+        return HeaderSource(
+            name=name,
+            where=f"{name}/config.json",
+            config=config,
+            tensors=_headers(repo_id, files, info.sha),
+            weights_bytes=sum(sizes[file] for file in files),
+            largest_file_bytes=max(sizes[file] for file in files),
+            names=frozenset(sizes),
+            generation=read_generation(name, sizes, fetch),
+            quantizer=read_json(fetch(QUANTIZER_FILE)) if QUANTIZER_FILE in sizes else {},
         )
-    return named
 
 
 def _headers(repo_id: str, files: list[str], commit: str | None) -> dict[str, TensorEntry]:
@@ -150,18 +137,11 @@ def _headers(repo_id: str, files: list[str], commit: str | None) -> dict[str, Te
             header = api.parse_safetensors_file_metadata(repo_id, file, revision=commit)
         except SafetensorsParsingError as error:
             raise CheckpointError(f"the header is damaged: {error}", where=str(where)) from error
-        return {
-            name: check_tensor(
-                name,
-                {
-                    "dtype": tensor.dtype,
-                    "shape": list(tensor.shape),
-                    "data_offsets": list(tensor.data_offsets),
-                },
-                where,
-            )
-            for name, tensor in header.tensors.items()
+        entries = {
+            name: {"dtype": t.dtype, "shape": [*t.shape], "data_offsets": [*t.data_offsets]}
+            for name, t in header.tensors.items()
         }
+        return {name: check_tensor(name, entry, where) for name, entry in entries.items()}
 
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         return {name: tensor for found in pool.map(read, files) for name, tensor in found.items()}

@@ -1,7 +1,7 @@
 """Memory of each decoder layer for one sequence, from config.json: keys, values and states.
 
 A sequence takes a sum of bytes over layers. `docs/reference/kv-cache.md` compares it with vLLM's
-own count for published models.
+own count for published models. No layers without attention are read but gated delta nets.
 """
 
 from __future__ import annotations
@@ -14,48 +14,31 @@ from typing import Any, Literal
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.model_shape import ModelShape, read_positive_int, text_level
 
-Kind = Literal["full", "sliding", "chunked", "state", "parallel", "none"]
-"""`parallel` has attention and a state (Falcon-H1); `none` has no cache: an MLP or experts."""
+Kind = Literal["full", "sliding", "chunked", "state"]
 
-# Words of `layer_types` and `layers_block_type`, and letters of `hybrid_override_pattern`.
-WORDS: dict[Any, Kind] = {
-    "full_attention": "full",
-    "attention": "full",
-    "deepseek_sparse_attention": "full",
+WORDS: dict[Any, Kind] = {  # of `layer_types`
+    **dict.fromkeys(("full_attention", "attention", "deepseek_sparse_attention"), "full"),
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
     "linear_attention": "state",
-    "mamba": "state",
-    "conv": "state",
-    "mlp": "none",
-    "moe": "none",
 }
-LETTERS: dict[str, Kind] = {"*": "full", "M": "state", "-": "none", "E": "none"}
 # Keys of layers of several kinds, or of other widths, that are not read here.
 UNREAD = (
     *("attention_other_setting", "compress_ratios", "per_layer_config", "swa_head_dim"),
-    "swa_num_key_value_heads",
+    *("swa_num_key_value_heads", "attn_layer_indices", "attn_type_list", "block_types"),
+    *("hybrid_layer_pattern", "hybrid_override_pattern", "layer_group_size", "mamba_d_state"),
+    *("mixer_types", "sparse_attention_config", "ssm_state_size", "state_size", "conv_L_cache"),
+    *("time_mix_extra_dim", "linear_attn_config"),
 )
-# Keys that announce layers of several kinds. Without a pattern that is read here, they are unknown.
-SIGNS = (
-    *("attn_layer_indices", "attn_type_list", "block_types", "hybrid_layer_pattern"),
-    *("layer_group_size", "linear_num_value_heads", "mamba_d_state", "mixer_types"),
-    *("sparse_attention_config", "ssm_state_size", "state_size", "time_mix_extra_dim"),
-)
+# Their latent projections are expanded to full heads before the engine caches them.
+UNREAD_TYPES = ("minicpm3",)
 # The period of full attention that transformers' classes use where config.json has none.
 PERIODS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}
-# Models whose latent projections the engine expands to full heads before caching.
-EXPANDED_LATENT = ("minicpm3",)
 # vLLM keeps up to three blocks of a layer's state for one sequence.
 STATE_BLOCKS = 3
 ELEMENT_BYTES: dict[str, float] = {
-    "auto": 2,
-    "bfloat16": 2,
-    "float16": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
+    **dict.fromkeys(("auto", "bfloat16", "float16"), 2),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), 1),
     # With a 32-bit scale for each token's key and value of a head; fewer bytes above 64 elements.
     "fp8_per_token_head": 1 + 4 / 64,
 }
@@ -87,20 +70,6 @@ class Layer:
         heads = max(1, self.heads // gpus)
         return math.ceil(heads * self.width * element_bytes) + self.index_bytes
 
-    def sequence_bytes(
-        self, context: int, element_bytes: float, gpus: int, block: int, held: int
-    ) -> int:
-        """Return the bytes of one sequence on each GPU.
-
-        Args:
-            context: tokens of the sequence.
-            block: tokens of a block of the cache.
-            held: tokens in flight, which a layer with a window keeps as well.
-        """
-        tokens = context if self.window is None else min(context, self.window + held)
-        blocks = -(-tokens // block) * block * self.token_bytes(element_bytes, gpus)
-        return blocks + -(-STATE_BLOCKS * self.state_bytes // gpus)
-
 
 def sequence_bytes(
     layers: Sequence[Layer],
@@ -111,8 +80,19 @@ def sequence_bytes(
     block: int = 16,
     held: int = 0,
 ) -> int:
-    """Return the bytes of one sequence in all layers, on each GPU."""
-    return sum(one.sequence_bytes(context, element_bytes, gpus, block, held) for one in layers)
+    """Return the bytes of one sequence in all layers, on each GPU.
+
+    Args:
+        context: tokens of the sequence.
+        block: tokens of a block of the cache.
+        held: tokens in flight, which a layer with a window keeps as well.
+    """
+    total = 0
+    for layer in layers:
+        tokens = context if layer.window is None else min(context, layer.window + held)
+        total += -(-tokens // block) * block * layer.token_bytes(element_bytes, gpus)
+        total += -(-STATE_BLOCKS * layer.state_bytes // gpus)
+    return total
 
 
 def read_layers(config: dict[str, Any], shape: ModelShape, where: str) -> tuple[Layer, ...]:
@@ -123,34 +103,33 @@ def read_layers(config: dict[str, Any], shape: ModelShape, where: str) -> tuple[
         CheckpointError: a value is invalid.
     """
     level = text_level(config)
-    if found := next((key for key in UNREAD if level.get(key)), None):
-        raise UnknownLayersError(f"its layers follow {found}")
-    kinds = _kinds(level, shape.layers, where)
-    state = _state_bytes(level, shape, where) if {"state", "parallel"} & {*kinds} else 0
-    layers = [_layer(level, shape, kind, state, where) for kind in kinds]
+    for key in UNREAD:
+        value = level.get(key)
+        is_one_kind = isinstance(value, list) and set(map(str, value)) == {"1"}  # MiniMax M2
+        if value and not is_one_kind:
+            raise UnknownLayersError(f"its layers follow {key}")
+    if shape.model_type in UNREAD_TYPES:
+        raise UnknownLayersError(f"its layers are of {shape.model_type}")
+    layers = [_layer(level, shape, kind, where) for kind in _kinds(level, shape.layers, where)]
     # The last layers use earlier layers' keys and values (Gemma 3n and 4).
     shared = level.get("num_kv_shared_layers") or 0
-    own = len(layers) - (shared if type(shared) is int else 0)
-    if not any(layer.heads for layer in layers[:own]):
+    own = layers[: len(layers) - (shared if type(shared) is int else 0)]
+    if not any(layer.heads for layer in own):
         raise UnknownLayersError("no layer has attention")
-    return tuple(layers[:own])
+    return tuple(own)
 
 
-def _layer(level: dict[str, Any], shape: ModelShape, kind: Kind, state: int, where: str) -> Layer:
-    def number(*names: str) -> int | None:
-        return read_positive_int(level, names, where)
+def _layer(level: dict[str, Any], shape: ModelShape, kind: Kind, where: str) -> Layer:
+    def number(name: str) -> int | None:
+        return read_positive_int(level, (name,), where)
 
-    if kind == "none":
-        return Layer()
     if kind == "state":
-        return Layer(state_bytes=state)
+        return Layer(state_bytes=_state_bytes(level, where))
     rank = number("kv_lora_rank")
     if rank is not None:
         if kind != "full":
             raise UnknownLayersError("it has latent attention with windows")
         rotary = number("qk_rope_head_dim") or 0
-        if shape.model_type in EXPANDED_LATENT:
-            return Layer(shape.heads, 2 * ((number("qk_nope_head_dim") or 0) + rotary))
         if (index := number("index_head_dim")) is None:
             return Layer(1, rank + rotary)
         scaled = [width + 4 * -(-width // 128) for width in (index, rank)]  # 32-bit scales
@@ -163,79 +142,33 @@ def _layer(level: dict[str, Any], shape: ModelShape, kind: Kind, state: int, whe
         width = number("global_head_dim") or width
     elif kind == "chunked":
         window = number("attention_chunk_size")
-    elif kind == "sliding" and level.get("use_sliding_window") is not False:
+    elif level.get("use_sliding_window") is not False:
         window = number("sliding_window")
-    return Layer(heads, 2 * width, window, state_bytes=state if kind == "parallel" else 0)
+    return Layer(heads, 2 * width, window)
 
 
 def _kinds(level: dict[str, Any], layers: int, where: str) -> list[Kind]:
     """Return the kind of each layer, in each of the ways that a config.json can name it."""
-    if level.get("model_type") == "falcon_h1":
-        return ["parallel"] * layers
-    key = "layer_types" if level.get("layer_types") is not None else "layers_block_type"
-    if (words := level.get(key)) is not None:
+    if (words := level.get("layer_types")) is not None:
         if not isinstance(words, list) or len(words) != layers:
             raise CheckpointError(
-                f"config.json has {layers} layers, and {key} is not a list of as many",
-                where=f"{where}, key {key}",
+                f"config.json has {layers} layers, and layer_types is not a list of as many",
+                where=f"{where}, key layer_types",
                 hint="download config.json again",
             )
-        return [_word(word, key) for word in words]
-    if (letters := level.get("hybrid_override_pattern")) is not None:
-        if not isinstance(letters, str) or len(letters) != layers or not {*letters} <= {*LETTERS}:
-            raise UnknownLayersError(f"hybrid_override_pattern is {str(letters)[:60]!r}")
-        return [LETTERS[letter] for letter in letters]
-    full = _full_layers(level, layers, where)
-    if full is not None:
-        return ["full" if number in full else "state" for number in range(layers)]
-    if chunk := level.get("attention_chunk_size"):
-        flags = level.get("no_rope_layers")
-        if flags == []:  # transformers' default of Llama 4
-            flags = [(number + 1) % 4 for number in range(layers)]
-        if flags is not None:
-            if not isinstance(flags, list) or len(flags) != layers or not chunk:
-                raise UnknownLayersError("no_rope_layers does not have one flag for each layer")
-            return ["chunked" if flag else "full" for flag in flags]
-    if found := next((key for key in SIGNS if _has_several_kinds(level.get(key))), None):
-        raise UnknownLayersError(f"its layers follow {found}")
-    return _windows(level, layers, where)
-
-
-def _word(word: Any, key: str) -> Kind:
-    if not isinstance(word, str) or word not in WORDS:
-        raise UnknownLayersError(f"a layer's kind in {key} is '{str(word)[:40]}'")
-    return WORDS[word]
-
-
-def _has_several_kinds(value: Any) -> bool:
-    return bool(value) and not (isinstance(value, list) and set(map(str, value)) == {"1"})
-
-
-def _full_layers(level: dict[str, Any], layers: int, where: str) -> set[int] | None:
-    """Return the layers with attention among those with a state; None without such a pattern."""
-    if isinstance(linear := level.get("linear_attn_config"), dict):  # Kimi Linear counts from one
-        full, states = linear.get("full_attn_layers"), linear.get("kda_layers")
-        if sorted([*_numbers(full), *_numbers(states)]) != list(range(1, layers + 1)):
-            raise UnknownLayersError("linear_attn_config does not name each layer once")
-        return {number - 1 for number in _numbers(full)}
-    if level.get("full_attn_idxs") is not None:  # LFM2
-        return {*_numbers(level["full_attn_idxs"])}
+        if unread := [w for w in words if not isinstance(w, str) or w not in WORDS]:
+            raise UnknownLayersError(f"a layer's kind in layer_types is '{str(unread[0])[:40]}'")
+        return [WORDS[word] for word in words]
     if every := read_positive_int(level, ("full_attention_interval",), where):
-        return {*range(every - 1, layers, every)}
-    if every := read_positive_int(level, ("attn_layer_period",), where):  # Jamba
-        offset = level.get("attn_layer_offset", 0)
-        return {number for number in range(layers) if number % every == offset}
-    return None
-
-
-def _numbers(value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(each) is int for each in value):
-        raise UnknownLayersError("a list of layers is not a list of numbers")
-    return value
-
-
-def _windows(level: dict[str, Any], layers: int, where: str) -> list[Kind]:
-    """Return windows in all layers, in all except every n-th, or in those after some layer."""
+        return ["state" if (number + 1) % every else "full" for number in range(layers)]
+    if level.get("attention_chunk_size") and (flags := level.get("no_rope_layers")) is not None:
+        # An empty list is transformers' default of Llama 4.
+        flags = flags or [(number + 1) % 4 for number in range(layers)]
+        if not isinstance(flags, list) or len(flags) != layers:
+            raise UnknownLayersError("no_rope_layers does not have one flag for each layer")
+        return ["chunked" if flag else "full" for flag in flags]
+    if level.get("linear_num_value_heads"):
+        raise UnknownLayersError("nothing tells which layers have attention")
     window = read_positive_int(level, ("sliding_window",), where)
     if window is None or level.get("use_sliding_window") is False:
         return ["full"] * layers
@@ -249,50 +182,21 @@ def _windows(level: dict[str, Any], layers: int, where: str) -> list[Kind]:
     return ["full" if number < first else "sliding" for number in range(layers)]
 
 
-def _state_bytes(level: dict[str, Any], shape: ModelShape, where: str) -> int:
-    """Return the state of a layer for one sequence, as `MambaStateShapeCalculator` of vLLM 0.33.
+def _state_bytes(level: dict[str, Any], where: str) -> int:
+    """Return the state of a gated delta net for one sequence: Qwen3-Next and Qwen3.5.
 
-    Raises:
-        UnknownLayersError: the shape of the state is not known.
+    As `MambaStateShapeCalculator` of vLLM 0.33 has it.
     """
-    inner = level.get("linear_attn_config")
-
-    def numbers(*keys: tuple[str, ...], of: dict[str, Any] = level) -> list[int] | None:
-        found = [read_positive_int(of, names, where) for names in keys]
-        return None if None in found else [each for each in found if each is not None]
-
-    def wide(key: str, *, float32: bool = False) -> int:
-        return {"float32": 4, "bfloat16": 2, "float16": 2}.get(
-            str(level.get(key)), 4 if float32 else 2
+    found = [
+        read_positive_int(level, (f"linear_{name}",), where)
+        for name in (
+            *("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim"),
+            "conv_kernel_dim",
         )
-
-    if found := numbers(  # gated delta nets: Qwen3-Next and Qwen3.5
-        *(("linear_num_key_heads",), ("linear_key_head_dim",), ("linear_num_value_heads",)),
-        *(("linear_value_head_dim",), ("linear_conv_kernel_dim",)),
-    ):
-        keys, key_width, heads, width, kernel = found
-        convolved = (kernel - 1) * (2 * keys * key_width + heads * width)
-        return 2 * convolved + heads * width * key_width * wide("mamba_ssm_dtype")
-    if isinstance(inner, dict) and (
-        found := numbers(("num_heads",), ("head_dim",), ("short_conv_kernel_size",), of=inner)
-    ):  # Kimi Linear
-        heads, width, kernel = found
-        return 2 * (kernel - 1) * 3 * heads * width + 4 * heads * width * width
-    if found := numbers(  # Mamba 2: Nemotron-H, Granite 4, Bamba and Falcon-H1
-        *(("mamba_num_heads", "mamba_n_heads"), ("ssm_state_size", "mamba_d_state")),
-        *(("n_groups", "mamba_n_groups"), ("conv_kernel", "mamba_d_conv")),
-    ):
-        heads, state, groups, kernel = found
-        expanded = (read_positive_int(level, ("mamba_expand", "expand"), where) or 2) * shape.hidden
-        head = read_positive_int(level, ("mamba_head_dim", "mamba_d_head"), where)
-        width = head or expanded // heads
-        convolved = (kernel - 1) * (heads * width + 2 * groups * state)
-        is_nemotron = level.get("model_type") == "nemotron_h"
-        size = wide("mamba_ssm_cache_dtype", float32=is_nemotron)
-        return 2 * convolved + heads * width * state * size
-    if found := numbers(("mamba_expand",), ("mamba_d_state",), ("mamba_d_conv",)):  # Jamba
-        expand, state, kernel = found
-        return 2 * expand * shape.hidden * (kernel - 1 + state)
-    if found := numbers(("conv_L_cache",)):  # LFM2
-        return 2 * (found[0] - 1) * shape.hidden
-    raise UnknownLayersError("the state of its layers without attention is not known")
+    ]
+    keys, key_width, heads, width, kernel = (each or 0 for each in found)
+    if not all(found):
+        raise UnknownLayersError("the state of its layers without attention is not known")
+    size = {"bfloat16": 2, "float16": 2, "float32": 4}.get(str(level.get("mamba_ssm_dtype")), 2)
+    convolved = (kernel - 1) * (2 * keys * key_width + heads * width)
+    return 2 * convolved + heads * width * key_width * size

@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeline.checkpoint.folder import CONTEXT_KEYS, MAX_NAME_CHARACTERS
 from pipeline.core.errors import CheckpointError
-from pipeline.inspection.linear_layers import is_tied
 from pipeline.inspection.module_kind import EXPERT_COUNTS
 
 # The most common key first, then those of older models (GPT-2, MPT, DBRX, Falcon).
@@ -51,10 +50,7 @@ class ModelShape:
     inner: int
     vocabulary: int  # number of tokens
     experts: int  # in a layer; 0 for a dense model
-    experts_per_token: int  # experts that a token is routed to
-    expert_inner: int  # width of one expert's MLP; 0 for a dense model
     context: int  # tokens that the model was trained for
-    tied: bool  # the output head is the embedding
 
 
 def text_level(config: dict[str, Any]) -> dict[str, Any]:
@@ -70,29 +66,36 @@ def text_level(config: dict[str, Any]) -> dict[str, Any]:
 def model_shape(config: dict[str, Any], where: str) -> ModelShape:
     """Return the shape; raise CheckpointError if a required key is missing or invalid."""
     level = text_level(config)
-    hidden = _require(level, HIDDEN, where)
-    heads = _require(level, HEADS, where)
-    experts = read_positive_int(level, EXPERT_COUNTS, where) or 0
-    chosen = (read_positive_int(level, EXPERTS_PER_TOKEN, where) or 1) if experts else 0
-    dense = read_positive_int(level, INNER, where) or 4 * hidden
-    expert = (read_positive_int(level, EXPERT_INNER, where) or dense) if experts else 0
+
+    def number(keys: tuple[str, ...], default: int | None = None) -> int:
+        found = read_positive_int(level, keys, where) or default
+        if found is None:
+            raise CheckpointError(
+                f"config.json lacks {keys[0]}, which is required to compute memory",
+                where=f"{where}, key {keys[0]}",
+                hint="save the checkpoint again with transformers' save_pretrained()",
+            )
+        return found
+
+    hidden, heads, experts = number(HIDDEN), number(HEADS), number(EXPERT_COUNTS, 0)
+    dense = number(INNER, 4 * hidden)
+    routed = number(EXPERTS_PER_TOKEN, 1) * number(EXPERT_INNER, dense) if experts else 0
+    # Falcon 7B, StarCoder
+    is_multi_query = level.get("multi_query") is True and not level.get("new_decoder_architecture")
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else "unknown"
     return ModelShape(
         architecture=str(first)[:MAX_NAME_CHARACTERS],
         model_type=str(level.get("model_type", "unknown"))[:MAX_NAME_CHARACTERS],
-        layers=_require(level, LAYERS, where),
+        layers=number(LAYERS),
         hidden=hidden,
         heads=heads,
-        key_value_heads=_key_value_heads(level, heads, where),
-        head_width=read_positive_int(level, ("head_dim",), where) or max(1, hidden // heads),
-        inner=max(dense, chosen * expert),
-        vocabulary=_require(level, ("vocab_size",), where),
+        key_value_heads=1 if is_multi_query else number(KEY_VALUE_HEADS, heads),
+        head_width=number(("head_dim",), max(1, hidden // heads)),
+        inner=max(dense, routed),
+        vocabulary=number(("vocab_size",)),
         experts=experts,
-        experts_per_token=chosen,
-        expert_inner=expert,
-        context=_require(level, CONTEXT_KEYS, where),
-        tied=is_tied(config),
+        context=number(CONTEXT_KEYS),
     )
 
 
@@ -119,20 +122,3 @@ def read_positive_int(level: dict[str, Any], keys: tuple[str, ...], where: str) 
             )
         return value
     return None
-
-
-def _require(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
-    found = read_positive_int(level, keys, where)
-    if found is None:
-        raise CheckpointError(
-            f"config.json lacks {keys[0]}, which is required to compute memory",
-            where=f"{where}, key {keys[0]}",
-            hint="save the checkpoint again with transformers' save_pretrained()",
-        )
-    return found
-
-
-def _key_value_heads(level: dict[str, Any], heads: int, where: str) -> int:
-    if level.get("multi_query") is True and not level.get("new_decoder_architecture"):
-        return 1  # Falcon 7B, StarCoder
-    return read_positive_int(level, KEY_VALUE_HEADS, where) or heads

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
-from pipeline.inspection.divisibility import find_undivided_columns
-from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.linear_layers import WEIGHT, is_head, is_quantizable, is_tied
 from pipeline.inspection.unquantized_modules import ignore_list
+from recipes.group_sizes import find_dividing
 from recipes.quantization import Quantization
 from recipes.weight_format import WeightFormat
+
+# vLLM stacks these above others in one matrix (q, k, v; gate, up), and no block may cross the seam:
+# `validate_fp8_block_shape` in its fp8_utils. The last part may end within a block.
+ABOVE_A_SEAM = ("q_proj", "k_proj", "gate_proj", "w1")
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,6 @@ class VariantWeights:
         return sum(tensor.bytes for tensor in self.tensors)
 
 
-def estimated_bytes(folder: Path, quantization: Quantization) -> int:
-    """Return bytes of the quantized weights, without headers."""
-    source = read_folder(folder)
-    return variant_weights(source.tensors, quantization, source.config).bytes
-
-
 def variant_weights(
     tensors: Mapping[str, TensorEntry], quantization: Quantization, config: Mapping[str, Any]
 ) -> VariantWeights:
@@ -82,14 +78,12 @@ def variant_weights(
         if chosen:
             forms |= dict.fromkeys(chosen, part.choose_format(columns))
         undivided |= {*find_undivided_columns(part, columns)}
-    return VariantWeights(
-        tensors=tuple(
-            VariantTensor(name, tensor, _bytes(tensor, form), form is not None, form)
-            for name, tensor in kept.items()
-            for form in (forms.get(name),)
-        ),
-        undivided=tuple(sorted(undivided)),
-    )
+    found = []
+    for name, tensor in kept.items():
+        form = forms.get(name)
+        size = form.matrix_bytes(*tensor.shape) if form else tensor.size
+        found.append(VariantTensor(name, tensor, size, form is not None, form))
+    return VariantWeights(tuple(found), tuple(sorted(undivided)))
 
 
 def stored_weights(
@@ -116,8 +110,23 @@ def stored_weights(
     )
 
 
-def _bytes(tensor: TensorEntry, form: WeightFormat | None) -> int:
-    if form is None:
-        return tensor.size
-    rows, columns = tensor.shape
-    return form.matrix_bytes(rows, columns)
+def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tuple[int, ...]:
+    """Return the sorted columns that no group size of the recipe divides."""
+    widths = set(columns)
+    sizes = quantization.group_sizes
+    if not sizes or find_dividing(sizes, widths):
+        return ()
+    return tuple(sorted(width for width in widths if width % min(sizes)))
+
+
+def find_undivided_rows(
+    quantization: Quantization, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, int]:
+    """Return layers, and their rows, where vLLM requires blocks that divide the rows."""
+    found = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        block = quantization.for_module(module).rows_of_block
+        if block and module.rpartition(".")[2] in ABOVE_A_SEAM and shape[0] % block:
+            found[name] = shape[0]
+    return found

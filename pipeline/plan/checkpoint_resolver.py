@@ -31,7 +31,7 @@ from pipeline.plan.resolved_options import Choice
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
-from pipeline.verification.adopted_files import check_adopted_files
+from pipeline.verification.files import check_adopted_files
 from recipes.schema import ServingProfile
 
 

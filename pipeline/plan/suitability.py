@@ -8,13 +8,12 @@ from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import PrepareError, StageError, UsageError
-from pipeline.inspection.divisibility import find_undivided_rows
 from pipeline.inspection.fused_sets import CURE, find_split, fused_name
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.unquantized_modules import decoder_layers
-from pipeline.inspection.variant_size import VariantWeights
+from pipeline.inspection.variant_size import VariantWeights, find_undivided_rows
 from pipeline.verification.adopted import quantization_config
 from recipes.catalog import BASELINE
 from recipes.engines import find_engine

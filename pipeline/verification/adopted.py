@@ -16,12 +16,16 @@ from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import VerificationError, raise_as
 from pipeline.inspection.fused_sets import CURE, SIBLINGS, find_split, fused_name
 from pipeline.inspection.linear_layers import is_head, is_linear_weight, is_tied
-from pipeline.verification.adopted_files import check_adopted_files
-from pipeline.verification.auxiliary_files import check_only_safetensors
+from pipeline.verification.comparison import Compare
+from pipeline.verification.files import check_adopted_files, check_only_safetensors
 from pipeline.verification.stored_parts import FLOATING, check_readable, layer_parts
-from pipeline.verification.tensor_accounting import TensorAccounting, account
-from pipeline.verification.tensor_files import TensorFiles, open_folder
-from pipeline.verification.verification import Compare, VerificationResult, compare_numbers
+from pipeline.verification.tensor_accounting import (
+    TensorAccounting,
+    TensorFiles,
+    account,
+    open_folder,
+)
+from pipeline.verification.verification import VerificationResult, compare_numbers, weights_size
 from pipeline.verification.weight_format import (
     NotComparableError,
     StoredFormats,
@@ -35,7 +39,7 @@ from recipes.weight_format import PLAIN, WeightFormat
 ALWAYS_LINEAR = ("o_proj", "down_proj")  # besides those that vLLM fuses
 UNQUANTIZED = StoredFormats((((), WeightFormat(PLAIN, 16, "float", "none")),))
 WIDE_NOTE = (
-    "the weights have 16 bits: those of a dequantized GGUF file, and those that were trained "
+    "the weights have 16 bits: those of a dequantized file, and those that were trained "
     "afterwards, look alike; the gates decide"
 )
 HINT = "the files do not belong together, or a program wrote them wrongly: ask who made them"
@@ -53,6 +57,13 @@ def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any])
         return {**found, "quant_method": method.lower() if isinstance(method, str) else ""}
     described = quantizer.get("quantization")
     return {**described, "quant_method": "modelopt"} if isinstance(described, dict) else None
+
+
+def read_quantization(folder: Path) -> Any:
+    """Return how the variant in a folder is quantized, as :func:`quantization_config`."""
+    file = folder / QUANTIZER_FILE
+    quantizer = read_json(file) if file.is_file() else {}
+    return quantization_config(read_json(folder / "config.json"), quantizer)
 
 
 def adopted_formats(config: Any, where: str) -> StoredFormats:
@@ -113,13 +124,6 @@ def modules_of(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
-def read_quantization(folder: Path) -> Any:
-    """Return how the variant in a folder is quantized, as :func:`quantization_config`."""
-    file = folder / QUANTIZER_FILE
-    quantizer = read_json(file) if file.is_file() else {}
-    return quantization_config(read_json(folder / "config.json"), quantizer)
-
-
 def verify_adopted(
     source: Path, variant: Path, recipe: Quantization, compare: Compare
 ) -> VerificationResult:
@@ -130,20 +134,19 @@ def verify_adopted(
         CheckpointError: a file is missing or damaged, or it is another model.
     """
     check_only_safetensors(variant)
-    found = VerificationResult(notes=check_adopted_files(source, variant))
+    found = VerificationResult(
+        notes=check_adopted_files(source, variant), size_bytes=weights_size(variant)
+    )
     before, after = open_folder(source), open_folder(variant)
-    found.size_bytes = sum(path.stat().st_size for path in variant.glob("*.safetensors"))
-    found.planned_bytes = after.size
     config = read_quantization(variant)
     where = f"{variant / 'config.json'}, key quantization_config"
-    modules = modules_of(after.tensors)
     try:
         formats = adopted_formats(config, where)
         accounts = account(
             before,
             after,
             formats.of_quantized,
-            lambda name, tensor: is_stored_quantized(name, tensor, formats, after),
+            lambda name, tensor: _is_stored_quantized(name, tensor, formats, after),
             tied=is_tied(read_json(source / "config.json")),
             kv_scales=None,
         )
@@ -152,16 +155,16 @@ def verify_adopted(
         found.notes.append(f"the weights are not compared with the source's: {error.message}")
         return found
     if config is not None and config["quant_method"] == "compressed-tensors":
-        check_targets(formats, _ignored(config), accounts, where)
-        check_fused_sets(config, formats, modules, where)
+        _check_targets(formats, _ignored(config), accounts, where)
+        check_fused_sets(config, formats, modules_of(after.tensors), where)
     form_of = formats.of_quantized
     compare_numbers(found, accounts, form_of, recipe, before, after, compare, rescaled=None)
-    if config is None and any(layer.sqnr_db is not None for layer in found.layers):
+    if config is None and found.median_db is not None:
         found.notes.append(WIDE_NOTE)
     return found
 
 
-def is_stored_quantized(
+def _is_stored_quantized(
     name: str, tensor: TensorEntry, formats: StoredFormats, variant: TensorFiles
 ) -> bool:
     """Return whether the variant has other tensors in the place of a source's matrix."""
@@ -180,35 +183,36 @@ def is_stored_quantized(
     )
 
 
-def check_targets(
+def _check_targets(
     formats: StoredFormats, ignore: list[str], accounts: TensorAccounting, where: str
 ) -> None:
-    """Check that an engine looks for quantized tensors where they are, and nowhere else.
+    """Check that config.json has quantized layers where they are, and nowhere else.
 
     A layer in 16 bits counts only if others of its name are quantized, or if it is linear in every
     model: not every matrix is one of torch's linear layers.
-
-    Raises:
-        VerificationError: the config's targets and ignore list differ from the tensors.
     """
     targets = formats.expressions
     quantized = [tensor.name.removesuffix(".weight") for tensor in accounts.quantized]
     kinds = {name.rpartition(".")[2] for name in quantized}.union(ALWAYS_LINEAR, *SIBLINGS)
-    plain = [tensor.name.removesuffix(".weight") for tensor, _ in accounts.kept]
-    plain = [name for name in plain if name.rpartition(".")[2] in kinds and not is_head(name)]
+    plain = [
+        name.removesuffix(".weight")
+        for name in (tensor.name for tensor, _ in accounts.kept)
+        if name.removesuffix(".weight").rpartition(".")[2] in kinds and not is_head(name)
+    ]
 
     def is_target(name: str) -> bool:
         listed = "Linear" in targets or is_ignored(name, targets)
         return listed and not is_ignored(name, ignore)
 
     for names, stored, told in (
-        ([name for name in quantized if not is_target(name)], "quantized", "in 16 bits"),
-        ([name for name in plain if is_target(name)], "in 16 bits", "quantized"),
+        (quantized, "quantized", "in 16 bits"),
+        (plain, "in 16 bits", "quantized"),
     ):
-        if names:
+        wrong = [name for name in names if is_target(name) == (told == "quantized")]
+        if wrong:
             raise VerificationError(
-                f"'{names[0]}' is stored {stored}, and config.json has it {told}"
-                + (f"; so are {len(names) - 1} more" if len(names) > 1 else ""),
+                f"'{wrong[0]}' is stored {stored}, and config.json has it {told}"
+                + (f"; so are {len(wrong) - 1} more" if len(wrong) > 1 else ""),
                 where=f"{where}.ignore",
                 hint=HINT,
             )

@@ -6,6 +6,7 @@ Stage and worker run in two environments, so both cross as plain data.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,19 +58,30 @@ class WeightComparison:
         return cls(**{**plain, "layers": forms})
 
 
+# Runs the worker on a comparison, and returns its findings.
+Compare = Callable[[WeightComparison], Mapping[str, Any]]
+
+
 @dataclass(frozen=True)
-class LayerNoise:
-    """Rounding noise of a layer.
+class Layer:
+    """A quantized layer; what the worker finds is from `sqnr_db` on.
 
     Attributes:
-        sqnr_db: None if lossless.
+        rows: outputs.
+        columns: inputs.
+        floor_db: minimum SQNR.
+        sqnr_db: SQNR of its weights; None if lossless.
         damaged: first few (row, first column) of pieces whose noise is as large as the weights.
         most_in_a_column: the largest number of damaged rows in one column of pieces.
         count: damaged pieces.
     """
 
     name: str
-    sqnr_db: float | None
+    format: str
+    rows: int
+    columns: int
+    floor_db: float
+    sqnr_db: float | None = None
     damaged: tuple[tuple[int, int], ...] = ()
     most_in_a_column: int = 0
     count: int = 0

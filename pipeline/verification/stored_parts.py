@@ -1,7 +1,7 @@
 """Tensors that each weight format stores in the place of a layer's matrix: names, types, shapes.
 
 The table follows compressed-tensors (`compressors/`), AutoAWQ (`awq/modules/linear/gemm.py`),
-AutoGPTQ and GPTQModel (`qlinear`), ModelOpt's export and bitsandbytes (`functional.QuantState`).
+AutoGPTQ and GPTQModel (`qlinear`), and ModelOpt's export.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pipeline.core.errors import VerificationError
 from pipeline.verification.weight_format import NotComparableError
 from recipes.weight_format import (
     AWQ_GEMM,
-    BNB_4BIT,
-    BNB_8BIT,
     FP8,
     GPTQ,
     GPTQ_V2,
@@ -28,9 +26,6 @@ FLOATING = ("BF16", "F16", "F32", "F64")
 SCALE_TYPES = ("BF16", "F16", "F32")
 SCALAR: tuple[tuple[int, ...], ...] = ((1,), ())
 INDEX_TYPES = ("I32", "I64")
-WORD_BITS = 32
-# Layouts that compressed-tensors does not dequantize; their headers are checked.
-HEADERS_ONLY = (GPTQ, GPTQ_V2, BNB_4BIT, BNB_8BIT)
 # Layouts whose groups fill the columns.
 WHOLE_GROUPS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", AWQ_GEMM, MODELOPT_NVFP4)
 
@@ -41,7 +36,7 @@ class StoredPart:
 
     suffix: str
     dtypes: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...] = ()  # empty: any
+    shapes: tuple[tuple[int, ...], ...]
 
 
 def check_readable(form: WeightFormat) -> None:
@@ -54,7 +49,7 @@ def check_readable(form: WeightFormat) -> None:
 
 def has_numbers(form: WeightFormat) -> bool:
     """Return whether compressed-tensors dequantizes the format, without a column order."""
-    return form.name not in HEADERS_ONLY and not form.reordered
+    return form.name not in (GPTQ, GPTQ_V2) and not form.reordered
 
 
 def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
@@ -71,7 +66,7 @@ def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]
         )
     if form.name == AWQ_GEMM and rows % 8:
         raise VerificationError(f"AutoAWQ packs eight rows a word, and a layer has {rows}")
-    return PARTS[form.name](form, rows, columns)
+    return [StoredPart(*part) for part in PARTS[form.name](form, rows, columns)]
 
 
 def scale_of(form: WeightFormat) -> str:
@@ -79,112 +74,88 @@ def scale_of(form: WeightFormat) -> str:
     return "weight_scale_inv" if form.name == FP8 and form.block else "weight_scale"
 
 
-def _eight_bits(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+Part = tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]
+
+
+def _words(form: WeightFormat, size: int) -> int:
+    return -(-size * form.bits // 32)
+
+
+def _eight_bits(form: WeightFormat, rows: int, columns: int) -> list[Part]:
     shapes = SCALAR if form.strategy == "tensor" else (form.scale_shape(rows, columns),)
     return [
-        StoredPart("weight", ("F8_E4M3" if form.number == "float" else "I8",), ((rows, columns),)),
-        StoredPart(scale_of(form), SCALE_TYPES, shapes),
-        *([StoredPart("input_scale", SCALE_TYPES, SCALAR)] * form.static_input),
+        ("weight", ("F8_E4M3" if form.number == "float" else "I8",), ((rows, columns),)),
+        (scale_of(form), SCALE_TYPES, shapes),
+        *([("input_scale", SCALE_TYPES, SCALAR)] * form.static_input),
     ]
 
 
-def _packed(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-    words, down = (-(-size * form.bits // WORD_BITS) for size in (columns, rows))
+def _packed(form: WeightFormat, rows: int, columns: int) -> list[Part]:
     groups = form.scale_shape(rows, columns)[1]
-    zeros = StoredPart("weight_zero_point", ("I32",), ((down, groups),))
+    zeros = ("weight_zero_point", ("I32",), ((_words(form, rows), groups),))
     return [
-        StoredPart("weight_packed", ("I32",), ((rows, words),)),
-        StoredPart("weight_scale", SCALE_TYPES, ((rows, groups),)),
-        StoredPart("weight_shape", INDEX_TYPES, ((2,),)),
+        ("weight_packed", ("I32",), ((rows, _words(form, columns)),)),
+        ("weight_scale", SCALE_TYPES, ((rows, groups),)),
+        ("weight_shape", INDEX_TYPES, ((2,),)),
         *([] if form.symmetric else [zeros]),
-        *([StoredPart("weight_g_idx", INDEX_TYPES, ((columns,),))] * form.reordered),
+        *([("weight_g_idx", INDEX_TYPES, ((columns,),))] * form.reordered),
     ]
 
 
-def _nvfp4(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+def _mxfp4(form: WeightFormat, rows: int, columns: int) -> list[Part]:
+    dtype = "U8" if form.strategy == "group" else "F8_E4M3"
     return [
-        *_mxfp4(form, rows, columns, "F8_E4M3"),
-        StoredPart("weight_global_scale", ("F32",), SCALAR),
-        *([StoredPart("input_global_scale", ("F32",), SCALAR)] * form.static_input),
+        ("weight_packed", ("U8",), ((rows, columns // 2),)),
+        ("weight_scale", (dtype,), (form.scale_shape(rows, columns),)),
     ]
 
 
-def _mxfp4(form: WeightFormat, rows: int, columns: int, scale: str = "U8") -> list[StoredPart]:
+def _nvfp4(form: WeightFormat, rows: int, columns: int) -> list[Part]:
     return [
-        StoredPart("weight_packed", ("U8",), ((rows, columns // 2),)),
-        StoredPart("weight_scale", (scale,), (form.scale_shape(rows, columns),)),
+        *_mxfp4(form, rows, columns),
+        ("weight_global_scale", ("F32",), SCALAR),
+        *([("input_global_scale", ("F32",), SCALAR)] * form.static_input),
     ]
 
 
-def _awq(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-    groups, words = form.scale_shape(rows, columns)[1], rows * 4 // WORD_BITS
+def _modelopt_nvfp4(form: WeightFormat, rows: int, columns: int) -> list[Part]:
+    (_, dtypes, shapes), scale = _mxfp4(form, rows, columns)
     return [
-        StoredPart("qweight", ("I32",), ((columns, words),)),
-        StoredPart("scales", ("F16", "BF16"), ((groups, rows),)),
-        *([] if form.symmetric else [StoredPart("qzeros", ("I32",), ((groups, words),))]),
+        ("weight", dtypes, shapes),
+        scale,
+        ("weight_scale_2", ("F32",), SCALAR),
+        ("input_scale", ("F32",), SCALAR),
     ]
 
 
-def _gptq(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+def _awq(form: WeightFormat, rows: int, columns: int) -> list[Part]:
+    groups, words = form.scale_shape(rows, columns)[1], _words(form, rows)
+    return [
+        ("qweight", ("I32",), ((columns, words),)),
+        ("scales", ("F16", "BF16"), ((groups, rows),)),
+        *([] if form.symmetric else [("qzeros", ("I32",), ((groups, words),))]),
+    ]
+
+
+def _gptq(form: WeightFormat, rows: int, columns: int) -> list[Part]:
     groups = form.scale_shape(rows, columns)[1]
-    words, zeros = (-(-size * form.bits // WORD_BITS) for size in (columns, rows))
     return [
-        StoredPart("qweight", ("I32",), ((words, rows),)),
-        StoredPart("qzeros", ("I32",), ((groups, zeros),)),
-        StoredPart("scales", SCALE_TYPES, ((groups, rows),)),
-        StoredPart("g_idx", INDEX_TYPES, ((columns,),)),
+        ("qweight", ("I32",), ((_words(form, columns), rows),)),
+        ("qzeros", ("I32",), ((groups, _words(form, rows)),)),
+        ("scales", SCALE_TYPES, ((groups, rows),)),
+        ("g_idx", INDEX_TYPES, ((columns,),)),
     ]
 
 
-def _modelopt_nvfp4(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-    return [
-        StoredPart("weight", ("U8",), ((rows, columns // 2),)),
-        StoredPart("weight_scale", ("F8_E4M3",), (form.scale_shape(rows, columns),)),
-        StoredPart("weight_scale_2", ("F32",), SCALAR),
-        *([StoredPart("input_scale", ("F32",), SCALAR)] * form.static_input),
-    ]
-
-
-def _bnb_4bit(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-    count, nested = rows * columns // 2, form.strategy == "nested"
-    parts = [
-        StoredPart("weight", ("U8",), ((count, 1), (1, count))),
-        StoredPart("weight.absmax", ("U8",) if nested else ("F32",)),
-        StoredPart("weight.quant_map", ("F32",), ((16,),)),
-        StoredPart(f"weight.quant_state.bitsandbytes__{form.number}", ("U8",)),
-    ]
-    if nested:
-        parts.append(StoredPart("weight.nested_absmax", ("F32",)))
-        parts.append(StoredPart("weight.nested_quant_map", ("F32",), ((256,),)))
-    return parts
-
-
-def _bnb_8bit(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-    return [
-        StoredPart("weight", ("I8",), ((rows, columns),)),
-        StoredPart("SCB", ("F32",), ((rows,),)),
-        StoredPart("weight_format", ("U8",)),
-    ]
-
-
-def _plain(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-    return [StoredPart("weight", FLOATING, ((rows, columns),))]
-
-
-PARTS: dict[str, Callable[[WeightFormat, int, int], list[StoredPart]]] = {
-    "float-quantized": _eight_bits,
-    "naive-quantized": _eight_bits,
-    "int-quantized": _eight_bits,
+PARTS: dict[str, Callable[[WeightFormat, int, int], list[Part]]] = {
+    **dict.fromkeys(
+        ("float-quantized", "naive-quantized", "int-quantized", FP8, MODELOPT_FP8), _eight_bits
+    ),
     "pack-quantized": _packed,
     "nvfp4-pack-quantized": _nvfp4,
     "mxfp4-pack-quantized": _mxfp4,
     AWQ_GEMM: _awq,
-    GPTQ: _gptq,
-    GPTQ_V2: _gptq,
-    FP8: _eight_bits,
-    MODELOPT_FP8: _eight_bits,
+    **dict.fromkeys((GPTQ, GPTQ_V2), _gptq),
     MODELOPT_NVFP4: _modelopt_nvfp4,
-    BNB_4BIT: _bnb_4bit,
-    BNB_8BIT: _bnb_8bit,
-    PLAIN: _plain,
+    PLAIN: lambda form, rows, columns: [("weight", FLOATING, ((rows, columns),))],
 }

@@ -1,7 +1,7 @@
 """Accounting of every tensor of source and variant, from headers alone.
 
-A source tensor is quantized (others replace it), unquantized, or merged (a tied head that equals
-the embedding). A variant tensor is one of these, or a scale of the KV cache.
+A source tensor is quantized (others replace it), kept, or merged (a tied head that equals the
+embedding). A variant tensor is one of these, or a scale of the KV cache.
 """
 
 from __future__ import annotations
@@ -9,34 +9,72 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
+from pipeline.checkpoint.weight_files import INDEX, read_headers, read_index
 from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_head
-from pipeline.verification.stored_parts import FLOATING, SCALE_TYPES, StoredPart, layer_parts
-from pipeline.verification.tensor_files import StoredTensor, TensorFiles
+from pipeline.verification.stored_parts import FLOATING, SCALE_TYPES, layer_parts
 from pipeline.verification.weight_format import FormOf
-from recipes.weight_format import WeightFormat
 
 KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
-KV_SCALES = ("k_scale", "v_scale")
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")  # on any module
 MAX_EXTRA_BYTES = 2**22  # of such a scale or a bias of zeros, which is read as a whole
 FREQUENCIES = ".rotary_emb.inv_freq"
 EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weight")
 
 
+@dataclass(frozen=True)
+class StoredTensor(TensorEntry):
+    """A tensor in a file; `begin` and `end` count from the file's first byte."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class TensorFiles:
+    """All tensors of a checkpoint folder by name."""
+
+    folder: Path
+    tensors: dict[str, StoredTensor]
+
+
+def open_folder(folder: Path) -> TensorFiles:
+    """Read a checkpoint's headers, and check that index and files agree."""
+    tensors: dict[str, StoredTensor] = {}
+    index = folder / INDEX
+    named = read_index(index) if index.exists() else None
+    for path, header in read_headers(folder).items():
+        for name, entry in header.tensors.items():
+            if name in tensors or (named is not None and named.get(name) != path.name):
+                raise VerificationError(
+                    f"'{name}' is in {path.name}, and also in another file"
+                    if name in tensors
+                    else f"'{name}' is in {path.name}, but not according to the index",
+                    where=str(index if named else folder),
+                )
+            begin, end = header.data_start + entry.begin, header.data_start + entry.end
+            tensors[name] = StoredTensor(entry.dtype, entry.shape, begin, end, name, path)
+    return TensorFiles(folder, tensors)
+
+
 @dataclass
 class TensorAccounting:
-    """Classification of all tensors."""
+    """Classification of all tensors.
 
-    # Source tensors that others replace.
+    Attributes:
+        quantized: source tensors that others replace.
+        kept: unquantized source tensors with those of the same name in the variant.
+        merged: heads of either side, with the source's embedding that they must equal.
+        kv_scales: scales of the KV cache.
+    """
+
     quantized: list[StoredTensor] = field(default_factory=list)
-    # Unquantized source tensors with those of the same name in the variant.
     kept: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
-    # Heads of either side with the embedding that they must equal.
     merged: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
-    kv_scales: list[StoredTensor] = field(default_factory=list)  # scales of the KV cache
+    kv_scales: list[StoredTensor] = field(default_factory=list)
 
 
 def account(
@@ -59,20 +97,18 @@ def account(
     """
     found = TensorAccounting()
     left = dict(variant.tensors)
+    embedding = next((t for n, t in source.tensors.items() if EMBEDDING.fullmatch(n)), None)
     for name, tensor in source.tensors.items():
-        header = TensorEntry(tensor.dtype, tensor.shape, 0, tensor.size)
         head = tied and is_head(name)
-        if chosen(name, header) and not (head and name not in variant.tensors):
-            form = form_of(name.removesuffix(".weight"))
-            _take_parts(tensor, form, variant, left)
+        if chosen(name, tensor) and not (head and name not in variant.tensors):
+            _take_parts(tensor, form_of, variant, left)
             found.quantized.append(tensor)
         elif name in left:
-            check_unquantized(tensor, left[name])
+            _check_unquantized(tensor, left[name])
             found.kept.append((tensor, left.pop(name)))
         elif kv_scales is None and name.endswith(FREQUENCIES):
             continue
         elif head:
-            embedding = _embedding(source)
             found.merged += [(tensor, embedding)] if embedding else []
         else:
             raise _missing(tensor, variant)
@@ -81,11 +117,9 @@ def account(
     if kv_scales is None:
         small = [name for name, tensor in left.items() if tensor.size <= MAX_EXTRA_BYTES]
         found.kv_scales = [left.pop(name) for name in small if name.endswith(CACHE_SCALES)]
-        for name in [name for name, tensor in left.items() if _is_empty(tensor)]:
-            del left[name]
+        left = {name: tensor for name, tensor in left.items() if not _is_empty(tensor)}
     elif kv_scales:
         found.kv_scales = _take_kv_scales(source, variant, left)
-    embedding = _embedding(source)
     if tied and embedding is not None:
         found.merged += [(left.pop(name), embedding) for name in filter(is_head, list(left))]
     for name, stranger in left.items():
@@ -101,19 +135,19 @@ def _is_empty(tensor: StoredTensor) -> bool:
     if tensor.name.endswith(FREQUENCIES):
         return True
     is_bias = tensor.name.endswith(".bias") and tensor.dtype in FLOATING
-    return is_bias and tensor.size <= MAX_EXTRA_BYTES and tensor.is_zero()
-
-
-def _embedding(source: TensorFiles) -> StoredTensor | None:
-    return next((t for name, t in source.tensors.items() if EMBEDDING.fullmatch(name)), None)
+    if not is_bias or tensor.size > MAX_EXTRA_BYTES:
+        return False
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.begin)
+        return not any(file.read(tensor.size))
 
 
 def _take_parts(
-    source: StoredTensor, form: WeightFormat, variant: TensorFiles, left: dict[str, StoredTensor]
+    source: StoredTensor, form_of: FormOf, variant: TensorFiles, left: dict[str, StoredTensor]
 ) -> None:
     module = source.name.removesuffix(".weight")
     rows, columns = source.shape
-    for part in layer_parts(form, rows, columns):
+    for part in layer_parts(form_of(module), rows, columns):
         name = f"{module}.{part.suffix}"
         if name not in left:
             whole = left.get(source.name)
@@ -124,36 +158,37 @@ def _take_parts(
                 hint="the recipe's ignore list does not fit the model's layers, or the file "
                 "is missing; see the worker.log",
             )
-        _check_part(left.pop(name), part, source)
+        tensor = left.pop(name)
+        _check_type(tensor, part.dtypes)
+        if part.shapes and tensor.shape not in part.shapes:
+            raise VerificationError(
+                f"'{name}' has shape {tensor.shape} for a layer of {rows} x {columns}; "
+                f"{part.shapes[0]} is right",
+                where=str(tensor.path),
+            )
 
 
-def _check_part(tensor: StoredTensor, part: StoredPart, source: StoredTensor) -> None:
-    if tensor.dtype not in part.dtypes:
+def _check_type(tensor: StoredTensor, dtypes: tuple[str, ...], hint: str = "") -> None:
+    if tensor.dtype not in dtypes:
         raise VerificationError(
-            f"'{tensor.name}' is stored as {tensor.dtype}, not as {' or '.join(part.dtypes)}",
+            f"'{tensor.name}' is stored as {tensor.dtype}, not as {' or '.join(dtypes)}",
             where=str(tensor.path),
-        )
-    if part.shapes and tensor.shape not in part.shapes:
-        raise VerificationError(
-            f"'{tensor.name}' has shape {tensor.shape} for a layer of "
-            f"{source.shape[0]} x {source.shape[1]}; {part.shapes[0]} is right",
-            where=str(tensor.path),
+            hint=hint,
         )
 
 
-def check_unquantized(source: StoredTensor, variant: StoredTensor) -> None:
-    """Raise VerificationError if an ignored tensor has another shape or a narrow type."""
+def _check_unquantized(source: StoredTensor, variant: StoredTensor) -> None:
     if variant.shape != source.shape:
         raise VerificationError(
             f"'{source.name}' has shape {variant.shape}, the source's {source.shape}",
             where=str(variant.path),
         )
-    if variant.dtype not in (source.dtype, *FLOATING):
-        raise VerificationError(
-            f"'{source.name}' is stored as {variant.dtype}, and the recipe does not quantize it",
-            where=str(variant.path),
-            hint="the recipe's ignore list requires full module names, or expressions after 're:'",
-        )
+    _check_type(
+        variant,
+        (source.dtype, *FLOATING),
+        "the recipe does not quantize it: its ignore list requires full module names, or "
+        "expressions after 're:'",
+    )
 
 
 def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
@@ -173,29 +208,20 @@ def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
 def _take_kv_scales(
     source: TensorFiles, variant: TensorFiles, left: dict[str, StoredTensor]
 ) -> list[StoredTensor]:
-    attention = [
-        name.removesuffix(layer)
-        for name in source.tensors
-        for layer in KEY_LAYERS
-        if name.endswith(f".{layer}")
-    ]
     found = []
-    for module in attention:
-        for suffix in KV_SCALES:
-            tensor = left.pop(f"{module}{suffix}", None)
-            if tensor is None:
+    for layer in source.tensors:
+        if not layer.endswith(tuple(f".{each}" for each in KEY_LAYERS)):
+            continue
+        attention = layer.rsplit(".", 2)[0]
+        for name in (f"{attention}.k_scale", f"{attention}.v_scale"):
+            if name not in left:
                 raise VerificationError(
-                    f"the scale '{module}{suffix}' of the KV cache is missing",
+                    f"the scale '{name}' of the KV cache is missing",
                     where=str(variant.folder),
                     hint="quantize again; see the worker.log",
                 )
-            if tensor.dtype not in SCALE_TYPES:
-                raise VerificationError(
-                    f"'{tensor.name}' is stored as {tensor.dtype}, "
-                    f"not as {' or '.join(SCALE_TYPES)}",
-                    where=str(tensor.path),
-                )
-            found.append(tensor)
+            _check_type(left[name], SCALE_TYPES)
+            found.append(left.pop(name))
     if not found:
         raise VerificationError(
             "the recipe requires scales of the KV cache, and the source has no key layer",

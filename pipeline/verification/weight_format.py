@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import VerificationError
@@ -16,8 +15,6 @@ from recipes.ignored_modules import is_ignored, to_expression
 from recipes.quantization import Quantization
 from recipes.weight_format import (
     AWQ_GEMM,
-    BNB_4BIT,
-    BNB_8BIT,
     FP8,
     GPTQ,
     GPTQ_V2,
@@ -58,11 +55,7 @@ class StoredFormats:
         return [target for targets, _ in self.groups for target in targets]
 
     def of(self, module: str) -> WeightFormat | None:
-        """Return a module's format as vLLM finds it: names precede classes.
-
-        Returns:
-            None if no group has the module.
-        """
+        """Return a module's format as vLLM finds it, names before classes; None without one."""
         first = self.groups[0][1]
         if all(form == first for _, form in self.groups):
             return first
@@ -98,13 +91,19 @@ def stored_formats(config: Any, where: str) -> StoredFormats:
         )
     try:
         if method == "compressed-tensors":
-            found = _compressed_tensors_formats(config, where)
+            found = _compressed_tensors_formats(config)
         else:
-            found = StoredFormats((((), METHODS[method](config, where)),))
+            found = StoredFormats((((), METHODS[method](config)),))
         for _, form in found.groups:
             _check_values(form)
+    except NotComparableError as error:
+        raise NotComparableError(error.message, where=where) from error
     except MALFORMED as error:
-        raise _undescribed(error, where) from error
+        raise VerificationError(
+            f"config.json does not describe the weights' format ({error})",
+            where=where,
+            hint="add the key as the program that made the weights writes it, or ask their maker",
+        ) from error
     return found
 
 
@@ -118,24 +117,42 @@ def _check_values(form: WeightFormat) -> None:
         raise ValueError("its names are no words")
 
 
-def _compressed_tensors_formats(config: dict[str, Any], where: str) -> StoredFormats:
+def _compressed_tensors_formats(config: dict[str, Any]) -> StoredFormats:
     if config.get("transform_config"):
-        raise NotComparableError("the weights are rotated (transform_config)", where=where)
-    groups, whole = config.get("config_groups"), config.get("format")
-    if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
-        raise _undescribed("config_groups", where)
+        raise NotComparableError("the weights are rotated (transform_config)")
     found = [
-        (names_and_expressions(group.get("targets")), _group_format(group, whole, where))
-        for group in groups.values()
+        (names_and_expressions(group.get("targets")), _group_format(group, config.get("format")))
+        for group in config["config_groups"].values()
         if group.get("weights") is not None  # others are of attention
     ]
     if not found:
-        raise NotComparableError("no group has weights", where=f"{where}.config_groups")
+        raise NotComparableError("no group has weights")
     # vLLM keeps a target's first place and its last format.
     by_target = {target: form for targets, form in found for target in targets}
     return StoredFormats(
         tuple(((target,), form) for target, form in by_target.items()) or (*found,)
     )
+
+
+def _group_format(group: dict[str, Any], whole: Any) -> WeightFormat:
+    weights, inputs = group["weights"], group.get("input_activations") or {}
+    strategy = str(weights["strategy"])
+    return WeightFormat(
+        name=str(group.get("format") or whole),
+        bits=weights["num_bits"],
+        number=weights["type"],
+        strategy=strategy,
+        group=weights["group_size"] if "group" in strategy else None,
+        block=_pair(weights["block_structure"]) if strategy == "block" else None,
+        symmetric=weights["symmetric"],
+        reordered=weights.get("actorder") == "group",
+        static_input=bool(inputs) and inputs.get("dynamic") in (False, "local"),
+    )
+
+
+def _pair(block: Any) -> tuple[int, int]:
+    height, width = block
+    return int(height), int(width)
 
 
 def names_and_expressions(words: Any) -> tuple[str, ...]:
@@ -144,105 +161,55 @@ def names_and_expressions(words: Any) -> tuple[str, ...]:
     return tuple(word for word in texts if word.startswith("re:") or to_expression(word) is None)
 
 
-def _awq_format(config: dict[str, Any], where: str) -> WeightFormat:
+def _awq_format(config: dict[str, Any]) -> WeightFormat:
     if str(config.get("version", "gemm")).lower() != "gemm" or config.get("bits") != 4:
-        raise NotComparableError(
-            "AutoAWQ's only supported format is the 4-bit 'gemm'",
-            where=f"{where}.version",
-        )
-    return WeightFormat(
-        AWQ_GEMM,
-        4,
-        "int",
-        "group",
-        group=config.get("group_size"),
-        symmetric=not config.get("zero_point", True),
-    )
+        raise NotComparableError("AutoAWQ's only supported format is the 4-bit 'gemm'")
+    symmetric = not config.get("zero_point", True)
+    group = config.get("group_size")
+    return WeightFormat(AWQ_GEMM, 4, "int", "group", group=group, symmetric=symmetric)
 
 
-def _gptq_format(config: dict[str, Any], where: str) -> WeightFormat:
+def _gptq_format(config: dict[str, Any]) -> WeightFormat:
     bits, group = int(config["bits"]), int(config["group_size"])
     layout = config.get("checkpoint_format", GPTQ)
     if bits not in (4, 8) or layout not in (GPTQ, GPTQ_V2) or config.get("dynamic"):
         raise NotComparableError(
-            f"verification does not read GPTQ's '{layout}' in {bits} bits, or by layer",
-            where=where,
+            f"verification does not read GPTQ's '{layout}' in {bits} bits, or by layer"
         )
-    by = {"strategy": "group", "group": group} if group > 0 else {"strategy": "channel"}
-    return WeightFormat(layout, bits, "int", **by, symmetric=bool(config["sym"]), reordered=True)
+    strategy, size = ("group", group) if group > 0 else ("channel", None)
+    symmetric = bool(config["sym"])
+    return WeightFormat(
+        layout, bits, "int", strategy, group=size, symmetric=symmetric, reordered=True
+    )
 
 
-def _fp8_format(config: dict[str, Any], where: str) -> WeightFormat:
+def _fp8_format(config: dict[str, Any]) -> WeightFormat:
     if block := config.get("weight_block_size"):
         return WeightFormat(FP8, 8, "float", "block", block=_pair(block))
     static = config.get("activation_scheme") == "static"
     return WeightFormat(FP8, 8, "float", "tensor", static_input=static)
 
 
-def _modelopt_format(config: dict[str, Any], where: str) -> WeightFormat:
+def _modelopt_format(config: dict[str, Any]) -> WeightFormat:
     algorithm = str(config.get("quant_algo", "")).upper()
     if algorithm == "FP8":
         return WeightFormat(MODELOPT_FP8, 8, "float", "tensor", static_input=True)
     if algorithm == "NVFP4":
         return WeightFormat(MODELOPT_NVFP4, 4, "float", "tensor_group", group=16, static_input=True)
-    raise NotComparableError(
-        f"verification does not read ModelOpt's {algorithm[:40]!r}", where=where
-    )
+    raise NotComparableError(f"verification does not read ModelOpt's {algorithm[:40]!r}")
 
 
-def _bitsandbytes_format(config: dict[str, Any], where: str) -> WeightFormat:
-    if config.get("load_in_8bit"):
-        return WeightFormat(BNB_8BIT, 8, "int", "channel")
-    number = str(config["bnb_4bit_quant_type"])
-    nested = config.get("bnb_4bit_use_double_quant")
-    return WeightFormat(BNB_4BIT, 4, number, "nested" if nested else "blocks")
-
-
-METHODS: dict[str, Callable[[dict[str, Any], str], WeightFormat]] = {
+METHODS: dict[str, Callable[[dict[str, Any]], WeightFormat]] = {
     "awq": _awq_format,
     "gptq": _gptq_format,
     "fp8": _fp8_format,
     "modelopt": _modelopt_format,
     "modelopt_fp4": _modelopt_format,
-    "bitsandbytes": _bitsandbytes_format,
 }
 
 
-def _undescribed(error: object, where: str) -> VerificationError:
-    return VerificationError(
-        f"config.json does not describe the weights' format ({error})",
-        where=where,
-        hint="add the key as the program that made the weights writes it, or ask their maker",
-    )
-
-
-def _group_format(group: dict[str, Any], whole: Any, where: str) -> WeightFormat:
-    weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
-    try:
-        strategy = str(weights["strategy"])
-        return WeightFormat(
-            name=str(group.get("format") or whole),
-            bits=weights["num_bits"],
-            number=weights["type"],
-            strategy=strategy,
-            group=weights["group_size"] if "group" in strategy else None,
-            block=_pair(weights["block_structure"]) if strategy == "block" else None,
-            symmetric=weights["symmetric"],
-            reordered=weights.get("actorder") == "group",
-            static_input=bool(inputs) and inputs.get("dynamic") in (False, "local"),
-        )
-    except MALFORMED as error:
-        raise _undescribed(error, f"{where}.config_groups") from error
-
-
-def _pair(block: Any) -> tuple[int, int]:
-    height, width = block
-    return int(height), int(width)
-
-
-def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> FormOf:
+def check_format(config: dict[str, Any], recipe: Quantization, where: str) -> FormOf:
     """Return the format of each layer; it raises VerificationError if that is not the recipe's."""
-    where = f"{variant / 'config.json'}, key quantization_config"
     stored = stored_formats(config.get("quantization_config"), where)
 
     def form_of(module: str) -> WeightFormat:
@@ -258,9 +225,3 @@ def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) ->
         return found
 
     return form_of
-
-
-def kv_cache_strategy(config: dict[str, Any]) -> str | None:
-    """Return the unit of the variant's scales of an FP8 KV cache; None without any."""
-    scheme = (config.get("quantization_config") or {}).get("kv_cache_scheme")
-    return str(scheme.get("strategy")) if isinstance(scheme, dict) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from safetensors import safe_open
 from pipeline.core.errors import VerificationError
 from pipeline.core.events import Progress
 from pipeline.inspection.linear_layers import is_head
-from pipeline.verification.comparison import LayerNoise, WeightComparison, block_name
+from pipeline.verification.comparison import WeightComparison, block_name
 from pipeline.verification.stored_parts import scale_of
-from pipeline.verification.tensor_accounting import EMBEDDING
-from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
-from pipeline.workers.dequantized_layer import Parts, dequantize
+from pipeline.verification.tensor_accounting import EMBEDDING, StoredTensor, open_folder
+from pipeline.workers.dequantized_layer import dequantize
 from recipes.weight_format import PLAIN, WeightFormat
 
 ROW_STEP = 128  # a multiple of all packing
@@ -46,8 +44,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec: comparison (a `WeightComparison`), texts, trust_remote_code (of `compare_outputs`).
 
     Returns:
-        layers: each `LayerNoise`; altered: changes of type by name; rescaled: whether columns were;
-        outputs: of `compare_outputs`, None if columns were not rescaled.
+        layers: of each `Layer` its name and what is measured; altered: changes of type by name;
+        rescaled: whether columns were; outputs: of `compare_outputs`, None if they were not.
 
     Raises:
         VerificationError: names the first wrong tensor and its file.
@@ -68,12 +66,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         from pipeline.workers.compare_outputs import compare_outputs
 
         outputs = compare_outputs(comparison, spec, progress, output)
-    return {
-        "layers": [asdict(layer) for layer in layers],
-        "altered": altered,
-        "rescaled": rescaled,
-        "outputs": outputs,
-    }
+    return {"layers": layers, "altered": altered, "rescaled": rescaled, "outputs": outputs}
 
 
 class Numbers:
@@ -81,9 +74,9 @@ class Numbers:
 
     def __init__(self, comparison: WeightComparison, progress: Progress) -> None:
         self.comparison, self.progress = comparison, progress
-        self.source: TensorFiles = open_folder(Path(comparison.source))
-        self.before = self.source.tensors
+        self.before = open_folder(Path(comparison.source)).tensors
         self.after = open_folder(Path(comparison.variant)).tensors
+        self.total = sum(tensor.size for tensor in self.before.values())
         self.done = 0
         self.opened: dict[Path, Any] = {}
 
@@ -98,17 +91,18 @@ class Numbers:
 
     def advance(self, tensor: StoredTensor) -> None:
         """Report that a source's tensor was compared."""
-        self.done = min(self.source.size, self.done + tensor.size)
-        self.progress.advance("check_weights", self.done, self.source.size, "bytes")
+        self.done = min(self.total, self.done + tensor.size)
+        self.progress.advance("check_weights", self.done, self.total, "bytes")
 
     def check_merged(self) -> None:
         """Check heads that config.json ties to the embedding."""
         for side, name, embedding in self.comparison.merged:
             head = (self.before if side == "source" else self.after)[name]
+            table = self.before[embedding]
             try:
-                if head.shape != self.before[embedding].shape:
+                if head.shape != table.shape:
                     raise VerificationError("their shapes differ")
-                self.compare(self.before[embedding], head, rounds=True)
+                self.compare(table, head, rounds=True)
             except VerificationError as error:
                 raise VerificationError(
                     f"'{name}' is not the embedding '{embedding}', but config.json ties the two",
@@ -122,38 +116,34 @@ class Numbers:
         Returns:
             whether the layers' columns were rescaled; how each altered tensor is stored otherwise.
         """
-        rescaled = bool(self.comparison.rescaled)
-        pairs = [(self.before[name], self.after[name]) for name in self.comparison.kept]
+        asked = self.comparison.rescaled
+        rescaled = bool(asked)
         altered: dict[str, str] = {}
-        for source, variant in pairs:
-            self.check_source(source)
-            inside, vector = block_name(source.name), len(source.shape) == 1
-            free = self.comparison.rescaled is not False and inside and len(source.shape) < 3
+        for name in self.comparison.kept:
+            source, variant = self.before[name], self.after[name]
+            # Rows of unused tokens in a table may be NaN.
+            is_table = EMBEDDING.fullmatch(name) or is_head(name)
+            if not is_table and source.dtype in ("BF16", "F16", "F32"):
+                for rows in chunks(source):
+                    check_finite(source, self.read(source, rows), of_source=True)
+            vector = len(source.shape) == 1
             try:
-                rounds = self.comparison.rounds or (self.comparison.rescaled is True and vector)
+                rounds = self.comparison.rounds or (asked is True and vector)
                 change = self.compare(source, variant, rounds=rounds)
             except VerificationError:
-                if not free:
+                # Scales may have been folded into norms, biases and routers.
+                if asked is False or not block_name(name) or len(source.shape) > 2:
                     raise
-                self.check_rescaled(source, variant)
-                rescaled |= vector and source.name.endswith(".weight")
-                if self.comparison.rescaled is None and not vector and not rescaled:
+                check_finite(variant, values := self.read(variant))
+                if not values.any() and self.read(source).double().abs().max() > FLUSHED:
                     raise
-                change = ""
-            if not change and source.dtype != variant.dtype:
-                change = f"{source.dtype} to {variant.dtype}"
-            altered |= {source.name: change} if change else {}
+                rescaled |= vector and name.endswith(".weight")
+                if asked is None and not vector and not rescaled:
+                    raise
+                change = f"{source.dtype} to {variant.dtype}" * (source.dtype != variant.dtype)
+            altered |= {name: change} if change else {}
             self.advance(source)
         return rescaled, altered
-
-    def check_source(self, source: StoredTensor) -> None:
-        """Check that a source's tensor is finite; rows of unused tokens may be NaN."""
-        is_table = EMBEDDING.fullmatch(source.name) or is_head(source.name)
-        if is_table or source.dtype not in ("BF16", "F16", "F32"):
-            return
-        for rows in chunks(source):
-            if not self.read(source, rows).isfinite().all():
-                raise not_finite_source(source)
 
     def compare(self, source: StoredTensor, variant: StoredTensor, *, rounds: bool) -> str:
         """Check that a tensor has the source's values; return its change of type, if any.
@@ -162,10 +152,11 @@ class Numbers:
         with a plain norm (`norm_calibration_context`).
         """
         same_type = source.dtype == variant.dtype
+        change = f"changed from {source.dtype} to {variant.dtype}, and its values differ"
         altered = "" if same_type else f"{source.dtype} to {variant.dtype}"
         for rows in chunks(source):
             before, after = self.read(source, rows), self.read(variant, rows)
-            if same_type and same_bytes(before, after):
+            if same_type and torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
                 continue
             if same_type and len(source.shape) == 1 and torch.equal((1 + before) - 1, after):
                 altered = f"{source.dtype}, rounded as 1 + w"
@@ -175,20 +166,16 @@ class Numbers:
             if rounds and not same_type:
                 same |= (before - after).abs() <= before.abs() * ROUNDED + FLUSHED
             if same_type or not same.all():
-                raise differs(source, variant)
+                raise VerificationError(
+                    f"'{variant.name}' {'differs' if same_type else change} from the source's"
+                    + ", and the recipe does not change it" * same_type,
+                    where=str(variant.path),
+                    hint=HINT,
+                )
         return altered
 
-    def check_rescaled(self, source: StoredTensor, variant: StoredTensor) -> None:
-        """Check a norm, bias or router that scales may have been folded into."""
-        before, after = self.read(source).double(), self.read(variant).double()
-        if not after.isfinite().all() or (before.abs().max() > FLUSHED and not after.any()):
-            what = "no finite numbers" if not after.isfinite().all() else "only zeros"
-            raise VerificationError(
-                f"'{variant.name}' holds {what}", where=str(variant.path), hint=HINT
-            )
-
-    def measure(self, module: str, form: WeightFormat, *, rescaled: bool) -> LayerNoise:
-        """Return a layer's rounding noise, unless it was rescaled.
+    def measure(self, module: str, form: WeightFormat, *, rescaled: bool) -> dict[str, Any]:
+        """Return a layer's name and its rounding noise, unless it was rescaled.
 
         Raises:
             VerificationError: weights or scales are no finite numbers.
@@ -203,19 +190,20 @@ class Numbers:
         is_empty = True
         for rows in chunks(source, form.block[0] if form.block else 1):
             before = self.read(source, rows).float()
-            if not before.isfinite().all():
-                raise not_finite_source(source)
-            empty = not before.any()
-            is_empty &= empty
-            parts = Parts(own, lambda tensor, *where: self.read(tensor, *where))
+            check_finite(source, before, of_source=True)
             # The scales of an expert that is all zeros are arbitrary.
-            if not empty:
+            if before.any():
+                is_empty = False
                 self.check_scales(own, form, rows, source)
             if rescaled:
                 continue
-            after = dequantize(form, parts, rows, source.shape)
-            if not after.isfinite().all():
-                raise not_finite(own)
+
+            def part(suffix: str, *where: slice) -> Any:
+                return self.read(own[suffix], *where)
+
+            after = dequantize(form, own, part, rows, source.shape)
+            stored = next(own[s] for s in ("weight", "weight_packed", "qweight") if s in own)
+            check_finite(stored, after)
             noise.add(before, after)
         if "weight_shape" in own:
             found = self.read(own["weight_shape"]).tolist()
@@ -225,12 +213,11 @@ class Numbers:
                     f"{list(source.shape)}",
                     where=str(own["weight_shape"].path),
                 )
-        if not is_empty:
-            for suffix in ("input_scale", "input_global_scale"):
-                if suffix in own:
-                    check_scale(own[suffix], self.read(own[suffix]))
+        for suffix in ("input_scale", "input_global_scale"):
+            if suffix in own and not is_empty:
+                check_scale(own[suffix], self.read(own[suffix]))
         self.advance(source)
-        return noise.of(module)
+        return {"name": module, **noise.found()}
 
     def check_scales(
         self, own: dict[str, StoredTensor], form: WeightFormat, rows: slice, source: StoredTensor
@@ -242,13 +229,9 @@ class Numbers:
             tensor = own.get(suffix)
             if tensor is None or tensor.dtype == "U8":
                 continue
-            if suffix == "scales":
-                values = self.read(tensor, slice(None), rows)
-            elif tensor.shape and tensor.shape[0] == source.shape[0]:
-                values = self.read(tensor, rows)
-            else:
-                values = self.read(tensor)
-            check_scale(tensor, values, zero_allowed=tensor.dtype == "F8_E4M3")
+            by_row = bool(tensor.shape) and tensor.shape[0] == source.shape[0]
+            where = (slice(None), rows) if suffix == "scales" else (rows,) if by_row else ()
+            check_scale(tensor, self.read(tensor, *where), zero_allowed=tensor.dtype == "F8_E4M3")
 
 
 class Noise:
@@ -260,8 +243,13 @@ class Noise:
         self.suspects: list[tuple[int, int, float]] = []
 
     def add(self, before: Any, after: Any) -> None:
-        """Add the next rows (rows x columns, float32)."""
-        width = piece_columns(before.shape[1])
+        """Add the next rows (rows x columns, float32), by pieces of a row.
+
+        A piece is the largest divisor of a row up to 128, or the whole row if that is too small.
+        """
+        columns = before.shape[1]
+        width = max(n for n in range(1, min(columns, PIECE_COLUMNS) + 1) if columns % n == 0)
+        width = width if width >= PIECE_COLUMNS // 8 else columns
         signal, noise = (
             each.unflatten(1, (-1, width)).double().square().sum(2)
             for each in (before, after - before)
@@ -274,34 +262,24 @@ class Noise:
         self.noise += float(noise.sum())
         self.rows += len(before)
 
-    def of(self, module: str) -> LayerNoise:
-        """Return the layer's result."""
+    def found(self) -> dict[str, Any]:
+        """Return the last fields of the layer's `Layer`."""
         faint = FAINT_ROW * self.signal / max(1, self.rows)
         damaged = [(row, column) for row, column, signal in self.suspects if signal >= faint]
         columns = [column for _, column in damaged]
         ratio = self.signal / self.noise if self.noise else math.inf
         sqnr = 10 * math.log10(ratio) if ratio else -math.inf
-        return LayerNoise(
-            module,
-            None if math.isinf(sqnr) and sqnr > 0 else max(sqnr, -999.0),
-            tuple(damaged[:MAX_LISTED]),
-            max((columns.count(column) for column in set(columns)), default=0),
-            len(damaged),
-        )
-
-
-def piece_columns(columns: int) -> int:
-    """Return the largest divisor of a row up to 128; the whole row if that is too small."""
-    width = max(n for n in range(1, min(columns, PIECE_COLUMNS) + 1) if columns % n == 0)
-    return width if width >= PIECE_COLUMNS // 8 else columns
+        return {
+            "sqnr_db": None if math.isinf(sqnr) and sqnr > 0 else max(sqnr, -999.0),
+            "damaged": damaged[:MAX_LISTED],
+            "most_in_a_column": max((columns.count(each) for each in set(columns)), default=0),
+            "count": len(damaged),
+        }
 
 
 def chunks(tensor: StoredTensor, block: int = 1) -> Iterator[slice]:
     """Yield ranges of rows with about two million weights: whole blocks, or parts of one block."""
-    if not tensor.shape:
-        yield slice(0, 1)
-        return
-    rows = tensor.shape[0]
+    rows = tensor.shape[0] if tensor.shape else 1
     columns = math.prod(tensor.shape[1:])
     step = max(1, CHUNK_ELEMENTS // max(1, columns) // ROW_STEP) * ROW_STEP
     within = min(block, max(rows, 1))
@@ -310,11 +288,6 @@ def chunks(tensor: StoredTensor, block: int = 1) -> Iterator[slice]:
         last = min(rows, first + max(within, step))
         for begin in range(first, last, step):
             yield slice(begin, min(last, begin + step))
-
-
-def same_bytes(before: Any, after: Any) -> bool:
-    """Return whether two tensors of one type have the same bits, NaN included."""
-    return bool(torch.equal(before.view(torch.uint8), after.view(torch.uint8)))
 
 
 def check_scale(tensor: StoredTensor, values: Any, *, zero_allowed: bool = False) -> None:
@@ -330,30 +303,12 @@ def check_scale(tensor: StoredTensor, values: Any, *, zero_allowed: bool = False
     )
 
 
-def not_finite_source(source: StoredTensor) -> VerificationError:
-    """Return the error of a source's numbers."""
-    return VerificationError(
-        f"the source's tensor '{source.name}' has values that are not finite",
-        where=str(source.path),
-        hint="quantization cannot fix that; use another checkpoint",
-    )
-
-
-def not_finite(own: dict[str, StoredTensor]) -> VerificationError:
-    """Return the error of a layer's numbers."""
-    tensor = next(own[s] for s in ("weight", "weight_packed", "qweight") if s in own)
-    return VerificationError(
-        f"'{tensor.name}' has values that are not finite", where=str(tensor.path), hint=HINT
-    )
-
-
-def differs(source: StoredTensor, variant: StoredTensor) -> VerificationError:
-    """Return the error of an unquantized tensor."""
-    if source.dtype == variant.dtype:
-        words = f"'{variant.name}' differs from the source's, and the recipe does not change it"
-    else:
-        words = (
-            f"'{variant.name}' changed from {source.dtype} to {variant.dtype}, and its values "
-            "differ from the source's"
+def check_finite(tensor: StoredTensor, values: Any, *, of_source: bool = False) -> None:
+    """Raise VerificationError for NaN or infinity."""
+    if not values.isfinite().all():
+        whose = "the source's tensor " if of_source else ""
+        raise VerificationError(
+            f"{whose}'{tensor.name}' has values that are not finite",
+            where=str(tensor.path),
+            hint="quantization cannot fix that; use another checkpoint" if of_source else HINT,
         )
-    return VerificationError(words, where=str(variant.path), hint=HINT)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipeline.checkpoint.folder import AUXILIARY_FILES, matches
 from pipeline.checkpoint.weight_files import weight_files
-from pipeline.core.errors import StoreError, VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.core.events import Progress
 from pipeline.core.memory import available_bytes
 from pipeline.verification.comparison import WeightComparison
@@ -59,7 +59,6 @@ def compare_outputs(
 
     Raises:
         VerificationError: a block computes something else than the source's.
-        StoreError: the disk has no room for the 16-bit weights.
     """
     source, variant = Path(comparison.source), Path(comparison.variant)
     trust = spec["trust_remote_code"]
@@ -73,32 +72,29 @@ def compare_outputs(
     ours = log_probabilities(model, tokens)
     del model
     with tempfile.TemporaryDirectory(dir=output) as temporary:
-        copy = Path(temporary) / "sixteen-bits"
-        copy.mkdir()
+        place = variant
         if converter:
-            check_space(copy, source)
-            write_sixteen_bits(converter, variant, copy)
+            place = write_sixteen_bits(converter, variant, Path(temporary))
         ratios: dict[str, float] = {}
-        model = load(copy if converter else variant, trust)
+        model = load(place, trust)
         theirs = log_probabilities(model, tokens)
         replay(model, recorded, ratios)
         log_probabilities(model, tokens)
     divergence = float((ours.exp() * (ours - theirs)).sum(-1).mean())
     worst = min(ratios, key=lambda name: ratios[name], default="")
+    fault = ""
     if worst and not ratios[worst] >= MIN_BLOCK_DB:
-        raise VerificationError(
+        fault = (
             f"the outputs of '{worst}' are not the source's: a signal-to-noise ratio of "
-            f"{ratios[worst]:.1f} dB, and {MIN_BLOCK_DB:.0f} is the least that quantizing explains",
-            where=str(variant),
-            hint=HINT,
+            f"{ratios[worst]:.1f} dB, and {MIN_BLOCK_DB:.0f} is the least that quantizing explains"
         )
-    if not divergence <= MAX_DIVERGENCE_NATS:
-        raise VerificationError(
+    elif not divergence <= MAX_DIVERGENCE_NATS:
+        fault = (
             f"the variant's next-token distribution is {divergence:.2f} nats a token from the "
-            f"source's, and {MAX_DIVERGENCE_NATS} is the most that quantizing explains",
-            where=str(variant),
-            hint=HINT,
+            f"source's, and {MAX_DIVERGENCE_NATS} is the most that quantizing explains"
         )
+    if fault:
+        raise VerificationError(fault, where=str(variant), hint=HINT)
     return {
         "tokens": int(tokens.shape[1]),
         "divergence_nats": divergence,
@@ -106,17 +102,6 @@ def compare_outputs(
         "worst_block": worst,
         "worst_block_db": ratios.get(worst),
     }
-
-
-def check_space(folder: Path, source: Path) -> None:
-    """Raise StoreError if the 16-bit weights do not fit on the disk."""
-    needed = sum(file.stat().st_size for file in weight_files(source))
-    if (free := shutil.disk_usage(folder).free) < needed:
-        raise StoreError(
-            f"the comparison of outputs needs {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f}",
-            where=str(folder),
-            hint="free some space, or name another place with --store DIR",
-        )
 
 
 def converter_of(comparison: WeightComparison) -> str | None:
@@ -133,17 +118,19 @@ def converter_of(comparison: WeightComparison) -> str | None:
     return "compressed-tensors" if names and not names & others else None
 
 
-def write_sixteen_bits(converter: str, variant: Path, copy: Path) -> None:
-    """Write the variant's weights in 16 bits."""
+def write_sixteen_bits(converter: str, variant: Path, folder: Path) -> Path:
+    """Write the variant's weights in 16 bits; return where."""
+    copy = folder / "sixteen-bits"
+    copy.mkdir()
     names = {file.name for file in weight_files(variant)}
     others = (*AUXILIARY_FILES, "*.json", "*.py")
     names |= {file.name for file in variant.iterdir() if matches(file.name, others)}
     convert(variant, names, converter, copy)
+    return copy
 
 
 def first_tokens(source: Path, texts: str, trust: bool) -> Any:
     """Return the first tokens of the texts as 1 x tokens, at most what the model can take."""
-    import torch
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
@@ -166,18 +153,13 @@ def load(checkpoint: Path, trust: bool) -> Any:
 
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust)
     needed = IN_FLOAT32 * sum(file.stat().st_size for file in weight_files(checkpoint))
-    model = model_class(config).from_pretrained(
-        checkpoint,
-        dtype="float32" if needed < available_bytes() else "auto",
-        trust_remote_code=trust,
-    )
+    dtype = "float32" if needed < available_bytes() else "auto"
+    model = model_class(config).from_pretrained(checkpoint, dtype=dtype, trust_remote_code=trust)
     return model.eval()
 
 
 def log_probabilities(model: Any, tokens: Any) -> Any:
     """Return each next token's log-probabilities: tokens x vocabulary, in float32."""
-    import torch
-
     with torch.no_grad():
         return model(tokens, use_cache=False).logits[0].float().log_softmax(-1)
 
@@ -190,47 +172,39 @@ def blocks_of(model: Any) -> dict[str, Any]:
 
 def record(model: Any, recorded: dict[str, tuple[Any, Any]]) -> None:
     """Record each block's input and output: tokens x width."""
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: Any, arguments: Any, keywords: Any, output: Any) -> None:
-            entry = arguments[0] if arguments else keywords["hidden_states"]
-            recorded[name] = entry.clone(), first(output).clone()
-
-        return hook
-
     for name, block in blocks_of(model).items():
-        block.register_forward_hook(keep(name), with_kwargs=True)
+
+        def keep(_: Any, arguments: Any, keywords: Any, output: Any, name: str = name) -> None:
+            entry = arguments[0] if arguments else keywords["hidden_states"]
+            recorded[name] = entry.clone(), hidden_states(output).clone()
+
+        block.register_forward_hook(keep, with_kwargs=True)
 
 
 def replay(model: Any, recorded: dict[str, tuple[Any, Any]], ratios: dict[str, float]) -> None:
     """Give each block the recorded input, and compare its output with the recorded one, in dB."""
+    for name, block in blocks_of(model).items():
+        if name not in recorded:
+            continue
 
-    def give(name: str) -> Callable[..., Any]:
-        def hook(module: Any, arguments: Any, keywords: Any) -> Any:
+        def give(_: Any, arguments: Any, keywords: Any, name: str = name) -> Any:
             entry = recorded[name][0]
             if arguments:
                 return (entry, *arguments[1:]), keywords
             return arguments, {**keywords, "hidden_states": entry}
 
-        return hook
-
-    def compare(name: str) -> Callable[..., None]:
-        def hook(module: Any, arguments: Any, keywords: Any, output: Any) -> None:
+        def compare(_: Any, arguments: Any, keywords: Any, output: Any, name: str = name) -> None:
             entry, wanted = (each.double() for each in recorded[name])
-            noise = float((first(output).double() - wanted).square().sum())
+            noise = float((hidden_states(output).double() - wanted).square().sum())
             signal = float((wanted - entry).square().sum())
             ratios[name] = 10 * math.log10(signal / noise) if signal and noise else math.inf
             if not math.isfinite(noise):
                 ratios[name] = -math.inf
 
-        return hook
-
-    for name, block in blocks_of(model).items():
-        if name in recorded:
-            block.register_forward_pre_hook(give(name), with_kwargs=True)
-            block.register_forward_hook(compare(name), with_kwargs=True)
+        block.register_forward_pre_hook(give, with_kwargs=True)
+        block.register_forward_hook(compare, with_kwargs=True)
 
 
-def first(output: Any) -> Any:
-    """Return a block's hidden states."""
+def hidden_states(output: Any) -> Any:
+    """Return what a block gives to the next one."""
     return output[0] if isinstance(output, tuple) else output

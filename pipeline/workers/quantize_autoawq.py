@@ -9,8 +9,7 @@ device. Whether the variant computes what its source computes, `compare_outputs`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,32 +44,21 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         StageError: AutoAWQ does not support the architecture, no group size divides, or there are
             too few calibration tokens.
     """
-    checkpoint = Path(spec["checkpoint"])
-    check_architecture(checkpoint)
-    with TemporaryDirectory(prefix="prepare-autoawq-") as view:
-        return quantize(spec, transformers4_view(checkpoint, Path(view)), progress, output)
-
-
-def check_architecture(checkpoint: Path) -> None:
-    """Raise StageError unless AutoAWQ's table has the model's type, and scales it rightly."""
     from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
-    file = checkpoint / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    model_type, fault = config.get("model_type"), ""
+    checkpoint = Path(spec["checkpoint"])
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    model_type, heads, fault = config.get("model_type"), config.get("num_attention_heads"), ""
     if model_type not in AWQ_CAUSAL_LM_MODEL_MAP:
         known = ", ".join(sorted(AWQ_CAUSAL_LM_MODEL_MAP))
         fault = f"AutoAWQ does not know the architecture '{model_type}'; it knows {known}"
-    elif model_type == "phi3" and has_shared_heads(config):
+    elif model_type == "phi3" and config.get("num_key_value_heads") not in (None, heads):
         fault = "AutoAWQ scales keys in the place of values where heads of phi3 share them"
     if fault:
-        raise StageError(fault, where=f"{file}, key model_type", hint=HINT)
-
-
-def has_shared_heads(config: dict[str, Any]) -> bool:
-    """Return whether several heads share keys and values."""
-    heads = config.get("num_attention_heads")
-    return config.get("num_key_value_heads") not in (None, heads)
+        where = f"{checkpoint / 'config.json'}, key model_type"
+        raise StageError(fault, where=where, hint=HINT)
+    with TemporaryDirectory(prefix="prepare-autoawq-") as view:
+        return quantize(spec, transformers4_view(checkpoint, Path(view)), progress, output)
 
 
 def quantize(
@@ -89,7 +77,8 @@ def quantize(
     )
     compute = ComputeDtype(spec.get("compute_dtype"))
     compute.widen(model.model)
-    leave_out_routers(model, quantization["ignore"])
+    if words := words_left_out(list(linear_layers(model)), quantization["ignore"]):
+        model.modules_to_not_convert = [*getattr(model, "modules_to_not_convert", []), *words]
     linears = linear_layers(model)
     check_rows(linears.values())
     columns = {linear.in_features for linear in linears.values()}
@@ -129,23 +118,11 @@ def quantize(
     }
 
 
-@contextmanager
-def copy_state_dict(module: Any) -> Iterator[None]:
-    """During the block, the module's state dict holds copies of tensors on a CPU.
-
-    It uses torch's hook: AutoAWQ's method is unchanged. Tensors on a GPU are copied by ``.cpu()``.
-    """
-
-    def copy(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-        for name, tensor in state.items():
-            if tensor.device.type == "cpu":
-                state[name] = tensor.clone()
-
-    handle = module.register_state_dict_post_hook(copy)
-    try:
-        yield
-    finally:
-        handle.remove()
+def copy_tensors(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Put copies of tensors on a CPU into a state dict; those on a GPU are copied by ``.cpu()``."""
+    for name, tensor in state.items():
+        if tensor.device.type == "cpu":
+            state[name] = tensor.clone()
 
 
 def mended_quantizer(progress: Progress) -> type:
@@ -168,19 +145,26 @@ def mended_quantizer(progress: Progress) -> type:
         def _compute_best_scale(
             self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *args: Any, **options: Any
         ) -> Any:
-            with copy_state_dict(module2inspect):
+            handle = module2inspect.register_state_dict_post_hook(copy_tensors)
+            try:
                 return super()._compute_best_scale(
                     x, w_mean, x_mean, module2inspect, *args, **options
                 )
+            finally:
+                handle.remove()
 
         def _get_input_feat(self, layer: Any, named_linears: dict[str, Any]) -> Any:
             try:
                 features = super()._get_input_feat(layer, named_linears)
+                unseen = [name for name in named_linears if name not in features]
+                assert not unseen, f"{unseen[0]} saw none of them"
             except AssertionError as error:  # how AutoAWQ says that a layer got no token
-                raise few_tokens_error(str(error).splitlines()[0]) from error
-            unseen = [name for name in named_linears if name not in features]
-            if unseen:
-                raise few_tokens_error(f"{unseen[0]} saw none of them")
+                raise StageError(
+                    "the calibration texts do not reach every expert: "
+                    f"{str(error).splitlines()[0]}",
+                    where="recipe key quantization.calibration",
+                    hint="calibrate with more samples, or with texts of more kinds",
+                ) from error
             return features
 
         def _apply_quant(self, module: Any, named_linears: dict[str, Any]) -> None:
@@ -189,15 +173,6 @@ def mended_quantizer(progress: Progress) -> type:
             progress.advance("quantize (autoawq)", self.layers_done, len(self.modules), "layers")
 
     return MendedAwqQuantizer
-
-
-def few_tokens_error(what: str) -> StageError:
-    """Return the error for an expert that no calibration token reached."""
-    return StageError(
-        f"the calibration texts do not reach every expert: {what}",
-        where="recipe key quantization.calibration",
-        hint="calibrate with more samples, or with texts of more kinds",
-    )
 
 
 def linear_layers(model: Any) -> dict[str, Any]:
@@ -211,13 +186,6 @@ def linear_layers(model: Any) -> dict[str, Any]:
         linears = exclude_layers_to_not_quantize(get_named_linears(layer), left_out)
         found.update({f"{prefix}.{name}": linear for name, linear in linears.items()})
     return found
-
-
-def leave_out_routers(model: Any, ignore: list[str]) -> None:
-    """Make AutoAWQ leave out what the recipe does; it matches parts of names."""
-    words = words_left_out(list(linear_layers(model)), ignore)
-    if words:
-        model.modules_to_not_convert = [*(getattr(model, "modules_to_not_convert", [])), *words]
 
 
 def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:

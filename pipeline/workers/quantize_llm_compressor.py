@@ -1,4 +1,4 @@
-"""Quantizes a whole model with llm-compressor and calibration data.
+"""Worker: AWQ, GPTQ and calibrated presets, by llm-compressor on a whole model.
 
 The format is compressed-tensors'. Recipes without calibration are cast file by file
 (workers/quantize_model_free).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,12 @@ from pipeline.workers.moe_experts import (
 )
 from pipeline.workers.mtp_head import carry_mtp
 from pipeline.workers.protocol import versions_of
+from pipeline.workers.text_mappings import awq_mappings, smoothquant_mappings
 from recipes.group_sizes import dividing_group_size
-from recipes.ignored_modules import is_ignored
+from recipes.ignored_modules import is_ignored, to_expression
 
-# (model, group size) to llm-compressor's modifiers, in the order in which they run. The group size
-# is None for a recipe without groups.
-Modifiers = Callable[[Any, int | None], list[Any]]
-MINMAX = "memoryless_minmax"  # the extremes of a group's weights, read again every time
 # How a group's range is found. Both read the weights alone, again every time.
-OBSERVERS = {"minmax": MINMAX, "mse": "memoryless_mse"}
+OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 """Those whose change can change the weights."""
 TRIAL_BLOCKS, TRIAL_TOKENS = 2, 64
@@ -40,10 +36,8 @@ LAYER = re.compile(r"(?!.*(?:vis|aud|image)).*?\.layers\.(\d+)\.(.*)")
 EXPERT = re.compile(r"(?<=\.)\d+\.")
 
 
-def quantize_whole_model(
-    spec: dict[str, Any], progress: Progress, output: Path, modifiers: Modifiers
-) -> dict[str, Any]:
-    """Load the model, quantize it, and save it.
+def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Load the model, quantize it, and save it into `output`.
 
     Args:
         spec: as in `Quantization.worker`.
@@ -64,44 +58,106 @@ def quantize_whole_model(
     blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
     if not torch.accelerator.is_available():
         leave_memory_unpinned()
-    try_first_layers(spec, tokenizer, blocks, modifiers, progress)
+    try_first_layers(spec, tokenizer, blocks, progress)
     set_seed(calibration["seed"])
     progress.note("loading the checkpoint")
     model = load_model(spec["checkpoint"], trust)
     compute = ComputeDtype(spec.get("compute_dtype"))
     compute.widen(model)
-    group_size = dividing_group_size(
-        spec["group_sizes"], linear_columns(model, quantization["ignore"])
-    )
+    group_size = group_size_of(spec, model)
     wanted = quantization.get("group_size")
     if group_size is not None and wanted is not None and group_size != wanted:
         progress.note(
             f"group size {wanted} does not divide every layer's columns; using {group_size}"
         )
-    chosen = modifiers(model, group_size)
     follow_bars(progress, quantization["kind"])
-    facts: dict[str, Any] = {"scheme": quantization.get("scheme"), "group_size": group_size}
     tokens = ExpertTokenCounter(model)
+    chosen = modifiers(quantization, model, group_size)
     calibrate(model, tokenizer, chosen, blocks, calibration["batch_size"])
-    facts |= {**block_facts(blocks), **tokens.check_counts()}
+    counts = tokens.check_counts()
     compute.narrow(model)
     progress.note("saving the quantized checkpoint")
     model.save_pretrained(output, save_compressed=True)
     tokenizer.save_pretrained(output)
     layers = model.config.get_text_config().num_hidden_layers
     carry_mtp(Path(spec["checkpoint"]), output, layers, quantization["ignore"], progress)
+    # Attention may quantize its cache alone.
+    schemes = [getattr(module, "quantization_scheme", None) for module in model.modules()]
     return {
-        **{key: value for key, value in facts.items() if value is not None},
+        "scheme": quantization.get("scheme"),
+        "group_size": group_size,
+        **block_facts(blocks),
+        **counts,
         "versions": versions_of(*LIBRARIES),
-        "quantized_modules": quantized_modules(model),
+        "quantized_modules": sum(bool(scheme and scheme.weights) for scheme in schemes),
     }
+
+
+def modifiers(quantization: dict[str, Any], model: Any, group_size: int | None) -> list[Any]:
+    """Return llm-compressor's modifiers, in the order in which they run.
+
+    Args:
+        group_size: None for a recipe without groups.
+    """
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+
+    common = {"ignore": quantization["ignore"], "kv_cache_scheme": kv_cache_scheme(quantization)}
+    if quantization["kind"] == "preset":
+        # A named module's scheme precedes the one of its class, here and in vLLM.
+        others = {
+            scheme: [word if (to := to_expression(word)) is None else f"re:{to}" for word in words]
+            for scheme, words in quantization["other_schemes"].items()
+        }
+        scheme = {**others, quantization["scheme"]: ["Linear"]}
+        return [QuantizationModifier(scheme=scheme, **common)]
+    if quantization["kind"] == "awq":
+        groups = weights_in_groups(
+            quantization["bits"],
+            group_size,
+            symmetric=quantization["symmetric"],
+            observer=OBSERVERS[quantization["observer"]],
+        )
+        return [
+            AWQModifier(mappings=awq_mappings(model), n_grid=quantization["grid_points"]),
+            QuantizationModifier(config_groups=groups, **common),
+        ]
+    strength = quantization["smoothing_strength"]
+    smoothing = []
+    if strength is not None:
+        mappings = smoothquant_mappings(model)
+        smoothing.append(SmoothQuantModifier(smoothing_strength=strength, mappings=mappings))
+    groups = {"group_0": preset_name_to_scheme("W8A8", ["Linear"])}
+    if group_size is not None:
+        groups = weights_in_groups(4, group_size, symmetric=True)
+    gptq = GPTQModifier(dampening_frac=quantization["dampening"], config_groups=groups, **common)
+    return [*smoothing, gptq]
+
+
+def group_size_of(spec: dict[str, Any], model: Any) -> int | None:
+    """Return the recipe's first group size that divides all layers to quantize.
+
+    Raises:
+        StageError: no size divides them.
+    """
+    import torch
+
+    ignore = spec["quantization"]["ignore"]
+    columns = {
+        module.in_features
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not is_ignored(name, ignore)
+    }
+    return dividing_group_size(spec["group_sizes"], columns)
 
 
 def try_first_layers(
     spec: dict[str, Any],
     tokenizer: Any,
     blocks: list[list[int]],
-    modifiers: Modifiers,
     progress: Progress,
 ) -> None:
     """Quantize the first layers, up to one of each kind, with little text; discard the result.
@@ -115,11 +171,10 @@ def try_first_layers(
     progress.note(f"trying the recipe on the first {layers} layers")
     model = load_model(spec["checkpoint"], spec["trust_remote_code"], layers)
     ComputeDtype(spec.get("compute_dtype")).widen(model)
-    ignore = spec["quantization"]["ignore"]
-    group_size = dividing_group_size(spec["group_sizes"], linear_columns(model, ignore))
+    chosen = modifiers(spec["quantization"], model, group_size_of(spec, model))
     few = [block[:TRIAL_TOKENS] for block in blocks[:TRIAL_BLOCKS]]
     try:
-        calibrate(model, tokenizer, modifiers(model, group_size), few, 1)
+        calibrate(model, tokenizer, chosen, few, 1)
     except PrepareError:
         raise
     except Exception as error:
@@ -198,7 +253,7 @@ def weights_in_groups(
     group_size: int | None,
     *,
     symmetric: bool,
-    observer: str = MINMAX,
+    observer: str = OBSERVERS["minmax"],
 ) -> dict[str, Any]:
     """Return a scheme of integer weights that share a scale by groups of columns."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -256,17 +311,6 @@ def calibrate(
     )
 
 
-def linear_columns(model: Any, ignore: list[str]) -> set[int]:
-    """Return the column counts of the linear layers to quantize."""
-    import torch
-
-    return {
-        module.in_features
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and not is_ignored(name, ignore)
-    }
-
-
 def leave_memory_unpinned() -> None:
     """Disable pinned memory: llm-compressor 0.14 pins cached activations, which fails on a CPU."""
     from llmcompressor.pipelines.cache import IntermediatesCache
@@ -297,12 +341,3 @@ def follow_bars(progress: Progress, kind: str) -> None:
         return shown
 
     tqdm.std.tqdm.update = update
-
-
-def quantized_modules(model: Any) -> int:
-    """Return the number of modules with quantized weights.
-
-    Attention may quantize its cache alone.
-    """
-    schemes = [getattr(module, "quantization_scheme", None) for module in model.modules()]
-    return sum(scheme is not None and scheme.weights is not None for scheme in schemes)

@@ -7,9 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from recipes.quantization import Quantization, Rounding
-from recipes.quantizers.in_groups import widened_bytes
-from recipes.quantizers.preset import float_bytes_on_cpu
-from recipes.weight_format import BNB_4BIT, GPTQ, PLAIN, WeightFormat
+from recipes.weight_format import PLAIN, WeightFormat
 
 MADE_ELSEWHERE = "adopted"  # in place of the environment that quantizes
 
@@ -49,10 +47,6 @@ class AdoptedQuantization(Quantization):
         return ()
 
     @property
-    def rows_of_block(self) -> None:
-        return None
-
-    @property
     def sqnr_floor_db(self) -> float:
         return _floor_db(self.bits, self.number)
 
@@ -65,14 +59,9 @@ class AdoptedQuantization(Quantization):
         return "compensated"
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        if self.bits > 8:
-            return size
-        if self.number == "float":
-            return float_bytes_on_cpu(self.bits, size, wide=wide)
-        if self.bits == 8:  # with 16-bit activations they are widened
-            is_packed = self.layout.startswith((GPTQ, "pack-quantized"))
-            return size * (4 if wide else 2) if is_packed else size
-        return widened_bytes(size, wide=wide)
+        name = self.layout.partition(",")[0]
+        form = WeightFormat(name, self.bits, self.number, "group")
+        return form.bytes_on_cpu(size, wide=wide)
 
     def format_description(self, group_size: int | None) -> str:
         return self.layout
@@ -117,4 +106,4 @@ def family_of(form: WeightFormat) -> Literal["fp8", "int8", "int4", "fp4"]:
         return "fp8"
     if form.bits > 4:
         return "int8" if form.number == "int" else "fp8"
-    return "int4" if form.number == "int" or form.name == BNB_4BIT else "fp4"
+    return "int4" if form.number == "int" else "fp4"

@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.quantization import Rounding
-from recipes.quantizers.in_groups import InGroups, groups_of
-from recipes.quantizers.kv_scales import WithKvScales
+from recipes.quantizers.in_groups import InGroups, WithKvScales, groups_of
 from recipes.weight_format import WeightFormat
 
 
@@ -26,7 +25,7 @@ class AwqQuantization(InGroups, WithKvScales):
 
     @property
     def worker(self) -> str:
-        return "pipeline.workers.quantize_awq"
+        return "pipeline.workers.quantize_llm_compressor"
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:

@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.quantization import Rounding
-from recipes.quantizers.in_groups import InGroups, groups_of
-from recipes.quantizers.kv_scales import WithKvScales
+from recipes.quantizers.in_groups import InGroups, WithKvScales, groups_of
 from recipes.weight_format import WeightFormat
 
 
@@ -32,7 +31,7 @@ class GptqQuantization(InGroups, WithKvScales):
 
     @property
     def worker(self) -> str:
-        return "pipeline.workers.quantize_gptq"
+        return "pipeline.workers.quantize_llm_compressor"
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
@@ -52,9 +51,6 @@ class GptqQuantization(InGroups, WithKvScales):
     @property
     def rounding(self) -> Rounding:
         return "compensated" if self.smoothing_strength is None else "rescaled"
-
-    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        return size if self.scheme == "W8A8" else super().bytes_on_cpu(size, wide=wide)
 
     def format_description(self, group_size: int | None) -> str:
         if self.scheme == "W4A16":

@@ -1,16 +1,14 @@
-"""Common parts of several kinds: groups of columns."""
+"""Common parts of several kinds: groups of columns, and scales of an FP8 KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from recipes.quantization import Calibration, Quantization
 from recipes.weight_format import WeightFormat
-
-FOUR_BITS_IN_FLOAT32 = 8  # the serving plugin upcasts 4-bit weights to float32
 
 
 class InGroups(Quantization):
@@ -28,13 +26,19 @@ class InGroups(Quantization):
         """Return a format for each group size, in the order to try."""
         return tuple(form(size) for size in (self.group_size, *self.smaller_group_sizes))
 
-    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        return widened_bytes(size, wide=wide)
 
+class WithKvScales(Quantization):
+    """Quantization by llm-compressor that may store scales of keys and values."""
 
-def widened_bytes(size: int, *, wide: bool) -> int:
-    """Return memory of `size` bytes of 4-bit weights on a CPU server."""
-    return FOUR_BITS_IN_FLOAT32 * size if wide else size
+    kv_cache_scales: Literal["tensor", "head"] | None = Field(
+        None,
+        description="calibrate scales of an FP8 KV cache and store them with the weights: one a "
+        "layer (tensor), or one a key-value head, which vLLM serves with FlashAttention on a GPU",
+    )
+
+    @property
+    def kv_cache_strategy(self) -> str | None:
+        return "attn_head" if self.kv_cache_scales == "head" else self.kv_cache_scales
 
 
 def groups_of(size: int | None) -> str:

@@ -9,22 +9,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from recipes.ignored_modules import check_patterns, is_ignored
 from recipes.quantization import Calibration, Quantization
-from recipes.quantizers.kv_scales import WithKvScales
+from recipes.quantizers.in_groups import WithKvScales
 from recipes.weight_format import WeightFormat
 
 ModuleNames = Annotated[
     list[str], Field(min_length=1, max_length=2_000), AfterValidator(check_patterns)
 ]
 SchemeName = Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4", "NVFP4A16", "MXFP4"]
-
-
-def float_bytes_on_cpu(bits: int, size: int, *, wide: bool) -> int:
-    """Return memory of `size` bytes of 8- or 4-bit floats, which the serving plugin widens.
-
-    Args:
-        wide: the model is served in float32; FP8 weights always get 32 bits.
-    """
-    return size * (32 if wide or bits == 8 else 16) // bits
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ class PresetQuantization(WithKvScales):
 
     @property
     def worker(self) -> str:
-        name = "quantize_model_free" if self.is_streamed else "quantize_preset"
+        name = "quantize_model_free" if self.is_streamed else "quantize_llm_compressor"
         return f"pipeline.workers.{name}"
 
     @property
@@ -132,9 +123,6 @@ class PresetQuantization(WithKvScales):
     @property
     def sqnr_floor_db(self) -> float:
         return SCHEMES[self.scheme].floor_db
-
-    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        return float_bytes_on_cpu(SCHEMES[self.scheme].form.bits, size, wide=wide)
 
     def format_description(self, group_size: int | None) -> str:
         others = "".join(

@@ -30,7 +30,3 @@ class NoQuantization(Quantization):
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
         return ()
-
-    @property
-    def rows_of_block(self) -> None:
-        return None

@@ -23,7 +23,8 @@ from sound_variants import (
 )
 
 from pipeline.core.errors import VerificationError
-from pipeline.verification.verification import Compare, VerificationResult, verify_variant
+from pipeline.verification.comparison import Compare
+from pipeline.verification.verification import VerificationResult, verify_variant
 from recipes.quantization import AnyQuantization, Quantization
 
 INDEX = "model.safetensors.index.json"

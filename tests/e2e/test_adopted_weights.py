@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from sound_variants import (
     RECIPES,
     WEIGHTS,
     Tensors,
-    quantization_config,
     safetensors_of,
     source_files,
     source_tensors,
@@ -29,23 +27,13 @@ from sound_variants import (
 from weight_comparer import comparer
 
 from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
-from pipeline.verification.adopted import adopted_formats, verify_adopted
-from pipeline.verification.stored_parts import layer_parts
-from pipeline.verification.verification import Compare, VerificationResult
+from pipeline.verification.adopted import verify_adopted
+from pipeline.verification.comparison import Compare
+from pipeline.verification.verification import VerificationResult
 from recipes.quantizers.adopted import AdoptedQuantization
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-CONFIG_24 = {
-    "quant_method": "compressed-tensors",
-    "format": "marlin-24",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": True},
-        }
-    },
-}
 LAYER = "model.layers.1.mlp.down_proj"
 TOKENIZER = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
@@ -53,8 +41,8 @@ TOKENIZER = {
     "pre_tokenizer": None,
 }
 # Layouts whose headers alone are compared.
-BY_HEADER = ("gptq", "gptq_v2", "bnb-nf4", "bnb-nested", "bnb-8")
-BITS = {"fp8": 8, "modelopt-fp8": 8, "bnb-8": 8, "gguf": 16, "gptq_v2": 8}
+BY_HEADER = ("gptq", "gptq_v2")
+BITS = {"fp8": 8, "modelopt-fp8": 8, "gguf": 16, "gptq_v2": 8}
 
 
 # Set by the fixture.
@@ -124,13 +112,6 @@ def test_weights_in_16_bits_may_have_been_trained(tmp_path: Path) -> None:
     assert not any("trained afterwards" in note for note in found.notes)
 
 
-SCALES = {
-    "fp8-dynamic": "weight_scale",
-    "gptq": "weight_scale",
-    "awq": "weight_scale",
-    "autoawq": "scales",
-    "nvfp4": "weight_scale",
-}
 FOREIGN_SCALES = {
     "modelopt-fp8": "weight_scale",
     "modelopt-nvfp4": "weight_scale_2",
@@ -150,44 +131,11 @@ def doubled(tensors: Tensors, name: str) -> Tensors:
     return tensors | {name: changed}
 
 
-@pytest.mark.parametrize("kind", list(SCALES))
-def test_doubled_scales_of_a_layer(tmp_path: Path, kind: str) -> None:
-    tensors = doubled(variant_tensors(kind), f"{LAYER}.{SCALES[kind]}")
-    with pytest.raises(VerificationError) as caught:
-        verify(tmp_path, of_ours(kind, tensors), 8 if "8" in kind else 4)
-    assert LAYER in caught.value.message
-
-
 @pytest.mark.parametrize("kind", list(FOREIGN_SCALES))
 def test_doubled_scales_of_a_layer_by_others(tmp_path: Path, kind: str) -> None:
     tensors = doubled(foreign_tensors(kind), f"{LAYER}.{FOREIGN_SCALES[kind]}")
     with pytest.raises(VerificationError, match=f"'{LAYER}' have an SQNR of -?0[.][01] dB"):
         verify(tmp_path, of_others(kind, tensors), BITS.get(kind, 4))
-
-
-def other_revision(kind: str) -> Tensors:
-    """The same layout, of weights that were trained further: each layer is another matrix."""
-    tensors = foreign_tensors(kind)
-    random = np.random.default_rng(5)
-    for name in LINEAR:
-        stored = tensors[f"{name}.weight"]
-        tensors[f"{name}.weight"] = replace(stored, array=random.permuted(stored.array))
-    return tensors
-
-
-@pytest.mark.parametrize("kind", ["modelopt-fp8", "modelopt-nvfp4", "fp8", "gguf"])
-def test_weights_of_another_revision(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(VerificationError, match=r"'model.layers.*under the floor.*12 are under"):
-        verify(tmp_path, of_others(kind, other_revision(kind)), BITS.get(kind, 4))
-
-
-@pytest.mark.parametrize("kind", ["fp8-dynamic", "gptq"])
-def test_an_embedding_of_another_revision(tmp_path: Path, kind: str) -> None:
-    name = "model.embed_tokens.weight"
-    tensors = variant_tensors(kind)
-    tensors[name] = bf16(from_bf16(tensors[name]) * 1.01)
-    with pytest.raises(VerificationError, match=f"'{name}' differs from the source's"):
-        verify(tmp_path, of_ours(kind, tensors), 8 if "8" in kind else 4)
 
 
 def other_tokenizer(change: Callable[[dict[str, Any]], None]) -> dict[str, bytes]:
@@ -249,11 +197,6 @@ class TestTokenizer:
         )
         assert verify(tmp_path, of_others("gptq") | saved).size_bytes
 
-    def test_another_splitting_is_for_the_gates(self, tmp_path: Path) -> None:
-        split = other_tokenizer(lambda t: t.update(pre_tokenizer={"type": "Whitespace"}))
-        notes = verify(tmp_path, of_others("gptq") | split).notes
-        assert "tokenizer.json differs from the source's in pre_tokenizer" in notes
-
 
 def changed_config(kind: str, **keys: Any) -> dict[str, bytes]:
     files = of_others(kind)
@@ -278,11 +221,6 @@ class TestConfig:
         files = changed_config("gptq", max_position_embeddings=64, use_cache=False)
         notes = verify(tmp_path, files).notes
         assert "config.json differs from the source's in max_position_embeddings" in notes
-
-    def test_a_key_that_only_the_variant_has(self, tmp_path: Path) -> None:
-        files = changed_config("gptq", attn_logit_softcapping=1.0, use_cache=False)
-        notes = verify(tmp_path, files).notes
-        assert "config.json differs from the source's in attn_logit_softcapping" in notes
 
     def test_defaults_of_sampling(self, tmp_path: Path) -> None:
         """The gates set their own, so they would not see it."""
@@ -312,7 +250,6 @@ class TestQuantizationConfig:
             (lambda: quantization_of("gptq", quant_method="awq", version="gemm"), "has shape"),
             (lambda: quantization_of("gptq", bits=None), "does not describe"),
             (lambda: quantization_of("fp8", weight_block_size=[64, 64]), "has shape"),
-            (lambda: quantization_of("bnb-nf4", bnb_4bit_quant_type="fp4"), "is missing"),
             (lambda: changed_config("gptq", quantization_config=None), "is missing"),
             (lambda: changed_config("gptq", quantization_config={"bits": 4}), "does not describe"),
             (lambda: changed_config("gptq", quantization_config="gptq"), "does not describe"),
@@ -444,21 +381,10 @@ class TestQuantizationConfig:
         assert caught.value.where.endswith("config.json, key quantization_config")
 
     @pytest.mark.parametrize(
-        "word", ["re:(model[.]?)*(.*)*qkv_proj(.*)*!$", "re:((.*)*_)*[^k]_proj!", "re:(.*.*)*!"]
-    )
-    def test_an_expression_without_an_end_in_python_is_matched(
-        self, tmp_path: Path, word: str
-    ) -> None:
-        started = time.process_time()
-        verify(tmp_path, self.with_ignore("mixed", ["lm_head", word]))
-        assert time.process_time() - started < 20
-
-    @pytest.mark.parametrize(
         "config",
         [
-            {"quant_method": "aqlm"},
+            {"quant_method": "bitsandbytes"},
             {"quant_method": "compressed-tensors", "config_groups": {}},
-            CONFIG_24,
             {"quant_method": "awq", "version": "gemv", "bits": 4},
             {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
         ],
@@ -467,60 +393,7 @@ class TestQuantizationConfig:
     def test_what_cannot_be_compared(self, tmp_path: Path, config: dict[str, Any]) -> None:
         found = verify(tmp_path, changed_config("gptq", quantization_config=config))
         assert found.not_compared
-        assert found.notes == [
-            f"the weights are not compared with the source's: {found.not_compared}"
-        ]
-
-
-ODD: list[Any] = [None, -1, 0, 1.5, float("inf"), 2**70, "x", "9" * 5000, [], {}, True]
-
-
-@pytest.mark.parametrize("kind", [*RECIPES, *(kind for kind, each in CONFIGS.items() if each)])
-def test_odd_configs_end_in_an_expected_error_or_are_not_compared(kind: str) -> None:
-    config = CONFIGS.get(kind) or quantization_config(kind)
-    for path in paths(config):
-        for value in ODD:
-            changed = json.loads(json.dumps(config))
-            level = changed
-            for key in path[:-1]:
-                level = level[key]
-            level[path[-1]] = value
-            try:
-                form = adopted_formats(changed, "config.json").coarsest
-                layer_parts(form, 128, 128)
-            except PrepareError:
-                continue
-
-
-def paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every key below the value."""
-    found = [above] if above else []
-    for key, each in value.items() if isinstance(value, dict) else ():
-        found += paths(each, (*above, key))
-    return found
-
-
-def test_two_groups_of_one_format(tmp_path: Path) -> None:
-    files = of_ours("fp8-dynamic")
-    config = json.loads(files["config.json"])
-    groups = config["quantization_config"]["config_groups"]
-    groups["group_1"] = groups["group_0"] | {"targets": ["re:.*mlp.*"]}
-    groups["group_0"]["targets"] = ["re:.*self_attn.*"]
-    assert verify(tmp_path, files | {"config.json": as_json(config)}, 8).layers
-
-
-def test_a_missing_shard(tmp_path: Path) -> None:
-    index = {"weight_map": dict.fromkeys(foreign_tensors("gptq"), "model-2.safetensors")}
-    files = of_others("gptq") | {"model.safetensors.index.json": as_json(index)}
-    with pytest.raises(CheckpointError, match=r"weight files are missing.*model-2.safetensors"):
-        verify(tmp_path, files)
-
-
-def test_a_missing_tensor(tmp_path: Path) -> None:
-    tensors = foreign_tensors("gptq")
-    del tensors[f"{LAYER}.scales"]
-    with pytest.raises(VerificationError, match=f"'{LAYER}.scales' is missing"):
-        verify(tmp_path, of_others("gptq", tensors))
+        assert any(found.not_compared in note for note in found.notes)
 
 
 def test_what_other_programs_store_besides(tmp_path: Path) -> None:
@@ -531,7 +404,7 @@ def test_what_other_programs_store_besides(tmp_path: Path) -> None:
     }
     tensors = foreign_tensors("gptq")
     found = verify(tmp_path, of_others("gptq", tensors | extra))
-    assert found.scales == 1
+    assert found.not_compared
     with pytest.raises(VerificationError, match="bias' is unexpected"):
         verify(tmp_path, of_others("gptq", tensors | {f"{LAYER}.bias": bf16(np.ones(128))}))
 

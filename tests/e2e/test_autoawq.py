@@ -62,7 +62,7 @@ blocks = torch.randint(3, 40_000, (4, 64)).tolist()
 with torch.no_grad():
     before = model.model(torch.tensor(blocks)).logits.float()
 if mended == "no":
-    quantize_autoawq.copy_state_dict = lambda module: contextlib.nullcontext()
+    quantize_autoawq.copy_tensors = lambda *_: None
 model.quantize(
     None,
     quant_config={"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"},

@@ -17,7 +17,7 @@ from narrow_numbers import FP4_VALUES, Stored, from_bf16, from_fp8
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.verification.tensor_files import StoredTensor, open_folder
+from pipeline.verification.tensor_accounting import StoredTensor, open_folder
 
 SHAPE = (256, 384)
 FORMATS = {
@@ -129,7 +129,7 @@ def numbers(tensor: StoredTensor) -> Any:
     kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "I8": "i1", "I32": "<i4", "I64": "<i8"}
     number = np.dtype(kind.get(tensor.dtype, "u1"))
     count = tensor.size // number.itemsize
-    raw = np.fromfile(tensor.path, number, count, offset=tensor.offset).reshape(tensor.shape)
+    raw = np.fromfile(tensor.path, number, count, offset=tensor.begin).reshape(tensor.shape)
     readers = {"BF16": from_bf16, "F8_E4M3": from_fp8}
     read = readers.get(tensor.dtype)
     return read(Stored(tensor.dtype, raw)) if read else raw

@@ -29,7 +29,7 @@ from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import execute
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
-from pipeline.verification.tensor_files import StoredTensor, open_folder
+from pipeline.verification.tensor_accounting import StoredTensor, open_folder
 from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe
 
@@ -64,7 +64,7 @@ def output_of(spec: StageSpec) -> Path:
 
 def values(tensor: StoredTensor) -> Any:
     """A tensor's numbers, which are bf16."""
-    raw = np.fromfile(tensor.path, "<u2", tensor.size // 2, offset=tensor.offset)
+    raw = np.fromfile(tensor.path, "<u2", tensor.size // 2, offset=tensor.begin)
     return from_bf16(Stored(tensor.dtype, raw.reshape(tensor.shape)))
 
 

@@ -37,7 +37,8 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
-from pipeline.verification.verification import Compare, verify_variant
+from pipeline.verification.comparison import Compare
+from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe, recipe_names
 from recipes.ignored_modules import is_ignored
 from recipes.quantization import AnyQuantization, Quantization

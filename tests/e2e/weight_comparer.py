@@ -16,8 +16,7 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import BOOTSTRAP
-from pipeline.verification.comparison import WeightComparison
-from pipeline.verification.verification import Compare
+from pipeline.verification.comparison import Compare, WeightComparison
 
 LOOP = """
 import json, runpy, sys, traceback

@@ -246,7 +246,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
         return {name: made[name] for name in ("weights_digest", "weights_bytes")} | {
             "auxiliary_files_digest": None if is_linked else digest_auxiliary_files(output),
             "size_ratio": 0.5,
-            "sqnr": {"median_db": 31.0, "floor_db": 25.0, "worst": []},
+            "sqnr": {"median_db": 31.0, "floor_db": 25.0},
         }
     assert stage == "screen"
     babbles = "it babbles" * (variant in models.babbling)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
-from pipeline.core.errors import StageError, StoreError, raise_as
+from pipeline.core.errors import StageError, raise_as
 from pipeline.stages.adopt import AdoptParameters, AdoptRuntime
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeResult
@@ -28,18 +28,26 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
 
     Raises:
         StageError: a file is missing, or differs from what was registered or planned.
-        StoreError: the disk has no room.
     """
     folder = Path(context.runtime.folder)
     output = context.output_folder()
     wanted = context.parameters.files
     for number, (name, digest) in enumerate(sorted(wanted.items())):
         context.advance("adopt", number, len(wanted), "files")
-        if context.parameters.copied:
-            copy(folder / name, output / name)
-        else:
-            link(folder / name, output / name)
-        check(output / name, digest, folder / name)
+        source, place = folder / name, output / name
+        with raise_as(StageError, "a file of the variant cannot be taken over", str(source)):
+            if context.parameters.copied:
+                shutil.copyfile(source, place)
+            else:
+                link(source, place)
+            found = digest_file(place)
+        if found != digest:
+            raise StageError(
+                "a file of the weights changed while it was read",
+                where=str(source),
+                hint="run the command again; get registered weights again by prepare pull "
+                "NAME@ALIAS",
+            )
     context.advance("adopt", len(wanted), len(wanted), "files")
     made = context.parameters.made or QuantizeResult(weights_digest="", weights_bytes=0)
     return made.model_copy(
@@ -50,22 +58,6 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
     )
 
 
-def copy(source: Path, place: Path) -> None:
-    """Copy the file; the content of a link is copied."""
-    try:
-        shutil.copyfile(source, place)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreError(
-                "the disk has no room for the variant's weights",
-                where=str(place),
-                hint="free some space, or name another place with --store DIR",
-            ) from error
-        raise StageError(
-            f"a file of the variant cannot be copied: {error.strerror}", where=str(source)
-        ) from error
-
-
 def link(source: Path, place: Path) -> None:
     """Link the file at that place without copying it."""
     try:
@@ -73,19 +65,5 @@ def link(source: Path, place: Path) -> None:
         os.link(source.resolve(), place)
     except OSError as error:
         if error.errno not in NO_HARD_LINK:
-            raise StageError(
-                f"a registered file cannot be linked: {error.strerror}", where=str(source)
-            ) from error
+            raise
         place.symlink_to(source.resolve())
-
-
-def check(place: Path, digest: str, source: Path) -> None:
-    """Raise StageError if the content is not the registered one."""
-    with raise_as(StageError, "a registered file cannot be read", str(source)):
-        found = digest_file(place)
-    if found != digest:
-        raise StageError(
-            "a file of the weights changed while it was read",
-            where=str(source),
-            hint="run the command again; get registered weights again by prepare pull NAME@ALIAS",
-        )

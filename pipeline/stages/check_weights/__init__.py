@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from pipeline.checkpoint.folder import Checkpoint
@@ -32,8 +30,7 @@ class Sqnr(Record):
     """Signal-to-quantization-noise ratio of the layers."""
 
     median_db: float | None
-    floor_db: float | None
-    worst: list[dict[str, Any]] = Field([], fail_fast=True)
+    floor_db: float | None = Field(description="the lowest of the layers' minima")
 
 
 class Outputs(Record):
@@ -60,21 +57,16 @@ class CheckWeightsResult(Record):
         "None for registered weights, whose digests are checked instead",
     )
     weights_bytes: int | None = None
-    planned_bytes: int | None = None
     size_ratio: float | None = Field(None, description="to the baseline's")
-    quantized_tensors: int | None = None
-    unquantized_tensors: int | None = None
-    merged_tensors: int | None = None
+    quantized_tensors: int | None = Field(None, description="layers that were measured")
     altered_tensors: dict[str, str] = Field({}, description="how each is stored otherwise")
-    scales_checked: int | None = None
     sqnr: Sqnr | None = Field(None, description="None if columns were rescaled")
     outputs: Outputs | None = Field(None, description="if columns were rescaled")
-    config_keys_dropped: list[str] = Field([], fail_fast=True)
     not_compared: str = Field(
-        "", description="why adopted weights were not compared; empty if they were"
+        "", description="why the numbers were not compared; empty if they were"
     )
 
 
 CHECK_WEIGHTS = Stage(
-    "check_weights", 7, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
+    "check_weights", 8, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
 )

@@ -29,7 +29,6 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     """
     # Imported here: every command imports the stages.
     from pipeline.verification.adopted import verify_adopted
-    from pipeline.verification.sqnr_floors import median_db, worst_layers
     from pipeline.verification.verification import verify_variant
 
     source, weights = context.runtime.checkpoint, context.input_record("weights")
@@ -58,24 +57,13 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     for note in found.notes:
         context.note(note)
     return CheckWeightsResult(
-        quantized_tensors=len(found.layers),
-        not_compared=found.not_compared,
-        unquantized_tensors=found.kept,
-        merged_tensors=found.merged,
-        altered_tensors=found.altered,
-        scales_checked=found.scales,
-        sqnr=None
-        if found.floor_db is None
-        else Sqnr(
-            median_db=median_db(found.layers),
-            floor_db=found.floor_db,
-            worst=[asdict(layer) for layer in worst_layers(found.layers)],
-        ),
-        outputs=None if found.outputs is None else Outputs(**found.outputs),
         weights_digest=QUANTIZE.result_of(weights).weights_digest,
         auxiliary_files_digest=carried,
         weights_bytes=found.size_bytes,
-        planned_bytes=found.planned_bytes,
         size_ratio=found.size_bytes / (context.runtime.baseline_bytes or source.weights_bytes),
-        config_keys_dropped=found.dropped_keys,
+        quantized_tensors=len(found.layers),
+        altered_tensors=found.altered,
+        sqnr=Sqnr(median_db=found.median_db, floor_db=found.floor_db) if found.floor_db else None,
+        outputs=None if found.outputs is None else Outputs(**found.outputs),
+        not_compared=found.not_compared,
     )

@@ -9,12 +9,10 @@ from pathlib import Path
 from pipeline.checkpoint.folder import AUXILIARY_FILES, Checkpoint, matches
 from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
-from pipeline.core.errors import StoreError
 from pipeline.core.process_environment import NetworkAccess
-from pipeline.inspection.variant_size import estimated_bytes
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeParameters, QuantizeResult, QuantizeRuntime
-from recipes.quantization import Quantization, for_worker
+from recipes.quantization import for_worker
 
 RESOLVED_RECIPE = "recipe.json"
 
@@ -28,7 +26,6 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
     parameters, runtime = context.parameters, context.runtime
     quantization = parameters.quantization
     source = runtime.checkpoint
-    check_space(output, source.path, quantization)
     keep_recipe(context)
     if runtime.left_alone:
         context.note(f"left in 16 bits besides the recipe's own list: {runtime.left_alone}")
@@ -61,22 +58,6 @@ def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> N
     resolved = {**context.runtime.recipe, "quantization": quantization}
     text = json.dumps(resolved, indent=2) + "\n"
     (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
-
-
-def check_space(folder: Path, source: Path, quantization: Quantization) -> None:
-    """Check that the disk has room: the preflight may have been hours ago.
-
-    Raises:
-        StoreError: the room does not suffice.
-    """
-    needed = estimated_bytes(source, quantization)
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise StoreError(
-            f"the quantized weights need {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f}",
-            where=str(folder),
-            hint="free some space, or name another place with --store DIR",
-        )
 
 
 def copy_carried_over(source: Checkpoint, output: Path) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.checkpoint.folder import (
@@ -122,14 +120,6 @@ class TestReference:
     def test_short_name(self, reference: CheckpointReference, name: str) -> None:
         assert reference.short_name == name
 
-    @given(st.text() | st.from_regex(r"[\w./@~:-]{1,40}"))
-    def test_any_text(self, text: str) -> None:
-        try:
-            reference = parse_reference(text)
-        except UsageError:
-            return
-        assert reference.text == text
-
 
 def test_facts(whole: Path) -> None:
     found = inspect(whole)
@@ -146,12 +136,6 @@ def test_facts(whole: Path) -> None:
     config = next(file for file in found.files if file.name == "config.json")
     assert (config.size, config.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert Checkpoint.model_validate(found.model_dump(mode="json")) == found
-
-
-def test_shards(sharded: Path) -> None:
-    found = inspect(sharded)
-    assert found.parameters == 4 * 8 * 4
-    assert found.weights_bytes == sum(f.stat().st_size for f in sharded.glob("*.safetensors"))
 
 
 def test_digest_is_of_content_not_of_place(whole: Path, tmp_path: Path) -> None:
@@ -187,13 +171,6 @@ def test_digest_ignores(whole: Path, name: str) -> None:
 def test_digest_heeds(whole: Path, name: str) -> None:
     before = inspect(whole).digest
     (whole / name).write_bytes(b'{"changed": 1}')
-    assert inspect(whole).digest != before
-
-
-def test_digest_heeds_the_name(whole: Path) -> None:
-    (whole / "a.py").write_bytes(b"x")
-    before = inspect(whole).digest
-    (whole / "a.py").rename(whole / "b.py")
     assert inspect(whole).digest != before
 
 
@@ -250,16 +227,10 @@ class TestFaults:
         assert "folder does not exist" in fault(tmp_path / "none").message
 
     @pytest.mark.parametrize("named", ["m.gguf", "."])
-    def test_gguf_is_named_with_the_lines_that_widen_it(self, tmp_path: Path, named: str) -> None:
+    def test_gguf(self, tmp_path: Path, named: str) -> None:
         """Whether its folder or the file was given; a folder of it alone has no config.json."""
         (tmp_path / "m.gguf").write_bytes(b"GGUF")
-        error = fault(tmp_path / named)
-        assert "GGUF" in error.message
-        lines = error.hint.splitlines()[1:]
-        assert len(lines) == 3
-        for line in lines:
-            compile(line.strip(), "conversion", "exec")
-        assert f"{str(tmp_path)!r}, gguf_file='m.gguf'" in error.hint
+        assert "16-bit checkpoint" in fault(tmp_path / named).hint
 
     def test_weights_file_instead_of_folder(self, whole: Path) -> None:
         assert fault(whole / "model.safetensors").hint == f"use its folder: {whole}"
@@ -294,18 +265,18 @@ class TestFaults:
         assert error.hint
 
     @pytest.mark.parametrize(
-        ("name", "what", "hint"),
+        ("name", "hint"),
         [
-            ("pytorch_model.bin", "only pickled weights", "safe_serialization=True"),
-            ("model.pt", "only pickled weights", "safe_serialization=True"),
-            ("model.gguf", "GGUF file", "gguf_file='model.gguf'"),
-            ("notes.txt", "no .safetensors file", "weights"),
+            ("pytorch_model.bin", "safe_serialization=True"),
+            ("model.pt", "safe_serialization=True"),
+            ("model.gguf", "16-bit checkpoint"),
+            ("notes.txt", "weights"),
         ],
     )
-    def test_no_safetensors(self, whole: Path, name: str, what: str, hint: str) -> None:
+    def test_no_safetensors(self, whole: Path, name: str, hint: str) -> None:
         (whole / "model.safetensors").rename(whole / name)
         error = fault(whole)
-        assert what in error.message
+        assert "no .safetensors file" in error.message
         assert hint in error.hint
 
     def test_no_tokenizer(self, whole: Path) -> None:
@@ -325,10 +296,6 @@ class TestFaults:
     def test_index_without_weight_map(self, sharded: Path, weight_map: Any) -> None:
         change_json(sharded / INDEX, weight_map=weight_map)
         assert fault(sharded).where == f"{sharded / INDEX}, key weight_map"
-
-    def test_invalid_index(self, sharded: Path) -> None:
-        (sharded / INDEX).write_text("{")
-        assert "not valid JSON" in fault(sharded).message
 
     def test_missing_shard(self, sharded: Path) -> None:
         (sharded / "model-00002-of-00002.safetensors").unlink()

@@ -271,12 +271,6 @@ def test_a_server_that_is_no_hub(hub: HubStandIn, child: Child) -> None:
     assert "HF_ENDPOINT" in error["hint"]
 
 
-def test_dataset_revision(hub: HubStandIn, child: Child) -> None:
-    hub.datasets["org/data"] = Repository({"a.json": b"{}"})
-    assert child.dataset("org/data") == hub.datasets["org/data"].commit
-    assert child.dataset("org/none") is None
-
-
 def test_dataset_revision_of_a_silent_server(hub: HubStandIn, child: Child) -> None:
     hub.hold = True
     began = time.monotonic()

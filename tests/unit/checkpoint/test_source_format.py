@@ -36,7 +36,7 @@ NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}
         ({"quant_method": "gptq", "bits": 3}, "INT3", None),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "FP8", None),
         ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "ModelOpt", None),
-        ({"quant_method": "bitsandbytes"}, "bitsandbytes", None),
+        ({"quant_method": "bitsandbytes"}, "quantized", None),
         ({"quant_method": "mxfp4"}, "MXFP4", None),
         ({"quant_method": "unheard-of"}, "quantized", None),
     ],

@@ -52,11 +52,6 @@ QWEN_NEXT: Shapes = {
     "model.layers.0.mlp.gate_proj.weight": (32, 32),
     "model.layers.0.self_attn.q_proj.weight": (32, 32),
 }
-GPT_NEOX: Shapes = {
-    "gpt_neox.embed_in.weight": (64, 32),
-    "gpt_neox.layers.0.mlp.dense_h_to_4h.weight": (128, 32),
-    "embed_out.weight": (64, 32),
-}
 CONFIG: dict[str, Any] = LLAMA_3_8B | {"num_hidden_layers": 1}
 
 
@@ -73,12 +68,6 @@ def words(config: dict[str, Any], shapes: Shapes) -> str:
     """The note on what the architecture adds to a recipe's lm_head."""
     tensors, own = source(config, shapes).tensors, ["lm_head"]
     return describe_added_modules(tensors, config, own, ignore_list(tensors, config, own))
-
-
-def test_a_dense_model_needs_no_more_than_the_recipe_says() -> None:
-    tensors = source(LLAMA_3_8B, dense(LLAMA_3_8B)).tensors
-    assert ignore_list(tensors, LLAMA_3_8B, ["lm_head"]) == ["lm_head"]
-    assert words(LLAMA_3_8B, dense(LLAMA_3_8B)) == ""
 
 
 def test_mixtrals_routers() -> None:
@@ -145,10 +134,6 @@ def test_experts_in_stacks() -> None:
     assert is_ignored("model.layers.0.mlp.experts.0.up_proj", ignore)
 
 
-def test_a_head_by_another_name() -> None:
-    assert quantized(CONFIG, GPT_NEOX) == {"gpt_neox.layers.0.mlp.dense_h_to_4h.weight"}
-
-
 def test_a_tied_head_is_the_embedding() -> None:
     """A user may quantize the head; tied, that would quantize the embedding."""
     shapes = dense(CONFIG)
@@ -175,11 +160,7 @@ def test_shell_patterns_become_expressions(pattern: str) -> None:
     assert not is_ignored("model.layers.0.mlp.up_proj", ignore)
 
 
-@given(
-    st.lists(
-        st.sampled_from([*QWEN_MOE, *QWEN_NEXT, *LLAVA, *GPT_NEOX, *dense(CONFIG)]), unique=True
-    )
-)
+@given(st.lists(st.sampled_from([*QWEN_MOE, *QWEN_NEXT, *LLAVA, *dense(CONFIG)]), unique=True))
 def test_every_expression_is_one_and_the_list_is_its_own_fixed_point(names: list[str]) -> None:
     tensors = {name: TensorEntry("BF16", (32, 32), 0, 2048) for name in names}
     found = ignore_list(tensors, CONFIG, ["lm_head"])

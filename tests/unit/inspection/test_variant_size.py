@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
-from pipeline.inspection.variant_size import estimated_bytes, variant_weights
+from pipeline.inspection.header_source import read_folder
+from pipeline.inspection.variant_size import variant_weights
 from recipes.catalog import load_recipe
 from recipes.quantization import Quantization
 
@@ -18,6 +19,11 @@ MIXED = load_recipe("nvfp4").quantization.model_copy(
     update={"other_schemes": {"FP8_DYNAMIC": [r"re:.*attn\..*"]}}
 )
 LAYERS, HIDDEN, INNER, KEY_VALUE, VOCABULARY = 30, 576, 1536, 192, 49152
+
+
+def estimated_bytes(folder: Path, quantization: Quantization) -> int:
+    source = read_folder(folder)
+    return variant_weights(source.tensors, quantization, source.config).bytes
 
 
 def smollm2_headers(folder: Path) -> None:

@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.core.errors import ExitCode, UsageError
 from recipes import catalog
 from recipes.config_model import ConfigModel
-from recipes.schema import Recipe
 
 Loader = Callable[[str], ConfigModel]
 LOADERS: dict[str, Loader] = {
@@ -61,13 +58,6 @@ def complaint(tmp_path: Path, noun: str, data: object) -> UsageError:
 
 
 # --- what the package carries -------------------------------------------------------------------
-
-
-def test_the_package_carries_what_the_documentation_promises() -> None:
-    assert {"fp8-dynamic", "awq-w4a16"} <= set(catalog.recipe_names())
-    assert catalog.BASELINE not in catalog.recipe_names()
-    assert {"cpu", "h100", "h200"} <= set(catalog.profile_names())
-    assert {"default", "strict", "demo"} <= set(catalog.policy_names())
 
 
 @pytest.mark.parametrize(("noun", "name"), CARRIED)
@@ -306,31 +296,6 @@ def test_a_file_that_is_not_yaml_is_explained(tmp_path: Path, content: bytes) ->
     assert caught.value.where == str(path)
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from([*Recipe.model_fields, "kind", "calibration", "x"]) | st.integers(),
-                inner,
-                max_size=6,
-            )
-        ),
-        max_leaves=12,
-    )
-)
-def test_whatever_a_file_holds_is_a_recipe_or_a_usage_error(
-    tmp_path_factory: pytest.TempPathFactory, data: object
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.yaml"
-    path.write_text(yaml.safe_dump(data, allow_unicode=True), encoding="utf-8")
-    try:
-        catalog.load_recipe(str(path))
-    except UsageError as error:
-        assert str(path) in error.where  # noqa: PT017 - a recipe is as good an answer
-
-
 class TestProfilesThatExtend:
     def test_keys_are_merged(self, tmp_path: Path) -> None:
         file = tmp_path / "mine.yaml"
@@ -340,13 +305,6 @@ class TestProfilesThatExtend:
         assert mine.environment == base.environment
         assert "extends" not in mine.model_dump()
         assert catalog.load_shown(str(file)) == mine
-
-    def test_a_circle_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "a.yaml").write_text("name: a\nextends: ./b.yaml\n")
-        (tmp_path / "b.yaml").write_text("name: b\nextends: ./a.yaml\n")
-        with pytest.raises(UsageError) as caught:
-            catalog.load_profile(str(tmp_path / "a.yaml"))
-        assert "key extends" in caught.value.where
 
     def test_a_profile_is_shown_by_name(self) -> None:
         assert catalog.load_shown("h100") == catalog.load_profile("h100")

@@ -14,7 +14,6 @@ from recipes.engine_arguments import (
     EngineArgumentError,
     check_arguments,
     check_variables,
-    explain_ours,
 )
 from recipes.engines import DEFAULT, find_engine
 from recipes.schema import ServingProfile
@@ -162,8 +161,3 @@ def test_variables_that_are_refused(name: str, value: Any) -> None:
 )
 def test_variables_that_tune_an_engine_are_taken(name: str) -> None:
     check_variables({name: "1"})
-
-
-@pytest.mark.parametrize("name", ["nnodes", "master-addr", "master-port", "node-rank", "headless"])
-def test_a_server_on_several_nodes_is_refused(name: str) -> None:
-    assert explain_ours(name)

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
 from pipeline.serving.serving_arguments import ServingArguments, draft_counters
 from recipes.catalog import RECIPES, load_profile
-from recipes.engine_arguments import EngineArgumentError, check_arguments
-from recipes.engines import find_engine
 from recipes.schema import ServingProfile
 from recipes.speculative import SpeculativeConfig
 
@@ -97,13 +93,6 @@ def test_what_the_engine_does_not_know_is_refused_with_file_and_key(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["speculative-config", "spec-model", "spec-method", "spec-tokens"])
-def test_the_engines_own_arguments_lead_to_the_key(name: str) -> None:
-    for argument in (name, f"{name}.method"):
-        with pytest.raises(EngineArgumentError, match="'speculative'"):
-            check_arguments({argument: "ngram"})
-
-
 def test_lossy_and_synthetic_are_told_apart(tmp_path: Path) -> None:
     plain = SpeculativeConfig.model_validate(NGRAM)
     assert plain.unfit("vllm") == ""
@@ -116,21 +105,3 @@ def test_lossy_and_synthetic_are_told_apart(tmp_path: Path) -> None:
     assert synthetic is not None
     assert synthetic.unfit("vllm")
     assert "lossy" in synthetic.words("vllm")
-
-
-@given(
-    method=st.sampled_from([*find_engine("vllm").drafting, "nonsense"]),
-    accelerator=st.sampled_from(["cpu", "cuda"]),
-    draft=st.sampled_from([None, "org/small"]),
-)
-def test_a_method_goes_with_its_draft_on_its_machines(
-    method: str, accelerator: str, draft: str | None
-) -> None:
-    asked = SpeculativeConfig(method=method, num_speculative_tokens=2, model=draft)
-    known = find_engine("vllm").drafting.get(method)
-    right = known and accelerator in known.on and known.wants_draft == (draft is not None)
-    if right:
-        asked.check(accelerator, "vllm")
-    else:
-        with pytest.raises(ValueError, match="method"):
-            asked.check(accelerator, "vllm")

@@ -207,7 +207,7 @@ class TestImports:
     OURS = ("pipeline", "recipes", "eval_gates")
     NOT_OURS = ("artifacts", "pydantic", "mlflow", "httpx", "pytest", "listener")
     # Files next to bootstrap.py and the packages, which must not be modules.
-    NEIGHBOURS = ("protocol", "quantize_awq", "evaluate", "bootstrap", "errors", "tests")
+    NEIGHBOURS = ("protocol", "quantize_autoawq", "evaluate", "bootstrap", "errors", "tests")
 
     def test_exactly_three_packages(self, worker: TinyWorker, bare_python: str) -> None:
         names = [*self.OURS, *self.NOT_OURS, *self.NEIGHBOURS, "json"]
@@ -229,9 +229,7 @@ class TestImports:
             "pipeline.workers.convert_gguf",
             "pipeline.workers.quantize_model_free",
             "pipeline.workers.quantize_autoawq",
-            "pipeline.workers.quantize_awq",
-            "pipeline.workers.quantize_gptq",
-            "pipeline.workers.quantize_preset",
+            "pipeline.workers.quantize_llm_compressor",
         ],
     )
     def test_every_worker_starts_with_the_standard_library_alone(
@@ -241,7 +239,7 @@ class TestImports:
         ended = start_without_libraries(worker, bare_python, module)
         assert ended.returncode == 1
         what = worker.answer()["error"]["message"]
-        installed_later = ("vllm", "transformers", "gguf")
+        installed_later = ("vllm", "torch", "transformers", "gguf")
         assert what.startswith("KeyError:") or any(
             f"No module named '{name}'" in what for name in installed_later
         )

@@ -11,8 +11,7 @@ import pytest
 
 from pipeline.workers.calibration_blocks import block_facts
 from pipeline.workers.moe_experts import expert_count
-from pipeline.workers.quantize_awq import OBSERVERS
-from pipeline.workers.quantize_llm_compressor import layers_of_each_kind
+from pipeline.workers.quantize_llm_compressor import OBSERVERS, layers_of_each_kind
 from pipeline.workers.text_mappings import divide, matches
 from recipes.quantizers.awq import AwqQuantization
 

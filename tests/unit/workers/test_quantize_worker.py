@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from listener import Listener
 
 from pipeline.core.errors import StageError
-from pipeline.workers.calibration_blocks import as_text, calibration_blocks, read_texts
+from pipeline.workers.calibration_blocks import calibration_blocks, read_texts
 
 MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
 END = 0
@@ -78,10 +76,6 @@ class TestReadTexts:
         found = read_texts(calibration(column="messages"), name, tokenizer)
         assert found == ["<user>Hello?<assistant>Hello.", "as it is"]
 
-    def test_empty_lines_are_passed_over(self, file: Path) -> None:
-        file.write_text('\n{"text": "a"}\n  \n\n{"text": "b"}')
-        assert read_texts(calibration(), str(file), LetterTokenizer()) == ["a", "b"]
-
     @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
     def test_unicodes_line_separators_are_part_of_a_text(self, file: Path, separator: str) -> None:
         text = f"one{separator}text"
@@ -89,10 +83,6 @@ class TestReadTexts:
         plain = file.with_suffix(".txt")
         plain.write_text(f"{text}\nanother\n")
         assert read_texts(calibration(), str(plain), LetterTokenizer()) == [text, "another"]
-
-    def test_windows_line_ends(self, file: Path) -> None:
-        file.write_bytes(b'{"text": "a"}\r\n{"text": "b"}\r\n')
-        assert read_texts(calibration(), str(file), LetterTokenizer()) == ["a", "b"]
 
     def test_a_plain_text_has_a_text_a_line(self, tmp_path: Path) -> None:
         plain = tmp_path / "texts.txt"
@@ -119,26 +109,6 @@ class TestReadTexts:
             read_texts(calibration(), str(file), LetterTokenizer())
         assert caught.value.where == f"{file}, line 3"
         assert '"text"' in caught.value.hint
-
-    @given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=5))
-    def test_any_text_survives(
-        self, tmp_path_factory: pytest.TempPathFactory, texts: list[str]
-    ) -> None:
-        path = tmp_path_factory.getbasetemp() / "any.jsonl"
-        name = jsonl(path, *({"text": text} for text in texts))
-        assert read_texts(calibration(), name, LetterTokenizer()) == texts
-
-
-class TestAsText:
-    def test_a_text_is_left_as_it_is(self) -> None:
-        assert as_text("a", LetterTokenizer(chat_template="{{ messages }}")) == "a"
-
-    def test_messages_through_the_template(self) -> None:
-        tokenizer = LetterTokenizer(chat_template="{{ messages }}")
-        assert as_text(MESSAGES, tokenizer) == "<user>Hello?<assistant>Hello."
-
-    def test_messages_for_a_model_without_one(self) -> None:
-        assert as_text(MESSAGES, LetterTokenizer()) == "Hello?\nHello."
 
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -172,21 +142,6 @@ class TestBlocks:
         assert len(set(words)) == len(words)
         assert all(len(set(word)) == 1 for word in words)
 
-    def test_without_an_end_token(self, texts: str) -> None:
-        blocks, _ = self.blocks(texts, LetterTokenizer(eos_token_id=None), samples=5)
-        assert END not in {token for block in blocks for token in block}
-
-    def test_the_same_seed_gives_the_same_blocks(self, texts: str) -> None:
-        assert self.blocks(texts) == self.blocks(texts)
-        assert self.blocks(texts, seed=8) != self.blocks(texts)
-
-    def test_the_file_is_shuffled(self, texts: str) -> None:
-        in_order = [ord(letter) for letter in ALPHABET[:20]]
-        blocks, _ = self.blocks(texts, LetterTokenizer(eos_token_id=None), samples=12)
-        seen = list(dict.fromkeys(token for block in blocks for token in block))
-        assert seen != sorted(seen)
-        assert set(seen) <= set(in_order)
-
     def test_fewer_blocks_begin_as_more_do(self, texts: str) -> None:
         few, _ = self.blocks(texts, samples=2)
         many, _ = self.blocks(texts, samples=9)
@@ -205,7 +160,3 @@ class TestBlocks:
             self.blocks(texts, max_tokens=221)
         assert texts in caught.value.where
         assert self.blocks(texts, max_tokens=220, samples=1)[1] == []
-
-    def test_no_texts_at_all(self, file: Path) -> None:
-        with pytest.raises(StageError, match=" 0 "):
-            self.blocks(jsonl(file))

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import StageError
-from pipeline.workers.streamed_tensors import check_supported, kept_layers, tied_pair
+from pipeline.workers.quantize_model_free import check_supported, kept_layers
 from recipes.ignored_modules import is_ignored
 
 IGNORE = ["lm_head", "re:.*mlp.gate$"]
@@ -89,19 +89,3 @@ def test_the_engine_hears_of_kept_layers_only() -> None:
         "lm_head.weight": tensor(8, 4),
     }
     assert kept_layers(tensors, IGNORE) == ["model.layers.0.mlp.gate", "lm_head"]
-
-
-BOTH = {"model.embed_tokens.weight": tensor(8, 4), "lm_head.weight": tensor(8, 4)}
-
-
-class TestTiedPair:
-    def test_is_found_where_config_ties(self) -> None:
-        pair = ("lm_head.weight", "model.embed_tokens.weight")
-        assert tied_pair(BOTH, {"tie_word_embeddings": True}) == pair
-        assert tied_pair(BOTH, {"text_config": {"tie_word_embeddings": True}}) == pair
-
-    def test_is_none_otherwise(self) -> None:
-        assert tied_pair(BOTH, {}) is None
-        assert tied_pair(LINEAR, {"tie_word_embeddings": True}) is None
-        shorter = BOTH | {"lm_head.weight": tensor(6, 4)}
-        assert tied_pair(shorter, {"tie_word_embeddings": True}) is None
