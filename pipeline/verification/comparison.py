@@ -63,7 +63,7 @@ Compare = Callable[[WeightComparison], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerCheck:
     """A quantized layer; what the worker finds is from `sqnr_db` on.
 
     Attributes:

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
-from pipeline.verification.comparison import Compare, Layer, WeightComparison
+from pipeline.verification.comparison import Compare, LayerCheck, WeightComparison
 from pipeline.verification.files import check_auxiliary_files, check_config, check_only_safetensors
 from pipeline.verification.stored_parts import has_numbers
 from pipeline.verification.tensor_accounting import (
@@ -40,7 +40,7 @@ MAX_ROW_FRACTION = 0.1
 class VerificationResult:
     """Facts about a sound variant."""
 
-    layers: list[Layer] = field(default_factory=list)  # each layer that was measured
+    layers: list[LayerCheck] = field(default_factory=list)  # each layer that was measured
     # Changes of type of kept tensors by name, such as 'BF16 to F16'.
     altered: dict[str, str] = field(default_factory=dict)
     size_bytes: int = 0  # of the weight files
@@ -155,7 +155,7 @@ def compare_numbers(
         rows, columns = sources[module].shape
         floor, form = recipe.floor_of(module, forms[module]), forms[module]
         found.layers.append(
-            Layer(format=str(form), rows=rows, columns=columns, floor_db=floor, **noise)
+            LayerCheck(format=str(form), rows=rows, columns=columns, floor_db=floor, **noise)
         )
     found.altered, found.outputs = findings["altered"], findings["outputs"]
     unread = [form for form in forms.values() if not has_numbers(form)]

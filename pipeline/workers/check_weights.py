@@ -44,8 +44,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec: comparison (a `WeightComparison`), texts, trust_remote_code (of `compare_outputs`).
 
     Returns:
-        layers: of each `Layer` its name and what is measured; altered: changes of type by name;
-        rescaled: whether columns were; outputs: of `compare_outputs`, None if they were not.
+        layers: of each `LayerCheck` its name and what is measured; altered: changes of type by
+        name; rescaled: whether columns were; outputs: of `compare_outputs`, None if they were not.
 
     Raises:
         VerificationError: names the first wrong tensor and its file.
@@ -263,7 +263,7 @@ class Noise:
         self.rows += len(before)
 
     def found(self) -> dict[str, Any]:
-        """Return the last fields of the layer's `Layer`."""
+        """Return the last fields of the layer's `LayerCheck`."""
         faint = FAINT_ROW * self.signal / max(1, self.rows)
         damaged = [(row, column) for row, column, signal in self.suspects if signal >= faint]
         columns = [column for _, column in damaged]

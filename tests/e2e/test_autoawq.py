@@ -44,7 +44,7 @@ ROOT = Path(pipeline.__file__).parents[1]
 TEXTS = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 # Four layers of the real model, scaled only. Prints by how much its answers changed.
 SCALE = """
-import contextlib, sys
+import sys
 from pathlib import Path
 import torch
 from awq import AutoAWQForCausalLM
