@@ -18,13 +18,13 @@ PRODUCT = ("pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
     "recipes": 3_770,
-    "pipeline": 31_700,
-    "eval_gates": 10_234,
+    "pipeline": 31_420,
+    "eval_gates": 10_080,
     "artifacts": 7_270,
-    "tests": 51_700,
+    "tests": 51_300,
     "benchmarks": 1_678,
     "words_in_written_pages": 15_230,
-    "words_in_docstrings": 50_950,
+    "words_in_docstrings": 49_920,
     "files_in_a_folder": 35,
 }
 """The goal is 36,000 lines of the four rooms, 40,000 of tests, 2,000 of benchmarks, 13,000 words of

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -49,16 +48,13 @@ def send_request(
     timeout_s: float,
     json: Any = None,
     headers: dict[str, str] | None = None,
-    socket: Path | None = None,
-    trust_env: bool = True,
     max_bytes: int = MAX_BYTES,
 ) -> HttpResponse:
-    """Send one request; do not retry.
+    """Send one request, without a proxy; do not retry.
 
     Args:
         url: absolute URL; redacted credentials are restored.
         timeout_s: for the whole exchange, from connecting to the last byte.
-        trust_env: use the proxy that the environment configures.
 
     Raises:
         httpx.HTTPError: no complete response arrived within the time and size limits.
@@ -68,11 +64,9 @@ def send_request(
     sent = {**(headers or {}), "Accept-Encoding": "identity"}
 
     async def exchange() -> HttpResponse:
-        transport = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
+        transport = httpx.AsyncHTTPTransport()  # which reads SSL_CERT_FILE, and no proxies
         async with (
-            httpx.AsyncClient(
-                timeout=timeout_s, trust_env=trust_env, transport=transport
-            ) as client,
+            httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport) as client,
             client.stream(method, address, json=json, headers=sent) as response,
         ):
             encoding = response.headers.get("Content-Encoding", "identity")

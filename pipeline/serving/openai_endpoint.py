@@ -80,7 +80,6 @@ class OpenAIEndpoint:
                 headers=headers,
                 timeout_s=ANSWER_TIMEOUT_S,
                 json=json,
-                trust_env=False,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ValueError(f"it does not respond: {error}") from error
