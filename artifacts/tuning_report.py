@@ -13,26 +13,21 @@ from pipeline.stages.attempts import Trial
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 
-Outcome = Literal["measured", "failed", "dropped"]
-
 
 class ScreeningReport(Record):
     """Result of one candidate; its numbers only choose the winner."""
 
     name: str
-    parameter: str
-    outcome: Outcome = Field(
+    outcome: Literal["measured", "failed", "dropped"] = Field(
         description="failed: it did not start, died, or its loads are no measurement; dropped: it "
         "was not tried"
     )
     reason: str = Field("", description="of all without a measurement, why")
     arguments: dict[str, Any] = Field({}, description="the engine's, as it was served")
-    changes_outputs: bool = Field(False, description="so answers have to be gated again")
     output_tokens_per_s: float | None = Field(None, description="mean of its loads")
     ratio_to_defaults: float | None = Field(
         None, description="ratio to that of the engine's defaults; no evidence"
     )
-    repetitions: int = 0
     stage: str | None = Field(None, description="key of the stage that measured it")
 
 
@@ -40,7 +35,6 @@ class TuningReport(Record):
     """A whole `prepare tune`."""
 
     workload: str = Field(description="its name")
-    load: dict[str, Any] = Field(description="the workload itself")
     speed: SpeedPolicy = Field(description="what is claimed")
     served: ServingProfile = Field(description="profile of the engine's defaults, as carried out")
     engine_defaults: dict[str, Any] = Field(
@@ -61,7 +55,6 @@ class TuningReport(Record):
     verdict: Verdict | None = Field(None, description="pass: there is a tuned profile")
     reason: str = ""
     profile: str | None = Field(None, description="file of the tuned profile")
-    requires_regate: bool = Field(False, description="the winner changes answers")
 
     @property
     def min_gain(self) -> float | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 from pydantic import Field, field_validator, model_validator
 
 from recipes.catalog import load_described
@@ -12,34 +10,12 @@ from recipes.engine_arguments import check_counts
 from recipes.schema import AcceleratorName, EngineValue
 from recipes.speculative import SpeculativeConfig, Word
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 ENGINE_DEFAULTS, AS_PROFILED = "engine-defaults", "profile"
-Lever = Literal[
-    "batching",
-    "prefix_caching",
-    "kv_cache_dtype",
-    "quantization",
-    "memory",
-    "parallelism",
-    "speculation",
-    "compilation",
-    "kernels",
-]
-CHANGES_OUTPUTS = frozenset(
-    {
-        *("kv-cache-dtype", "quantization", "dtype", "speculative-config", "spec-method"),
-        *("attention-backend", "attention-config", "quantization-config", "hf-overrides"),
-    }
-)
-"""Engine arguments that change answers, so the gates on answers are asked again."""
 
 
 class ServingCandidate(ConfigModel):
     """One serving configuration, as additions to the engine's defaults."""
 
-    parameter: Lever
     accelerator: AcceleratorName | None = Field(
         None, description="accelerator that it is for; both if absent"
     )
@@ -67,15 +43,7 @@ class ServingCandidate(ConfigModel):
         added = (self.kv_cache_dtype, self.speculative, self.engine_arguments, self.environment)
         if not any(added):
             raise ValueError("it changes nothing: add engine_arguments or another setting")
-        if self.speculative is not None and self.speculative.model is not None:
-            raise ValueError("speculative.model: draft models are not tuned")
         return self
-
-    @property
-    def changes_outputs(self) -> bool:
-        """Whether it changes answers by more than rounding, which requires another gate run."""
-        others = self.kv_cache_dtype or self.speculative
-        return bool(others) or change_answers(self.engine_arguments)
 
 
 class CandidateFile(ConfigModel):
@@ -101,8 +69,3 @@ def load_candidates(name: str) -> CandidateFile:
         UsageError: the file is missing or malformed.
     """
     return load_described(name, "tuning", "candidates", CandidateFile)
-
-
-def change_answers(names: Iterable[str]) -> bool:
-    """Return whether one of these engine arguments changes answers."""
-    return any(name.partition(".")[0] in CHANGES_OUTPUTS for name in names)

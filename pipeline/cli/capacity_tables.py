@@ -8,17 +8,14 @@ from pipeline.cli.tables import print_table
 
 if TYPE_CHECKING:
     from pipeline.plan.gpu_fit import CapacityPlan
-    from pipeline.plan.memory import Fit
 
 
 def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
     """Print each variant on the GPUs of a replica; `verbose`: on every division of the GPUs."""
-    site, model = plan.gpus, plan.gpus.model
+    site, model, number = plan.gpus, plan.gpus.model, plan.gpus_a_copy
     print(
         f"{model.source.name}: {model.shape.architecture}, {model.parameters() / 1e9:,.2f} B "
-        f"parameters, {gigabytes(model.source.weights_bytes)}, context {model.shape.context:,}"
-    )
-    print(
+        f"parameters, {gigabytes(model.source.weights_bytes)}, context {model.shape.context:,}\n"
         f"{site.number} x {site.gpu.name} ({site.gpu.memory_gib:.1f} GiB each, of which "
         f"{100 * site.engine.utilization:.0f} % are used); {site.engine.source}; sequences of "
         f"{site.context:,} tokens"
@@ -29,10 +26,18 @@ def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
             *("variant", "GPUs a copy", "copies", "weights a GPU", "cache a GPU"),
             *("tokens a copy", "sequences a copy", "answer"),
         ],
-        [fit_row(fit) for fit in fits],
+        [
+            [
+                *(fit.variant, str(fit.gpus), str(fit.copies), gigabytes(fit.weights_bytes)),
+                gigabytes(fit.cache_bytes),
+                "not known" if fit.tokens is None else f"{fit.tokens:,}",
+                "not known" if fit.sequences is None else f"{fit.sequences:,}",
+                fit.answer,
+            ]
+            for fit in fits
+        ],
     )
     experts = any(fit.expert_parallel for fit in plan.chosen())
-    number = plan.gpus_a_copy
     print(
         f"a run serves each model on {number} GPU{'s' if number > 1 else ''}"
         + (" with --enable-expert-parallel" if experts else "")
@@ -47,20 +52,6 @@ def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
     for note in plan.notes:
         print(f"note: {note}")
     print(f"disk: {gigabytes(plan.disk_bytes())} for the checkpoint and its variants")
-
-
-def fit_row(fit: Fit) -> list[str]:
-    """One variant on a number of GPUs a replica."""
-    return [
-        fit.variant,
-        str(fit.gpus),
-        str(fit.copies),
-        gigabytes(fit.weights_bytes),
-        gigabytes(fit.cache_bytes),
-        "not known" if fit.tokens is None else f"{fit.tokens:,}",
-        "not known" if fit.sequences is None else f"{fit.sequences:,}",
-        fit.answer,
-    ]
 
 
 def gigabytes(size: int) -> str:

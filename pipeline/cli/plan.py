@@ -136,7 +136,6 @@ def plan(
     if as_json:
         print_json(found.to_dict())
         raise typer.Exit(found.exit_code)
-    print(found.headline())
     for line in found.lines():
         print(line)
     if verbose:

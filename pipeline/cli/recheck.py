@@ -25,7 +25,6 @@ from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import from_dict
 
 if TYPE_CHECKING:
-    from artifacts.run_record import VariantReport
     from eval_gates.gate_result import GateResult
     from pipeline.run.recheck import RecheckOutcome
 
@@ -123,20 +122,16 @@ def print_outcome(outcome: RecheckOutcome) -> None:
     if outcome.changed:
         rows = [[change.member, change.then, change.now] for change in outcome.changed]
         print_table(["changed", "judged", "here"], rows)
-    if outcome.now is None:
+    if (now := outcome.now) is None:
         return
     then = outcome.past.bundle.variant
-    print_table(["gate", "then", "", "now", ""], gate_rows(then, outcome.now))
-    words = {True: "the verdict stands", False: "the verdict does not stand", None: "no verdict"}
-    print(f"{name}: {words[outcome.stands]}: {outcome.now.verdict}: {outcome.now.reason}")
-    print(repeat_options(next_step(outcome)))
-
-
-def gate_rows(then: VariantReport, now: VariantReport) -> list[list[str]]:
-    """One row per gate: difference and verdict, then and now."""
     before, after = ({gate.name: gate for gate in each.gates} for each in (then, now))
     rows = [[n, *gate_cells(before.get(n)), *gate_cells(after.get(n))] for n in before | after]
-    return [*rows, ["all", "", then.verdict, "", now.verdict]]
+    rows.append(["all", "", then.verdict, "", now.verdict])
+    print_table(["gate", "then", "", "now", ""], rows)
+    words = {True: "the verdict stands", False: "the verdict does not stand", None: "no verdict"}
+    print(f"{name}: {words[outcome.stands]}: {now.verdict}: {now.reason}")
+    print(repeat_options(next_step(outcome)))
 
 
 def gate_cells(gate: GateResult | None) -> list[str]:
@@ -148,20 +143,17 @@ def gate_cells(gate: GateResult | None) -> list[str]:
 
 
 def next_step(outcome: RecheckOutcome) -> str:
-    """Return the next steps."""
-    version = outcome.version
+    """Return the next step."""
+    version, look = outcome.version, f"prepare report {outcome.run}"
     if outcome.stands:
         return f"Next: prepare serve {version.name}@{version.version}"
-    look = f"prepare report {outcome.run}"
     if outcome.stands is None:
         return f"Next: {look}; fix the cause, and run the same command again"
     aliases = [alias for alias in version.aliases if alias not in ("previous", "candidate")]
-    if aliases:
-        back = f"prepare rollback {version.name}"
-        if aliases[0] != "champion":
-            back += f" --alias {aliases[0]}"
-        return (
-            f"No alias has moved. Next: {back}, or serve it on the judged tuple as before, "
-            f"or make a new variant here with `prepare model`; {look} shows why"
-        )
-    return f"No alias points to it. Next: {look} shows why; `prepare model` makes a new variant"
+    if not aliases:
+        return f"No alias points to it. Next: {look} shows why; `prepare model` makes a new variant"
+    alias = f" --alias {aliases[0]}" if aliases[0] != "champion" else ""
+    return (
+        f"No alias has moved. Next: prepare rollback {version.name}{alias}, or serve it on the "
+        f"judged tuple as before, or make a new variant here with `prepare model`; {look} shows why"
+    )

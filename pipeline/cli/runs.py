@@ -10,7 +10,7 @@ import typer
 
 from pipeline.cli.options import JsonOption, StoreOption, option
 from pipeline.cli.tables import print_ending, print_json, print_run, print_stages, print_table
-from pipeline.cli.tuning_tables import print_tuning
+from pipeline.cli.tune import print_tuning
 from pipeline.core.errors import StoreError, from_dict
 from pipeline.core.run_folders import RunFolders
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.cli.display import open_display
+from pipeline.cli.follow_up import given
 from pipeline.cli.options import (
     PATH,
     GpusACopyOption,
@@ -21,11 +22,13 @@ from pipeline.cli.options import (
     argument,
     option,
 )
-from pipeline.cli.tables import errors_as_json
-from pipeline.cli.tuning_tables import print_tuning
+from pipeline.cli.tables import errors_as_json, print_table
 from pipeline.cli.verify import is_version, registered_folder
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import from_dict
+
+if TYPE_CHECKING:
+    from artifacts.run_record import RunReport
 
 TunedArgument = Annotated[
     str,
@@ -109,3 +112,34 @@ def tune(
         if report.error is not None:
             print(f"error: {from_dict(report.error)}", file=sys.stderr)
         raise typer.Exit(report.exit_code or 0)
+
+
+def print_tuning(report: RunReport, store: Path | None) -> None:
+    """Print the screening, the confirmation and the next step of a run of `prepare tune`."""
+    if (tuning := report.tuning) is None:
+        return
+    rows = [
+        [
+            each.name,
+            f"{each.output_tokens_per_s:,.1f}" if each.output_tokens_per_s is not None else "",
+            f"{each.ratio_to_defaults:.3f}" if each.ratio_to_defaults is not None else "",
+            each.outcome,
+            each.reason,
+        ]
+        for each in tuning.screening
+    ]
+    print_table(["candidate", "tokens/s", "of defaults", "", "why"], rows)
+    if tuning.verdict is None:
+        return
+    print("the screening chose the winner; its numbers are no evidence")
+    who = tuning.winner or "no candidate"
+    print(f"{who} against the defaults under {tuning.workload}: {tuning.verdict}: {tuning.reason}")
+    if tuning.profile is None:
+        print("no gain is confirmed, so there is no tuned profile")
+        return
+    options = report.options
+    checkpoint = options.checkpoint or "CHECKPOINT"
+    if options.version:
+        checkpoint = f"SOURCE_OF_{options.version} --recipe ITS_RECIPE"
+    print(f"at least {tuning.min_gain:.3f} of the defaults' tokens/s; profile {tuning.profile}")
+    print(f"Next: prepare model {checkpoint} --profile {tuning.profile}{given(store)}")

@@ -205,19 +205,6 @@ def _check_name(name: str, where: str) -> None:
         raise UsageError(f"a variant cannot be called '{name:.80}'", where=where, hint=NAME_HINT)
 
 
-def complete(variant: AdoptedVariant, checkpoint: Checkpoint) -> Recipe:
-    """Return the recipe with the facts of the fetched checkpoint."""
-    known = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
-    quantization = variant.recipe.quantization.model_copy(
-        update={
-            "revision": known.revision,
-            "digest": checkpoint.digest,
-            "license": clip(one_line(known.license_name or known.license), MAX_NAME_CHARACTERS),
-        }
-    )
-    return variant.recipe.model_copy(update={"quantization": quantization})
-
-
 def adopt_stage(recipe: Recipe, source: str, checkpoint: Checkpoint, store: Path) -> StageSpec:
     """Return the stage that copies a variant's files; its key has their digests.
 
@@ -251,7 +238,17 @@ def served_profile(profile: ServingProfile, recipe: Recipe) -> ServingProfile:
 def with_facts(
     variants: tuple[AdoptedVariant, ...], checkpoints: Mapping[str, Checkpoint]
 ) -> tuple[AdoptedVariant, ...]:
-    """Return the variants, each with the facts of its checkpoint."""
-    return tuple(
-        replace(each, recipe=complete(each, checkpoints[each.recipe.name])) for each in variants
-    )
+    """Return the variants, each with the facts of its fetched checkpoint."""
+    found = []
+    for variant in variants:
+        checkpoint = checkpoints[variant.recipe.name]
+        known = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
+        facts = {
+            "revision": known.revision,
+            "digest": checkpoint.digest,
+            "license": clip(one_line(known.license_name or known.license), MAX_NAME_CHARACTERS),
+        }
+        quantization = variant.recipe.quantization.model_copy(update=facts)
+        recipe = variant.recipe.model_copy(update={"quantization": quantization})
+        found.append(replace(variant, recipe=recipe))
+    return tuple(found)

@@ -1,80 +1,33 @@
 """Builds the plan of two or more arms: what is asked of each, what is measured, what is judged.
 
-An arm is a baseline or variant as it is served, or an endpoint. `model`, `recheck` and `gate`
-differ in their arms alone.
+`model`, `recheck`, `gate` and `tune` differ in their arms alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from eval_gates.gate_rule import gate_rule_of
 from pipeline.core.digest import digest_json
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.plan import Plan, VariantPlan, repeat_role
-from pipeline.plan.speed_plan import (
-    Sides,
-    SpeedSide,
-    asked_of_speed,
-    find_claims,
-    pin_files,
-    speed_stages,
-)
-from pipeline.serving.served_model import ServedModel, ServerRuntime
-from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.serving.serving_spec import ExternalEndpoint
+from pipeline.plan.plan import Arm, Plan, repeat_role
+from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims, pin_files
+from pipeline.serving.served_model import ServerRuntime
 from pipeline.stages.attempts import NOTHING, AttemptLedger, Counted, Remeasured, Trial, trial_of
+from pipeline.stages.block import BlockParameters
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from pipeline.stages.screen import SCREEN
+from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
 QUESTION_SEED = 20240814
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A baseline or variant as it is served, or an endpoint.
-
-    Args:
-        identity: the model and its serving arguments; part of the keys.
-        folder: of the served weights, or of an endpoint's tokenizer.
-        max_length: maximum tokens of prompt and answer together.
-        made: stages that make and check the weights, by role; empty for the baseline.
-        profile: as it is applied, if this arm has another than the plan's.
-    """
-
-    recipe: Recipe
-    identity: ServedModel
-    folder: Path
-    max_length: int
-    made: Mapping[str, StageSpec] = field(default_factory=dict)
-    arguments: ServingArguments | None = None
-    endpoint: ExternalEndpoint | None = None
-    profile: ServingProfile | None = None
-    trust_remote_code: bool = False
-    draft: Path | None = None
-    ready_timeout_seconds: float = 0.0
-
-    def plan(self, stages: Mapping[str, StageSpec]) -> VariantPlan:
-        """Return the arm with what is asked and measured, by role."""
-        return VariantPlan(
-            recipe=self.recipe,
-            model=self.folder,
-            arguments=self.arguments,
-            stages={**self.made, **stages},
-            served=tuple(stages),
-            trust_remote_code=self.trust_remote_code,
-            draft=self.draft,
-            ready_timeout_seconds=self.ready_timeout_seconds,
-            endpoint=self.endpoint,
-            profile=self.profile,
-        )
 
 
 @dataclass(frozen=True)
@@ -108,83 +61,49 @@ class Builder:
 
     def build(self) -> Plan:
         """Return the plan; raise EvaluationDataError if a suite has no questions."""
-        policy = self.policy
+        policy, baseline = self.policy, self._screened(self.baseline)
+        variants = [self._screened(arm, baseline) for arm in self.variants]
         questions = {name: self._questions(name) for name in policy.suites}
-        heard = {self.baseline.recipe.name: self._screen(self.baseline, {})}
-        for arm in self.variants:
-            before = {"baseline": heard[self.baseline.recipe.name]}
-            if arm.made:
-                before["weights"] = arm.made["check_weights"]
-            heard[arm.recipe.name] = self._screen(arm, before)
         pinned = pin_files(policy, self.profile.accelerator if self.profile else None)
-        trial = self._trial(questions, heard, pinned)
-        asked = _Asking(self, questions, heard, trial)
-        numbers = {name: self._number(name, asked) for name in policy.suites}
-        first = {name: asked.stage(name, self.baseline, numbers[name]) for name in policy.suites}
-        of_baseline = {"screen": heard[self.baseline.recipe.name], **first}
-        repeats = {repeat_role(n): self._repeat(n, s) for n, s in first.items() if self._again(n)}
-        variants = []
-        for arm in self.variants:
-            stages = {"screen": heard[arm.recipe.name]}
-            for name in policy.suites:
-                stages[name] = asked.stage(name, arm, numbers[name], first[name])
-            variants.append(arm.plan({**stages, **self._speed(arm, heard, trial)}))
+        trial = self._trial(questions, variants, pinned)
+        asked: dict[str, dict[str, StageSpec]] = {arm.recipe.name: {} for arm in variants}
+        first = {}
+        for name, spec in questions.items():
+            first[name], others = self._numbered(name, spec, baseline, variants, trial)
+            for arm, stage in zip(variants, others, strict=True):
+                asked[arm.recipe.name][name] = stage
+        repeats = {
+            repeat_role(name): self._repeat(name, spec)
+            for name, spec in first.items()
+            if policy.suites[name].noise_floor_questions
+        }
         return Plan(
             policy=pinned,
             shared={f"questions.{name}": spec for name, spec in questions.items()},
-            baseline=self.baseline.plan({**of_baseline, **repeats}),
-            variants=tuple(variants),
-            profile=self.profile,
+            baseline=_with(baseline, {**first, **repeats}),
+            variants=tuple(
+                _with(arm, {**asked[arm.recipe.name], **self._speed(arm, baseline, trial)})
+                for arm in variants
+            ),
             trial=trial,
+            profile=self.profile,
             run=self.run,
         )
 
-    def _trial(
-        self, questions: Mapping[str, StageSpec], heard: Mapping[str, StageSpec], pinned: Policy
-    ) -> Trial:
-        """Return the trial that these variants are."""
-        critical = {
-            name: spec.key
-            for name, spec in questions.items()
-            if self.policy.suites[name].tier == "critical"
-        }
-        asked = {
-            "environment": self.identities["evaluate"],
-            **critical,
-            **asked_of_speed(self.policy, self.profile),
-        }
-        keys = {
-            arm.recipe.name: digest_json(
-                [heard[arm.recipe.name].key, arm.recipe.family, arm.max_length, asked]
-            )
-            for arm in self.variants
-        }
-        others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
-        return trial_of(dict(self.reference), {**keys, **others}, pinned)
-
-    def _number(self, suite: str, asked: _Asking) -> int:
-        """Return the number of a suite's measurement, for all variants together."""
-        store = Store(self.store)
-
-        def is_over(number: int) -> bool:
-            first = asked.stage(suite, self.baseline, number)
-            stages = [asked.stage(suite, arm, number, first) for arm in self.variants]
-            return all(store.find_current(spec.stage, spec.key) is not None for spec in stages)
-
-        ledger = AttemptLedger(store)
-        return ledger.next_number(asked.trial, suite, is_over, self.remeasured)
-
-    def _screen(self, arm: Arm, before: Mapping[str, StageSpec]) -> StageSpec:
-        inputs = dict(before)
-        return SCREEN.spec(arm.recipe.name, arm.identity, inputs, ServerRuntime(), self.store)
+    def _screened(self, arm: Arm, baseline: Arm | None = None) -> Arm:
+        """Return the arm with its first answer."""
+        inputs = {} if baseline is None else {"baseline": baseline.stages["screen"]}
+        if "check_weights" in arm.stages:
+            inputs["weights"] = arm.stages["check_weights"]
+        spec = SCREEN.spec(arm.recipe.name, arm.identity, inputs, ServerRuntime(), self.store)
+        return _with(arm, {"screen": spec})
 
     def _questions(self, name: str) -> StageSpec:
-        source = self.sources.suite(name, self.policy.suites[name])
+        suite = self.policy.suites[name]
+        source = self.sources.suite(name, suite)
         return QUESTIONS.spec(
             name,
-            QuestionsParameters(
-                suite=self.policy.suites[name], source=source.identity, seed=QUESTION_SEED
-            ),
+            QuestionsParameters(suite=suite, source=source.identity, seed=QUESTION_SEED),
             {},
             QuestionsRuntime(
                 folder=str(source.folder) if source.folder else None,
@@ -194,8 +113,86 @@ class Builder:
             self.store,
         )
 
-    def _again(self, suite: str) -> bool:
-        return bool(self.policy.suites[suite].noise_floor_questions)
+    def _trial(
+        self, questions: Mapping[str, StageSpec], variants: Sequence[Arm], pinned: Policy
+    ) -> Trial:
+        """Return the trial that these variants are; what critical gates depend on is part of it."""
+        speed = self.policy.speed
+        tiers = speed.tiers if speed is not None else {}
+        asked = {
+            "environment": self.identities["evaluate"],
+            **{n: q.key for n, q in questions.items() if self.policy.suites[n].tier == "critical"},
+            # Even another number of blocks is another chance of a lucky pass.
+            **{
+                ROLE + c.gate: digest_json([c.name, dump_workload(c)[0], c.rule.model_dump()])
+                for c in find_claims(self.policy, self.profile)
+                if tiers[c.gate] == "critical"
+            },
+        }
+        keys = {
+            arm.recipe.name: digest_json(
+                [arm.stages["screen"].key, arm.recipe.family, arm.max_length, asked]
+            )
+            for arm in variants
+        }
+        others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
+        return trial_of(dict(self.reference), {**keys, **others}, pinned)
+
+    def _numbered(
+        self, name: str, questions: StageSpec, baseline: Arm, variants: Sequence[Arm], trial: Trial
+    ) -> tuple[StageSpec, list[StageSpec]]:
+        """Return the suite's stages of the baseline and variants, in one measurement."""
+        store = Store(self.store)
+
+        def stages(number: int) -> tuple[StageSpec, list[StageSpec]]:
+            first = self._ask(name, questions, baseline, number, trial)
+            return first, [self._ask(name, questions, a, number, trial, first) for a in variants]
+
+        def is_over(number: int) -> bool:
+            found = (store.find_current(s.stage, s.key) for s in stages(number)[1])
+            return all(each is not None for each in found)
+
+        return stages(AttemptLedger(store).next_number(trial, name, is_over, self.remeasured))
+
+    def _ask(
+        self,
+        name: str,
+        questions: StageSpec,
+        arm: Arm,
+        number: int,
+        trial: Trial,
+        against: StageSpec | None = None,
+    ) -> StageSpec:
+        suite = self.policy.suites[name]
+        inputs = {"screen": arm.stages["screen"], "questions": questions}
+        if "check_weights" in arm.stages:
+            inputs["weights"] = arm.stages["check_weights"]
+        rule = counted = None
+        if against is not None and arm.recipe.family != "baseline":
+            inputs["baseline"] = against
+            rule = gate_rule_of(suite, arm.recipe.family, trial.level)
+            counted = Counted(trial=trial, gate=name, run=self.run)
+        return EVALUATE.spec(
+            arm.recipe.name,
+            EvaluateParameters(
+                **dict(arm.identity),
+                suite=suite,
+                environment=self.identities["evaluate"],
+                max_length=arm.max_length,
+                max_questions=suite.questions,
+                rule=rule,
+                measurement=number,
+            ),
+            inputs,
+            EvaluateRuntime(
+                tokenizer=str(arm.folder),
+                environment="evaluate",
+                suite=name,
+                concurrency=suite.concurrency,
+                counted=counted,
+            ),
+            self.store,
+        )
 
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
         """Return the stage that repeats some of the baseline's first questions."""
@@ -211,73 +208,68 @@ class Builder:
             self.store,
         )
 
-    def _speed(
-        self, arm: Arm, heard: Mapping[str, StageSpec], trial: Trial
-    ) -> dict[str, StageSpec]:
-        """Return the stages of the policy's speed gates, by role."""
-        claims = find_claims(
-            self.policy, self.profile, alpha=trial.level, max_length=arm.max_length
-        )
-        before, after = (
-            SpeedSide(each.recipe.name, each.identity, heard[each.recipe.name])
-            for each in (self.baseline, arm)
-        )
-        sides = Sides(
-            before,
-            after,
-            tokenizer=self.baseline.folder,
-            environment=self.identities.get("serve", ""),
-            machine=self.machine,
-            other_weights=tuple(self.other_weights),
-        )
-        return speed_stages(sides, trial, claims, self.run, self.remeasured)
+    def _speed(self, arm: Arm, baseline: Arm, trial: Trial) -> dict[str, StageSpec]:
+        """Return the stages of the policy's speed gates by role."""
+        store, stages = Store(self.store), {}
+        level, longest = trial.level, arm.max_length
+        for claim in find_claims(self.policy, self.profile, alpha=level, max_length=longest):
 
+            def is_over(number: int, claim: SpeedGatePlan = claim) -> bool:
+                spec = self._load(claim, arm, baseline, number, trial)
+                return store.find_current(spec.stage, spec.key) is not None
 
-@dataclass(frozen=True)
-class _Asking:
-    """What all stages of a plan's suites share."""
+            ledger = AttemptLedger(store)
+            number = ledger.next_number(trial, claim.gate, is_over, self.remeasured)
+            stages[ROLE + claim.gate] = self._load(claim, arm, baseline, number, trial)
+        return stages
 
-    of: Builder
-    questions: Mapping[str, StageSpec]
-    heard: Mapping[str, StageSpec]
-    trial: Trial
-
-    def stage(
-        self, name: str, arm: Arm, number: int, against: StageSpec | None = None
+    def _load(
+        self, claim: SpeedGatePlan, arm: Arm, baseline: Arm, number: int, trial: Trial
     ) -> StageSpec:
-        """Return the stage in which an arm is asked a suite.
-
-        Args:
-            number: of the suite's measurement.
-            against: the baseline's stage; None for the baseline itself.
-        """
-        suite = self.of.policy.suites[name]
-        inputs = {"screen": self.heard[arm.recipe.name], "questions": self.questions[name]}
-        if arm.made:
-            inputs["weights"] = arm.made["check_weights"]
-        rule = counted = None
-        if against is not None and arm.recipe.family != "baseline":
-            inputs["baseline"] = against
-            rule = gate_rule_of(suite, arm.recipe.family, self.trial.level)
-            counted = Counted(trial=self.trial, gate=name, run=self.of.run)
-        return EVALUATE.spec(
+        sides = {"candidate": arm, **({"baseline": baseline} if claim.rule.compares else {})}
+        workload, file = dump_workload(claim)
+        generator = self.identities.get("serve", "")
+        runtime: dict[str, Any] = {}
+        if claim.rule.starts == "fresh":  # the measurement is one for all variants of the trial
+            measurement = BlockParameters(
+                name=claim.name,
+                workload=workload,
+                rule=claim.rule,
+                baseline=baseline.identity,
+                trial=trial,
+                environment=generator,
+                machine=self.machine,
+                other_weights=list(self.other_weights),
+                measurement=number,
+            )
+            measured = measurement.model_dump(mode="json")
+            runtime = {"measurement": measured, "arm": arm.recipe.name}
+        spec = SPEED.spec(
             arm.recipe.name,
-            EvaluateParameters(
-                **dict(arm.identity),
-                suite=suite,
-                environment=self.of.identities["evaluate"],
-                max_length=arm.max_length,
-                max_questions=suite.questions,
-                rule=rule,
+            SpeedParameters(
+                name=claim.name,
+                workload=workload,
+                rule=claim.rule,
+                sides={side: each.identity for side, each in sides.items()},
+                environment=generator,
+                machine=self.machine,
+                other_weights=list(self.other_weights),
                 measurement=number,
             ),
-            inputs,
-            EvaluateRuntime(
-                tokenizer=str(arm.folder),
-                environment="evaluate",
-                suite=name,
-                concurrency=suite.concurrency,
-                counted=counted,
+            {side: each.stages["screen"] for side, each in sides.items()},
+            SpeedRuntime(
+                tokenizer=str(baseline.folder),
+                environment="serve",
+                claim=claim.gate,
+                file=file,
+                counted=Counted(trial=trial, gate=claim.gate, run=self.run),
             ),
-            self.of.store,
+            self.store,
         )
+        # In full: the worker tells a rule by its kind, which is a default.
+        return spec.model_copy(update={"runtime": {**spec.runtime, **runtime}})
+
+
+def _with(arm: Arm, served: Mapping[str, StageSpec]) -> Arm:
+    """Return the arm with further stages that its server answers."""
+    return replace(arm, stages={**arm.stages, **served}, served=(*arm.served, *served))

@@ -47,9 +47,10 @@ def checkpoint_faults(
         yield fault
     if describes_other_weights(source):
         method = next(quantization_configs(source.config), {}).get("quant_method", "quantized")
+        types = " and ".join(sorted({tensor.dtype for tensor in source.tensors.values()}))
         yield CheckpointError(
-            f"config.json describes {method} weights, and the weights here have "
-            f"{_number_types(source)}, without scales",
+            f"config.json describes {method} weights, and the weights here have {types}, without "
+            "scales",
             where=f"{source.where}, key quantization_config",
             hint="the key is left over from training: remove it from config.json",
         )
@@ -121,8 +122,9 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
     calibration = recipe.quantization.calibration
     if calibration is None or not calibration.dataset or not names_file(calibration.dataset):
         return
+    key = f"recipe {recipe.name}, key {CALIBRATION_KEY}"
     file = user_path(calibration.dataset, f"recipe key {CALIBRATION_KEY}")
-    where = f"{file} (recipe {recipe.name}, key {CALIBRATION_KEY})"
+    where = f"{file} ({key})"
     if not file.is_file():
         yield UsageError(
             "the calibration file does not exist",
@@ -131,60 +133,46 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
             "starts from the recipe's directory",
         )
         return
-    number = 0
+    number, texts, chats = 0, list[str](), list[list[dict[str, Any]]]()
     try:
         with file.open("rb") as opened:
             if opened.read(3) == BOM_UTF8:
                 raise ValueError("it begins with a byte order mark (BOM): save it without one")
-        texts: list[str] = []
-        chats: list[list[dict[str, Any]]] = []
         for line in read_lines(file):
             number += 1
             if not line.strip():
                 continue
-            if file.suffix != ".jsonl":
-                texts.append(line)
-                continue
-            found = text_or_chat(parse_json(line, whole_text=False), calibration.column)
+            found: str | list[dict[str, Any]] = line
+            if file.suffix == ".jsonl":
+                found = text_or_chat(parse_json(line, whole_text=False), calibration.column)
             if isinstance(found, str):
                 texts.append(found)
             else:
                 chats.append(found)
+                texts += [str(message.get("content")) for message in found]
         number = 0
-        size = _bytes_of(texts, chats, model)
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if model.is_template_known and chats:
+            plain = {"add_generation_prompt": False}
+            render(model, [{"messages": chat, **plain} for chat in chats[:RENDERED_CHATS]])
     except (OSError, ValueError, UntrustedLinesError) as error:
-        line_of = f"{file}, line {number}" if number else str(file)
         yield UsageError(
             f"the calibration texts cannot be used: {error}",
-            where=f"{line_of} (recipe {recipe.name}, key {CALIBRATION_KEY})",
+            where=f"{file}, line {number} ({key})" if number else where,
             hint=f"each line is a JSON object with text or messages under '{calibration.column}' "
             "(recipe key quantization.calibration.column)",
         )
-        return
     except CheckpointError as error:
         yield UsageError(
             f"the calibration chats cannot be used: {error.message}",
             where=f"{where}; {error.where}",
             hint="give messages that the model's chat template takes, or the key 'text'",
         )
-        return
-    if size < BYTES_A_TOKEN * calibration.max_tokens:
-        yield UsageError(
-            f"the calibration texts have {size:,} bytes, too few for a block of "
-            f"{calibration.max_tokens:,} tokens",
-            where=where,
-            hint="give more text, or a smaller quantization.calibration.max_tokens",
-        )
-
-
-def _bytes_of(texts: list[str], chats: list[list[dict[str, Any]]], model: ModelGeneration) -> int:
-    """Return the bytes of all texts, once some chats are rendered by the model's template."""
-    if model.is_template_known and chats:
-        plain = {"add_generation_prompt": False}
-        render(model, [{"messages": chat, **plain} for chat in chats[:RENDERED_CHATS]])
-    of_chats = (str(message.get("content")) for chat in chats for message in chat)
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in (*texts, *of_chats))
-
-
-def _number_types(source: HeaderSource) -> str:
-    return " and ".join(sorted({tensor.dtype for tensor in source.tensors.values()}))
+    else:
+        if size < BYTES_A_TOKEN * calibration.max_tokens:
+            yield UsageError(
+                f"the calibration texts have {size:,} bytes, too few for a block of "
+                f"{calibration.max_tokens:,} tokens",
+                where=where,
+                hint="give more text, or a smaller quantization.calibration.max_tokens",
+            )

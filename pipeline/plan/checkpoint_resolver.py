@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.checkpoint import unsupported
 from pipeline.checkpoint.demo_model import DEMO_LOCK
-from pipeline.checkpoint.folder import (
-    Checkpoint,
-    CheckpointReference,
-    inspect_folder,
-    read_config,
-)
+from pipeline.checkpoint.folder import Checkpoint, CheckpointReference, inspect_folder, read_config
 from pipeline.checkpoint.hub import download
-from pipeline.checkpoint.source_format import SourceFormat
-from pipeline.checkpoint.unsupported import (
-    architecture_error,
-    dequantization_error,
-    own_code_error,
-)
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import CheckpointError
 from pipeline.core.events import Progress
@@ -34,11 +24,14 @@ from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, Dequant
 from pipeline.verification.files import check_adopted_files
 from recipes.schema import ServingProfile
 
+Make = Callable[[StageSpec], Path]
+"""Runs a stage and returns the checkpoint's folder."""
+
 
 def locate(
     choices: Choice,
     settings: Settings,
-    make: Callable[[StageSpec], Path],
+    make: Make,
     progress: Progress,
     *,
     to_quantize: bool = True,
@@ -46,24 +39,39 @@ def locate(
     """Find, fetch or make the checkpoint, and inspect it.
 
     Args:
-        make: runs the stage of a demo or of 16-bit weights, and returns the checkpoint's folder.
+        make: for the stage of a demo or of 16-bit weights.
         to_quantize: recipes start from it, so they get 16-bit weights if it is quantized.
 
     Raises:
         CheckpointError: it is missing, damaged, not supported, or cannot be converted to 16 bits.
     """
     checkpoint = _fetch(choices.reference, choices.profile, settings, make, progress)
-    check_supported(checkpoint, choices)
+    where = str(checkpoint.path / "config.json")
+    config = read_config(checkpoint.path)
+    if fault := unsupported.architecture_error(checkpoint.architecture, config, where):
+        raise fault
+    _check_code(checkpoint, trusted=choices.trust_remote_code)
     form = read_folder(checkpoint.path).format
     if form is None or not to_quantize:
         return checkpoint
-    if fault := dequantization_error(str(checkpoint.path / "config.json"), form):
+    if fault := unsupported.dequantization_error(where, form):
         if any(recipe.quantization.quantizes for recipe in choices.recipes):
             raise fault
         return checkpoint
-    folder = make(dequantize_stage(checkpoint, form, choices.profile, settings))
+    assert form.converter is not None
+    spec = DEQUANTIZE.spec(
+        "dequantized",
+        DequantizeParameters(
+            checkpoint=checkpoint.digest,
+            converter=form.converter,
+            environment=identity("quantize", Accelerator(choices.profile.accelerator), settings),
+        ),
+        {},
+        DequantizeRuntime(checkpoint=checkpoint, environment="quantize"),
+        settings.store,
+    )
     made = inspect_folder(
-        folder,
+        make(spec),
         ref=checkpoint.ref,
         kind="folder",
         revision=None,
@@ -73,28 +81,10 @@ def locate(
     return checkpoint.model_copy(update={"dequantized": made})
 
 
-def dequantize_stage(
-    checkpoint: Checkpoint, form: SourceFormat, profile: ServingProfile, settings: Settings
-) -> StageSpec:
-    """Return the stage that converts a quantized checkpoint to 16 bits."""
-    assert form.converter is not None
-    return DEQUANTIZE.spec(
-        "dequantized",
-        DequantizeParameters(
-            checkpoint=checkpoint.digest,
-            converter=form.converter,
-            environment=identity("quantize", Accelerator(profile.accelerator), settings),
-        ),
-        {},
-        DequantizeRuntime(checkpoint=checkpoint, environment="quantize"),
-        settings.store,
-    )
-
-
 def locate_draft(
     profile: ServingProfile,
     settings: Settings,
-    make_demo: Callable[[StageSpec], Path],
+    make: Make,
     progress: Progress,
     *,
     trust_remote_code: bool,
@@ -103,9 +93,8 @@ def locate_draft(
     reference = draft_reference(profile)
     if reference is None:
         return None
-    draft = _fetch(reference, profile, settings, make_demo, progress, is_head=True)
-    if draft.needs_remote_code and not trust_remote_code:
-        raise own_code_error(str(draft.path / "config.json"))
+    draft = _fetch(reference, profile, settings, make, progress, is_head=True)
+    _check_code(draft, trusted=trust_remote_code)
     return draft
 
 
@@ -118,15 +107,15 @@ def locate_variants(
         CheckpointError: one is missing or damaged, is the source itself, has untrusted code, or is
             of another model or tokenizer.
     """
+
+    def no_demo(spec: StageSpec) -> Path:
+        raise NotImplementedError(spec.stage)  # refused before
+
     found = {}
     for variant in choices.adopted:
         found[variant.recipe.name] = source
         if variant.reference is None:
             continue
-
-        def no_demo(spec: StageSpec) -> Path:
-            raise NotImplementedError(spec.stage)  # refused before
-
         made = _fetch(variant.reference, choices.profile, settings, no_demo, progress)
         if made.digest == source.digest:
             raise CheckpointError(
@@ -134,29 +123,22 @@ def locate_variants(
                 where=str(made.path),
                 hint="name the checkpoint that was made of it",
             )
-        if made.needs_remote_code and not choices.trust_remote_code:
-            raise own_code_error(str(made.path / "config.json"))
+        _check_code(made, trusted=choices.trust_remote_code)
         check_adopted_files(source.path, made.path)
         found[variant.recipe.name] = made
     return found
 
 
-def demo_stage(choices: Choice, settings: Settings) -> StageSpec:
-    """Return the stage that makes the demo checkpoint."""
-    return demo_stage_of(choices.reference, choices.profile, settings)
-
-
-def demo_stage_of(
+def demo_stage(
     reference: CheckpointReference, profile: ServingProfile, settings: Settings
 ) -> StageSpec:
     """Return the stage that makes the demo checkpoint in the profile's environment."""
-    accelerator = Accelerator(profile.accelerator)
     return DEMO_CHECKPOINT.spec(
         "demo",
         DemoParameters(
             model=reference.name,
             package=digest_bytes(DEMO_LOCK.read_bytes()),
-            environment=identity("quantize", accelerator, settings),
+            environment=identity("quantize", Accelerator(profile.accelerator), settings),
         ),
         {},
         WorkerRuntime(environment="quantize"),
@@ -168,14 +150,14 @@ def _fetch(
     reference: CheckpointReference,
     profile: ServingProfile,
     settings: Settings,
-    make_demo: Callable[[StageSpec], Path],
+    make: Make,
     progress: Progress,
     *,
     is_head: bool = False,
 ) -> Checkpoint:
     revision = None
     if reference.kind == "demo":
-        folder = make_demo(demo_stage_of(reference, profile, settings))
+        folder = make(demo_stage(reference, profile, settings))
     elif reference.kind == "hub":
         folder, revision = download(reference.name, reference.revision, progress=progress)
     else:
@@ -191,10 +173,6 @@ def _fetch(
     )
 
 
-def check_supported(checkpoint: Checkpoint, choices: Choice) -> None:
-    """Raise CheckpointError for a checkpoint that no recipe supports or vLLM cannot serve."""
-    config = str(checkpoint.path / "config.json")
-    if fault := architecture_error(checkpoint.architecture, read_config(checkpoint.path), config):
-        raise fault
-    if checkpoint.needs_remote_code and not choices.trust_remote_code:
-        raise own_code_error(config)
+def _check_code(checkpoint: Checkpoint, *, trusted: bool) -> None:
+    if checkpoint.needs_remote_code and not trusted:
+        raise unsupported.own_code_error(str(checkpoint.path / "config.json"))

@@ -6,7 +6,7 @@ so it can be part of a stage's key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,65 +106,43 @@ class SourceResolver:
 
         Raises:
             UsageError: a named file does not exist, or the Hub cannot be reached and the recipe has
-                no
-                fallback.
+                no fallback.
         """
-        wanted = self._limit(calibration, limit, variant)
-        file = BUILTIN_CALIBRATION
+        wanted = limit.limit(calibration) if limit is not None else calibration
+        if (wanted.samples, wanted.max_tokens) != (calibration.samples, calibration.max_tokens):
+            self._progress.note(
+                f"{variant}: calibrating with {wanted.samples} x {wanted.max_tokens} tokens "
+                f"instead of {calibration.samples} x {calibration.max_tokens}: "
+                "the profile limits it"
+            )
+        file, where = BUILTIN_CALIBRATION, "recipe key quantization.calibration.dataset"
         if wanted.dataset is not None and names_file(wanted.dataset):
-            file = user_path(wanted.dataset, "recipe key quantization.calibration.dataset")
+            file = user_path(wanted.dataset, where)
             if not file.is_file():
                 raise UsageError(
                     "the calibration file does not exist",
-                    where=f"{file} (recipe key quantization.calibration.dataset)",
+                    where=f"{file} ({where})",
                     hint="give a JSONL or text file, a Hub dataset id, or 'builtin'",
                 )
         elif wanted.dataset not in (None, "builtin"):
             revision = wanted.revision or self.revision_of(wanted.dataset)
             if revision is not None:
                 pinned = wanted.model_copy(update={"revision": revision})
-                identity = {"hub": wanted.dataset, "revision": revision}
-                return pinned, identity, None
+                return pinned, {"hub": wanted.dataset, "revision": revision}, None
             if wanted.fallback is None:
                 raise UsageError(
                     f"the calibration dataset '{wanted.dataset}' cannot be reached",
-                    where="recipe key quantization.calibration.dataset",
+                    where=where,
                     hint="name a local file there, or add 'fallback: builtin'",
                 )
             self._progress.note(
                 f"{variant}: the Hub cannot be reached for {wanted.dataset}; "
                 "calibrating with the project's own texts"
             )
-        identity = {"file": self._digests.digest(file)}
         # The texts that are used, not those that were hoped for; their folder is of no account.
         name = "builtin" if file == BUILTIN_CALIBRATION else file.name
         used = wanted.model_copy(update={"dataset": name})
-        return used, identity, file
-
-    def _limit(
-        self, calibration: Calibration, limit: CalibrationLimit | None, variant: str
-    ) -> Calibration:
-        if limit is None:
-            return calibration
-        limited = limit.limit(calibration)
-        if (limited.samples, limited.max_tokens) != (calibration.samples, calibration.max_tokens):
-            self._progress.note(
-                f"{variant}: calibrating with {limited.samples} x {limited.max_tokens} tokens "
-                f"instead of {calibration.samples} x {calibration.max_tokens}: "
-                "the profile limits it"
-            )
-        return limited
-
-
-def local_rows(suite: AnySuite, source: SuiteSource) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a suite's local files; none if the source is not local.
-
-    Raises:
-        EvaluationDataError: a file cannot be read.
-    """
-    for path in kind_of(suite).local_files(suite, source.identity, source.folder):
-        for _, row in read_rows(path):
-            yield row
+        return used, {"file": self._digests.digest(file)}, file
 
 
 def check_known_tasks(policy: Policy, progress: Progress) -> None:
@@ -174,9 +152,7 @@ def check_known_tasks(policy: Policy, progress: Progress) -> None:
         UsageError: a suite that is not advisory uses such a task without clusters.
     """
     for name, suite in policy.suites.items():
-        field = kind_of(suite).known_cluster(suite)
-        if field is not None:
-            _check(name, suite, field, progress)
+        _check(name, suite, kind_of(suite).known_cluster(suite), progress)
 
 
 def check_laid_out(
@@ -192,9 +168,7 @@ def check_laid_out(
         UsageError: as :func:`check_known_tasks`.
     """
     for name, suite in policy.suites.items():
-        shared = laid_out[name].shared_text if name in laid_out else None
-        if shared is not None:
-            _check(name, suite, shared, progress)
+        _check(name, suite, laid_out[name].shared_text if name in laid_out else None, progress)
 
 
 def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
@@ -202,7 +176,9 @@ def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Prog
     for name, suite in policy.suites.items():
         if suite.cluster_by is not None:
             continue
-        field = repeated_field(list(local_rows(suite, sources.suite(name, suite))))
+        source = sources.suite(name, suite)
+        files = kind_of(suite).local_files(suite, source.identity, source.folder)
+        field = repeated_field([row for path in files for _, row in read_rows(path)])
         if field is not None:
             progress.note(
                 f"{name}: several questions have the same '{field}'. If their answers rise and "
@@ -210,8 +186,8 @@ def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Prog
             )
 
 
-def _check(name: str, suite: AnySuite, field: str, progress: Progress) -> None:
-    if suite.cluster_by is not None:
+def _check(name: str, suite: AnySuite, field: str | None, progress: Progress) -> None:
+    if field is None or suite.cluster_by is not None:
         return
     what = (
         f"the suite '{name}' has several questions with one '{field}', whose answers rise and fall "

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,31 +55,35 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
     """
     accelerator = detect_accelerator()
     checks: list[Callable[[], Iterator[DoctorCheck]]] = [
-        _check_python,
-        _check_uv,
-        lambda: _check_home(settings, accelerator),
-        _check_own_folder,
-        lambda: _check_disk(settings, accelerator),
+        _check_programs,
+        lambda: _check_folders(settings, accelerator),
         lambda: _check_environments(settings, accelerator),
         check_driver,
-        _check_shared_memory,
         _check_sandbox,
     ]
-    if accelerator is Accelerator.CPU:
-        checks += [_check_processor, _check_numa, _check_torch_source]
-    else:
-        checks.append(check_compilers)
+    checks += [_check_cpu] if accelerator is Accelerator.CPU else [check_compilers]
     checks.append(lambda: profile_findings(profile))
     return [finding for check in checks for finding in check()]
+
+
+def _ok(subject: str, message: str) -> DoctorCheck:
+    return DoctorCheck(subject, Severity.OK, message)
+
+
+def _problem(subject: str, message: str, hint: str | None) -> DoctorCheck:
+    return DoctorCheck(subject, Severity.PROBLEM, message, hint or "")
+
+
+def _warning(subject: str, message: str, hint: str | None) -> DoctorCheck:
+    return DoctorCheck(subject, Severity.WARNING, message, hint or "")
 
 
 def processor_finding(features: Collection[str]) -> DoctorCheck:
     """Report whether an x86 CPU with these features can serve models."""
     if lack := find_engine(DEFAULT).lacks(features):
-        hint = "run on a newer machine, or on one with a GPU"
-        return DoctorCheck("processor", Severity.PROBLEM, lack, hint)
+        return _problem("processor", lack, "run on a newer machine, or on one with a GPU")
     slower = "" if "avx512f" in features else "; serving is faster with AVX-512"
-    return DoctorCheck("processor", Severity.OK, ", ".join(features) + slower)
+    return _ok("processor", ", ".join(features) + slower)
 
 
 def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
@@ -92,145 +95,118 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
         node = this_node()
         fitted = fit_profile(profile or load_named_profile("auto", node), node)
     except UsageError as error:
-        yield DoctorCheck("profile", Severity.PROBLEM, error.message, error.hint)
+        yield _problem("profile", error.message, error.hint)
         return
     machine = machine_of(node, Path.cwd(), with_gpu=fitted.accelerator == "cuda")
     subject = f"profile {fitted.name}"
     if missing := find_missing_gpus(fitted, machine):
-        yield DoctorCheck(subject, Severity.PROBLEM, missing.message, missing.hint)
+        yield _problem(subject, missing.message, missing.hint)
         return
-    yield DoctorCheck(subject, Severity.OK, "can be served here")
+    yield _ok(subject, "can be served here")
     if fitted.accelerator == "cuda":
         yield from _check_idle_and_busy(node.gpus)
     for name, override in fitted.in_effect.items():
-        yield DoctorCheck(f"{subject}, {name}", Severity.OK, override.reason)
+        yield _ok(f"{subject}, {name}", override.reason)
     for name in recipe_names():
-        recipe = load_recipe(name)
-        if fault := find_gpu_fault(recipe, fitted, machine):
-            yield DoctorCheck(
-                f"{subject}, recipe {name}", Severity.WARNING, fault.message, fault.hint
-            )
+        if fault := find_gpu_fault(load_recipe(name), fitted, machine):
+            yield _warning(f"{subject}, recipe {name}", fault.message, fault.hint)
 
 
 def _check_idle_and_busy(gpus: Sequence[VisibleGpu]) -> Iterator[DoctorCheck]:
     """Report GPUs that no run uses, and those where another process computes."""
     unused = [gpu.name for gpu in gpus if gpu.name != gpus[0].name]
     if unused:
-        yield DoctorCheck(
+        yield _warning(
             "GPUs",
-            Severity.WARNING,
             f"{', '.join(unused)} stays unused: all GPUs of a run are of one kind, {gpus[0].name}",
             "choose others with CUDA_VISIBLE_DEVICES",
         )
     computing = busy_gpus()
     busy = [f"{number} ({gpu.name})" for number, gpu in enumerate(gpus) if gpu.uuid in computing]
     if busy:
-        yield DoctorCheck(
+        yield _warning(
             "GPUs",
-            Severity.WARNING,
             f"another process computes on GPU {', '.join(busy)}",
             "end it, or choose others with CUDA_VISIBLE_DEVICES",
         )
 
 
-def _check_python() -> Iterator[DoctorCheck]:
+def _check_programs() -> Iterator[DoctorCheck]:
     version = platform.python_version()
     if sys.version_info[:2] == LOCKED_PYTHON:
-        yield DoctorCheck("python", Severity.OK, version)
-        return
-    locked = ".".join(map(str, LOCKED_PYTHON))
-    yield DoctorCheck(
-        "python",
-        Severity.WARNING,
-        f"{version}; the locks were resolved for {locked}, a package may have no wheel for yours",
-        f"if a build fails, run prepare with Python {locked}",
-    )
+        yield _ok("python", version)
+    else:
+        locked = ".".join(map(str, LOCKED_PYTHON))
+        yield _warning(
+            "python",
+            f"{version}; the locks were resolved for {locked}, a package may have no wheel for "
+            "yours",
+            f"if a build fails, run prepare with Python {locked}",
+        )
+    try:
+        command = [str(find_uv()), "--version"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except PrepareError as error:
+        yield _problem("uv", error.message, error.hint)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield _problem("uv", f"does not start: {error}", "reinstall uv")
+    else:
+        yield _ok("uv", said.stdout.strip())
 
 
 def _check_sandbox() -> Iterator[DoctorCheck]:
-    try:
-        way = check_sandbox()
-    except SandboxError as error:
-        yield DoctorCheck("sandbox", Severity.PROBLEM, error.message, error.hint)
-    else:
-        yield DoctorCheck("sandbox", Severity.OK, str(way))
-
-
-def _check_shared_memory() -> Iterator[DoctorCheck]:
-    """Check the shared memory of server processes; containers have 64 MB by default."""
+    """Check the sandbox, and the shared memory of servers; containers have 64 MB by default."""
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if free < SERVER_SHARES_BYTES:
-        yield DoctorCheck(
+        yield _problem(
             "shared memory",
-            Severity.PROBLEM,
             f"{free / 2**20:.0f} MiB are free in {SHARED_MEMORY}; a model server asks for "
             f"{SERVER_SHARES_BYTES / 2**20:.0f} MiB",
             "in a container, --shm-size 1g, or in Kubernetes an emptyDir of medium Memory there",
         )
-
-
-def _check_uv() -> Iterator[DoctorCheck]:
     try:
-        uv = find_uv()
-        said = subprocess.run(
-            [str(uv), "--version"], capture_output=True, text=True, timeout=30, check=True
-        )
-    except PrepareError as error:
-        yield DoctorCheck("uv", Severity.PROBLEM, error.message, error.hint)
-    except (OSError, subprocess.SubprocessError) as error:
-        yield DoctorCheck("uv", Severity.PROBLEM, f"does not start: {error}", "reinstall uv")
-    else:
-        yield DoctorCheck("uv", Severity.OK, said.stdout.strip())
+        yield _ok("sandbox", str(check_sandbox()))
+    except SandboxError as error:
+        yield _problem("sandbox", error.message, error.hint)
 
 
-def _check_home(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
+def _check_folders(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
+    """Check that the home and the user's cache can be written to, and the free disk."""
+    states = {name: status(name, accelerator, settings).state for name in RUN_ENVIRONMENTS}
     folder = _nearest_existing(environments_folder(settings.home))
     try:
         # A write is tried, because root passes permission checks on a read-only mount.
         with tempfile.TemporaryFile(dir=folder):
-            yield DoctorCheck("home", Severity.OK, str(settings.home))
+            yield _ok("home", str(settings.home))
     except OSError as error:
-        usable = {EnvironmentState.READY, EnvironmentState.EXTERNAL}
-        if all(status(name, accelerator, settings).state in usable for name in RUN_ENVIRONMENTS):
-            read_only = f"{settings.home}, read-only; what every run uses is built"
-            yield DoctorCheck("home", Severity.OK, read_only)
-            return
-        yield DoctorCheck(
-            "home",
-            Severity.PROBLEM,
-            f"{folder} cannot be written to: {error.strerror}",
-            "set PREPARE_HOME to a folder that you may write to",
+        if {*states.values()} <= {EnvironmentState.READY, EnvironmentState.EXTERNAL}:
+            yield _ok("home", f"{settings.home}, read-only; what every run uses is built")
+        else:
+            yield _problem(
+                "home",
+                f"{folder} cannot be written to: {error.strerror}",
+                "set PREPARE_HOME to a folder that you may write to",
+            )
+    cache = Path.home() / ".cache"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError:
+        yield _problem(
+            "user's folder",
+            f"{cache} cannot be written to, where engines and downloads keep files",
+            "set HOME to a folder that you may write to",
         )
-
-
-def _check_own_folder() -> Iterator[DoctorCheck]:
-    """Check that engines can write to the user's cache directory."""
-    folder = Path.home() / ".cache"
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    yield DoctorCheck(
-        "user's folder",
-        Severity.PROBLEM,
-        f"{folder} cannot be written to, where engines and downloads keep files",
-        "set HOME to a folder that you may write to",
-    )
-
-
-def _check_disk(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
     free = shutil.disk_usage(_nearest_existing(settings.home)).free
-    needed = sum(
-        define(name, accelerator).disk_bytes
-        for name in RUN_ENVIRONMENTS
-        if status(name, accelerator, settings).state is EnvironmentState.MISSING
-    )
+    missing = [name for name, state in states.items() if state is EnvironmentState.MISSING]
+    needed = sum(define(name, accelerator).disk_bytes for name in missing)
     message = f"{free / 1e9:.0f} GB free, environments still to build need {needed / 1e9:.0f} GB"
     if free < needed:
         hint = "free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk"
-        yield DoctorCheck("disk", Severity.PROBLEM, message, hint)
+        yield _problem("disk", message, hint)
     else:
-        yield DoctorCheck("disk", Severity.OK, message)
+        yield _ok("disk", message)
 
 
 def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
@@ -238,48 +214,36 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
         found = status(name, accelerator, settings)
         subject = f"environment {found.key}"
         if found.state is not EnvironmentState.BROKEN:
-            yield DoctorCheck(subject, Severity.OK, str(found.state))
+            yield _ok(subject, str(found.state))
         elif name in settings.environments:
-            hint = "correct `environments` in the settings file"
-            yield DoctorCheck(subject, Severity.PROBLEM, found.reason, hint)
+            yield _problem(subject, found.reason, "correct `environments` in the settings file")
         else:
-            hint = f"build it now: prepare doctor --build {name}"
-            yield DoctorCheck(subject, Severity.WARNING, found.reason, hint)
+            yield _warning(subject, found.reason, f"build it now: prepare doctor --build {name}")
 
 
-def _check_processor() -> Iterator[DoctorCheck]:
+def _check_cpu() -> Iterator[DoctorCheck]:
     if platform.machine() == "x86_64":
         try:
             yield processor_finding(cpu_features())
         except UsageError as error:
-            yield DoctorCheck("processor", Severity.PROBLEM, error.message, error.hint)
+            yield _problem("processor", error.message, error.hint)
     else:
-        yield DoctorCheck(
+        yield _warning(
             "processor",
-            Severity.WARNING,
             f"{platform.machine()}; the locks were resolved for x86-64",
             "if a build fails, name interpreters of your own in the settings file",
         )
-
-
-def _check_numa() -> Iterator[DoctorCheck]:
-    """Load the library that vLLM on CPUs is linked with; without it vLLM fails after its start."""
-    try:
+    try:  # vLLM on CPUs is linked with it; without it vLLM fails after its start
         ctypes.CDLL(NUMA_LIBRARY)
     except OSError as error:
         hint = "install it, such as Debian's libnuma1"
-        yield DoctorCheck("libnuma", Severity.PROBLEM, f"vLLM needs it on a CPU: {error}", hint)
-
-
-def _check_torch_source() -> Iterator[DoctorCheck]:
+        yield _problem("libnuma", f"vLLM needs it on a CPU: {error}", hint)
     find_links = installer_variables().get("UV_FIND_LINKS", "")
-    if has_cpu_torch(find_links):
-        yield DoctorCheck("torch for CPU", Severity.OK, f"from find-links: {find_links}")
-    else:
-        yield DoctorCheck(
-            "torch for CPU", Severity.OK, "not in find-links; from PyTorch's CPU index"
-        )
+    is_there = has_cpu_torch(find_links)
+    source = f"from find-links: {find_links}" if is_there else "from PyTorch's CPU index"
+    yield _ok("torch for CPU", source if is_there else f"not in find-links; {source}")
 
 
 def _nearest_existing(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())
+    """Return the path or its nearest parent; a file in the way is found by the write."""
+    return next(each for each in (path, *path.parents) if each.exists())

@@ -26,10 +26,16 @@ from recipes.schema import ServingProfile
 
 def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:
     """Return the policy with what the model decides; `generation_faults` has what it cannot."""
-    suites = {
-        name: suite.model_copy(update=_resolved(suite, model))
-        for name, suite in policy.suites.items()
-    }
+    suites = {}
+    for name, suite in policy.suites.items():
+        found: dict[str, Any] = {"prompt_format": _form(suite, model)}
+        if isinstance(suite, Generation):
+            sampling = model_sampling(model) if suite.sampling == "model" else ""
+            if isinstance(sampling, Sampling):
+                found["sampling"] = sampling
+            if suite.thinking in ("remove", "keep") and (markers := find_markers(model)):
+                found["thinking"] = markers.model_copy(update={"keep": suite.thinking == "keep"})
+        suites[name] = suite.model_copy(update=found)
     return policy.model_copy(update={"suites": suites})
 
 
@@ -50,7 +56,16 @@ def generation_faults(
     for name, suite in policy.suites.items():
         is_chat = _form(suite, model) == "chat"
         if is_chat and not model.has_template:
-            faults.append(_no_template(name, model))
+            faults.append(
+                UsageError(
+                    f"the suite '{name}' is asked in the chat format, and the tokenizer has no "
+                    "chat template",
+                    where=f"policy key suites.{name}.prompt_format; {model.where}",
+                    hint="write 'prompt_format: auto' (chat where there is a template, else "
+                    "completion) or 'prompt_format: completion' there, or give an "
+                    "instruction-tuned checkpoint",
+                )
+            )
         if not isinstance(suite, Generation):
             continue
         faults += _setting_faults(name, suite, model, max_length)
@@ -60,22 +75,33 @@ def generation_faults(
                 if suite.thinking is None and thinks(model, suite.chat_template_kwargs):
                     unmentioned.append(name)
             except CheckpointError:
-                break  # of the template, which `template_faults` reports
+                break  # of the template, which `_template_faults` reports
     if unmentioned:
-        faults.append(_thoughts_unmentioned(unmentioned, model))
-    return faults + list(template_faults(resolve_generation(policy, model), model, config or {}))
+        cures = ["'generation: {thinking: remove, max_tokens: model}' to score what follows them"]
+        if (switch := find_switch(model)) is not None:
+            off = f"{{chat_template_kwargs: {{{switch}: false}}}}"
+            cures.append(f"'generation: {off}' to turn them off")
+        faults.append(
+            UsageError(
+                "the model thinks before it answers, and the policy does not say what becomes of "
+                f"its thoughts in: {', '.join(unmentioned)}",
+                where="policy keys generation.thinking and generation.chat_template_kwargs; "
+                f"{model.where}",
+                hint=f"write one of these lines into the policy: {'; or '.join(cures)}",
+            )
+        )
+    if model.is_template_known:
+        faults += _template_faults(resolve_generation(policy, model), model, config or {})
+    return faults
 
 
 def form_notes(policy: Policy, model: ModelGeneration) -> Iterator[str]:
     """Yield notes on suites with an unusual format."""
-    if model.has_template:
-        return
     names = [name for name, suite in policy.suites.items() if suite.prompt_format == "auto"]
-    if names:
+    if names and not model.has_template:
         yield (
             f"the tokenizer has no chat template: {', '.join(names)} asked in the completion "
-            "format, as text "
-            "to go on from"
+            "format, as text to go on from"
         )
 
 
@@ -100,36 +126,12 @@ def _form(suite: AnySuite, model: ModelGeneration) -> str:
     return "chat" if model.has_template else "completion"
 
 
-def _resolved(suite: AnySuite, model: ModelGeneration) -> dict[str, Any]:
-    found: dict[str, Any] = {"prompt_format": _form(suite, model)}
-    if not isinstance(suite, Generation):
-        return found
-    if suite.sampling == "model" and isinstance(sampling := model_sampling(model), Sampling):
-        found["sampling"] = sampling
-    if suite.thinking in ("remove", "keep") and (markers := find_markers(model)) is not None:
-        found["thinking"] = markers.model_copy(update={"keep": suite.thinking == "keep"})
-    return found
-
-
-def _no_template(name: str, model: ModelGeneration) -> UsageError:
-    return UsageError(
-        f"the suite '{name}' is asked in the chat format, and the tokenizer has no chat template",
-        where=f"policy key suites.{name}.prompt_format; {model.where}",
-        hint="write 'prompt_format: auto' (chat where there is a template, else completion) "
-        "or 'prompt_format: completion' "
-        "there, or give an instruction-tuned checkpoint",
-    )
-
-
 def _setting_faults(
     name: str, suite: Generation, model: ModelGeneration, max_length: int | None
 ) -> Iterator[PrepareError]:
-    place = f"policy key suites.{name}"
-    if (
-        suite.thinking is not None
-        and not isinstance(suite.thinking, ThoughtMarkers)
-        and find_markers(model) is None
-    ):
+    place, thinking = f"policy key suites.{name}", suite.thinking
+    has_markers = thinking is None or isinstance(thinking, ThoughtMarkers)
+    if not has_markers and find_markers(model) is None:
         yield UsageError(
             f"the suite '{name}' has thoughts removed, and the chat template shows no marks of "
             "thoughts",
@@ -157,9 +159,7 @@ def _setting_faults(
 def _argument_faults(
     name: str, suite: Generation, model: ModelGeneration
 ) -> Iterator[PrepareError]:
-    if not suite.chat_template_kwargs:
-        return
-    known = argument_names(model)
+    known = argument_names(model) if suite.chat_template_kwargs else set()
     for argument in sorted(suite.chat_template_kwargs.keys() - known):
         meant = did_you_mean(argument, sorted(known))
         yield UsageError(
@@ -170,22 +170,7 @@ def _argument_faults(
         )
 
 
-def _thoughts_unmentioned(names: list[str], model: ModelGeneration) -> UsageError:
-    switch = find_switch(model)
-    lines = ["'generation: {thinking: remove, max_tokens: model}' to score the answers after them"]
-    if switch is not None:
-        lines.append(
-            f"'generation: {{chat_template_kwargs: {{{switch}: false}}}}' to turn them off"
-        )
-    return UsageError(
-        "the model thinks before it answers, and the policy does not say what becomes of its "
-        f"thoughts in: {', '.join(names)}",
-        where=f"policy keys generation.thinking and generation.chat_template_kwargs; {model.where}",
-        hint=f"write one of these lines into the policy: {'; or '.join(lines)}",
-    )
-
-
-def template_faults(
+def _template_faults(
     policy: Policy, model: ModelGeneration, config: Mapping[str, Any]
 ) -> Iterator[PrepareError]:
     """Yield errors of suites in the chat format whose prompts the template cannot render.
@@ -194,58 +179,40 @@ def template_faults(
         policy: with resolved formats of prompts.
         config: content of config.json, for the number of embeddings.
     """
-    if not model.is_template_known:
-        return
     size = text_level(dict(config)).get("vocab_size")
-    vocabulary = size if isinstance(size, int) else None
     seen: set[str] = set()
     for name, suite in policy.suites.items():
         if suite.prompt_format != "chat":
             continue
         chat = kind_of(suite).example_chat(suite)
-        arguments = {**getattr(suite, "chat_template_kwargs", {}), **chat}
         try:
+            arguments = {**getattr(suite, "chat_template_kwargs", {}), **chat}
             (prompt,) = render(model, [arguments]).prompts
         except CheckpointError as error:
             if error.message not in seen:
                 seen.add(error.message)
                 roles = ", ".join(dict.fromkeys(each["role"] for each in chat["messages"]))
                 what = f"{roles} and tools" if "tools" in chat else roles
-                yield CheckpointError(
-                    f"{error.message} (the suite '{name}' sends: {what})",
-                    where=error.where,
-                    hint=error.hint,
-                )
+                message = f"{error.message} (the suite '{name}' sends: {what})"
+                yield CheckpointError(message, where=error.where, hint=error.hint)
             continue
-        yield from _part_faults(name, model, chat, prompt)
-        yield from _token_faults(name, model, prompt, vocabulary)
-
-
-def _part_faults(
-    name: str, model: ModelGeneration, chat: Mapping[str, Any], prompt: str
-) -> Iterator[PrepareError]:
-    for message in chat["messages"]:
-        if message["content"] not in prompt:
-            yield UsageError(
-                f"the chat template leaves out the {message['role']} message that the suite "
-                f"'{name}' sends",
-                where=f"policy key suites.{name}; {model.where}",
-                hint="write 'prompt_format: completion' there, or give a checkpoint with another "
-                "template",
-            )
-
-
-def _token_faults(
-    name: str, model: ModelGeneration, prompt: str, vocabulary: int | None
-) -> Iterator[PrepareError]:
-    for text, number in model.added_tokens.items():
-        if vocabulary is not None and number >= vocabulary and text in prompt:
-            yield CheckpointError(
-                f"the chat template writes {text!r}, which is token {number:,}, and the model has "
-                f"{vocabulary:,} (the suite '{name}')",
-                where=model.where,
-                hint="the tokenizer belongs to another model: take the one of this checkpoint",
-            )
+        for message in chat["messages"]:
+            if message["content"] not in prompt:
+                yield UsageError(
+                    f"the chat template leaves out the {message['role']} message that the suite "
+                    f"'{name}' sends",
+                    where=f"policy key suites.{name}; {model.where}",
+                    hint="write 'prompt_format: completion' there, or give a checkpoint with "
+                    "another template",
+                )
+        for text, number in model.added_tokens.items():
+            if isinstance(size, int) and number >= size and text in prompt:
+                yield CheckpointError(
+                    f"the chat template writes {text!r}, which is token {number:,}, and the model "
+                    f"has {size:,} (the suite '{name}')",
+                    where=model.where,
+                    hint="the tokenizer belongs to another model: take the one of this checkpoint",
+                )
 
 
 def max_length_of(profile: ServingProfile, checkpoint: Checkpoint) -> int:

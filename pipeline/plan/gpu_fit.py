@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,19 @@ from pipeline.checkpoint.reference import CheckpointReference
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
-from pipeline.plan.checkpoint_resolver import demo_stage_of
-from pipeline.plan.host_memory import SMALL_FILES_BYTES
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.checkpoint_resolver import demo_stage
 from pipeline.plan.machine import gpu_type, machine_of
-from pipeline.plan.memory import NATIVE_FP8, Fit, Gpus, Model, choose_gpus, divisors, variants_of
+from pipeline.plan.memory import (
+    NATIVE_FP8,
+    SMALL_FILES_BYTES,
+    Fit,
+    Gpus,
+    Model,
+    choose_gpus,
+    divisors,
+    variants_of,
+)
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.suitability import find_making_faults
@@ -29,19 +38,21 @@ OTHER_DIVISIONS = tuple(name for name in DIVIDES_GPUS if name != "tensor-paralle
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """The report of `prepare plan --gpu`."""
+    """The report of `prepare plan --gpu`.
+
+    Args:
+        weights: by variant, the baseline first.
+        fits: each variant on each number of GPUs.
+        gpus_a_copy: GPUs of one replica of each model of a run.
+        refused: why `prepare model` would refuse the checkpoint or a recipe.
+    """
 
     gpus: Gpus
-    weights_bytes: dict[str, int]  # by variant, the baseline first
-    fits: tuple[Fit, ...]  # each variant on each number of GPUs
-    refused: tuple[PrepareError, ...]  # why `prepare model` would refuse the checkpoint or a recipe
+    weights: Mapping[str, VariantWeights]
+    fits: tuple[Fit, ...]
+    gpus_a_copy: int
+    refused: tuple[PrepareError, ...]
     notes: tuple[str, ...]
-
-    @property
-    def gpus_a_copy(self) -> int:
-        """GPUs of one replica of each model of a run."""
-        numbers = {fit.gpus for fit in self.fits}
-        return choose_gpus(self.fits) if len(numbers) > 1 else numbers.pop()
 
     def chosen(self) -> list[Fit]:
         """Return each variant's fit on the GPUs of a run's replicas."""
@@ -49,12 +60,12 @@ class CapacityPlan:
 
     def disk_bytes(self) -> int:
         """Return the disk bytes of the checkpoint and all its variants."""
-        made = [size + SMALL_FILES_BYTES for size in [*self.weights_bytes.values()][1:]]
+        made = [each.bytes + SMALL_FILES_BYTES for each in [*self.weights.values()][1:]]
         return self.gpus.model.source.weights_bytes + sum(made)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
-        model, engine = self.gpus.model, self.gpus.engine
+        model = self.gpus.model
         return {
             "schema_version": 2,
             "checkpoint": model.source.name,
@@ -64,9 +75,9 @@ class CapacityPlan:
             "gpus": self.gpus.number,
             "gpus_a_copy": self.gpus_a_copy,
             "context": self.gpus.context,
-            "serving": engine.source,
-            "weights_bytes": self.weights_bytes,
-            "fits": [fit.to_dict() for fit in self.fits],
+            "serving": self.gpus.engine.source,
+            "weights_bytes": {name: each.bytes for name, each in self.weights.items()},
+            "fits": [asdict(fit) for fit in self.fits],
             "disk_bytes": self.disk_bytes(),
             "refused": [fault.to_dict() for fault in self.refused],
             "notes": list(self.notes),
@@ -95,34 +106,27 @@ def answer(
     choices = choose(replace(request, profile="cpu", gpus_a_copy=None), settings)
     source = _read(choices.reference, choices.profile, settings)
     model = Model.of(source)
-    adopted = {each.recipe.name: each.header for each in choices.adopted if each.header}
+    adopted = choices.headers
     # Weights that cannot be converted to 16 bits can be served as they are, and no more.
     is_open = source.format is None or source.format.converter is not None
     recipes = [each for each in choices.recipes if is_open or each.name in adopted]
     draft_bytes = read_draft_bytes(profile, settings) if profile else 0
     site = Gpus.of(model, gpu, gpus, profile, context, draft_bytes)
-    weights = variants_of(source, [catalog.load_recipe(catalog.BASELINE), *recipes], adopted)
+    weights = variants_of(source, [choices.baseline, *recipes], adopted)
     fixed = request.gpus_a_copy or (profile and profile.gpus_a_copy)
-    making = [
-        fault
-        for recipe in recipes
-        if recipe.quantization.quantizes and recipe.name not in adopted
-        for fault in find_making_faults(recipe, model.recipe_source, weights[recipe.name])
-    ]
-    kernels = [
-        f"{recipe.name} {lack}, {gpu.name} has {gpu.compute_capability}"
-        for recipe in recipes
-        if (lack := recipe.lacks_kernels_on(gpu.compute_capability))
-    ]
-    refused = [
-        unsupported.architecture_error(source.architecture, source.config, source.where),
-        unsupported.own_code_error(source.where)
-        if needs_own_code(source.config) and not request.trust_remote_code
-        else None,
-        *making,
-        *(UsageError(text, where="--gpu", hint="leave the recipe out") for text in kernels),
-    ]
     fits = site.fits(weights, [fixed] if fixed else divisors(gpus))
+    refused: list[PrepareError | None] = [
+        unsupported.architecture_error(source.architecture, source.config, source.where)
+    ]
+    if needs_own_code(source.config) and not request.trust_remote_code:
+        refused.append(unsupported.own_code_error(source.where))
+    for recipe in recipes:
+        if recipe.quantization.quantizes and recipe.name not in adopted:
+            refused += find_making_faults(recipe, model.recipe_source, weights[recipe.name])
+    for recipe in recipes:
+        if lack := recipe.lacks_kernels_on(gpu.compute_capability):
+            words = f"{recipe.name} {lack}, {gpu.name} has {gpu.compute_capability}"
+            refused.append(UsageError(words, where="--gpu", hint="leave the recipe out"))
     if all(fit.answer == "does not fit" for fit in fits if fit.variant == catalog.BASELINE):
         fit = fits[0]
         words = f"the baseline cannot be served on {fit.gpus} x {gpu.name}: {fit.reason}"
@@ -130,8 +134,9 @@ def answer(
         refused.append(UsageError(words, where=where, hint=fit.hint))
     return CapacityPlan(
         site,
-        {name: made.bytes for name, made in weights.items()},
+        weights,
         fits,
+        fixed or choose_gpus(fits),
         tuple(fault for fault in refused if fault is not None),
         (*_notes(site), *gpu_remarks(recipes, gpu.compute_capability)),
     )
@@ -154,7 +159,7 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
         return choices
     machine = machine_of(choices.node, settings.store, with_gpu=True)
     gpu, experts = gpu_type(machine), False
-    number = asked or profile.gpus_a_copy or 1
+    number = fixed = asked or profile.gpus_a_copy
     if gpu is not None and machine.gpus > 1:
         _check_number(asked, machine.gpus)
         try:
@@ -164,13 +169,12 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
         else:
             draft_bytes = read_draft_bytes(profile, settings)
             site = Gpus.of(model, gpu, machine.gpus, profile, draft_bytes=draft_bytes)
-            adopted = {each.recipe.name: each.header for each in choices.adopted if each.header}
-            weights = variants_of(model.source, [choices.baseline, *choices.recipes], adopted)
-            fixed = asked or profile.gpus_a_copy
+            recipes = [choices.baseline, *choices.recipes]
+            weights = variants_of(model.source, recipes, choices.headers)
             fits = site.fits(weights, [fixed] if fixed else divisors(machine.gpus))
             number = fixed or choose_gpus(fits)
             experts = any(fit.expert_parallel for fit in fits if fit.gpus == number)
-    return replace(choices, profile=profile.spread_over(number, expert_parallel=experts))
+    return replace(choices, profile=profile.spread_over(number or 1, expert_parallel=experts))
 
 
 def gpu_remarks(recipes: Iterable[Recipe], compute_capability: float | None) -> list[str]:
@@ -196,10 +200,8 @@ def read_draft_bytes(profile: ServingProfile, settings: Settings) -> int:
         UsageError: the profile's key is not a valid checkpoint name.
     """
     reference = draft_reference(profile)
-    if reference is None:
-        return 0
     try:
-        return _read(reference, profile, settings).weights_bytes
+        return _read(reference, profile, settings).weights_bytes if reference else 0
     except CheckpointError:  # the download reports it
         return 0
 
@@ -220,8 +222,7 @@ def _notes(site: Gpus) -> Iterator[str]:
         yield f"the baseline has {form.label} weights, as released; {after}"
     if gpu.compute_capability < NATIVE_FP8 and site.engine.element_bytes == 1:
         yield f"{gpu.name} has no FP8: whether it serves an FP8 KV cache is not known here"
-    stored = {tensor.dtype for tensor in source.tensors.values()}
-    if gpu.compute_capability < 8 and "BF16" in stored:
+    if gpu.compute_capability < 8 and "BF16" in {each.dtype for each in source.tensors.values()}:
         yield f"{gpu.name} has no bfloat16: serve with dtype float16"
     if site.draft_bytes:
         yield (
@@ -240,8 +241,7 @@ def _read(
     if reference.kind == "folder":
         folder = Path(reference.name).expanduser()
         return read_folder(folder, reference.text)
-    spec = demo_stage_of(reference, profile, settings)
-    store = settings.open_store()
+    spec, store = demo_stage(reference, profile, settings), settings.open_store()
     if store.find(spec.stage, spec.key) is None:
         raise CheckpointError(
             "the demo checkpoint is not made yet",

@@ -7,7 +7,7 @@ here. docs/how-to/capacity-planning.md compares the estimate with servers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from recipes.schema import Recipe, ServingProfile
 Answer = Literal["fits", "the engine tells", "does not fit"]
 
 GIB = 2**30
+SMALL_FILES_BYTES = 50_000_000  # on disk: tokenizer, config, record and logs of a variant
 BORDER = 0.05  # relative to the memory that the engine may use
 UNEVEN = 1.02  # norms, routers and replicated key-value heads are not divided
 # Experts of gpt-oss, 2880 wide, are padded to tiles of 256 by 128: on one GPU, and on several.
@@ -170,9 +171,6 @@ class Fit:
     reason: str = ""
     hint: str = ""
     expert_parallel: bool = False  # the GPUs of a replica divide the experts by number
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.events import NullProgress, Progress
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
-from pipeline.environments.definition import EnvironmentName, environment_name, environments_for
+from pipeline.environments.definition import EnvironmentName, environment_name
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_generation
 from pipeline.inspection.header_source import HeaderSource, read_folder
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
 from pipeline.plan.adopted_variants import adopt_stage, served_profile, with_facts
-from pipeline.plan.build import Arm, Builder
+from pipeline.plan.build import Builder
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION, SourceResolver
 from pipeline.plan.generation_settings import max_length_of, resolve_generation, with_lengths
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.power import check_power
 from pipeline.plan.resolved_options import Choice
 from pipeline.serving.served_model import ServedModel
@@ -109,14 +109,13 @@ class ModelPlanner:
         """Return the baseline or a variant as it is served."""
         is_baseline = recipe.family == "baseline"
         profile = served_profile(self.profile, recipe)
-        draft = self.draft.digest if self.draft else None
-        arguments = ServingArguments.of(
-            profile, is_baseline=is_baseline, draft=None if is_baseline else draft
-        )
-        made, folder = {}, self.checkpoint.path
+        draft = self.draft.digest if self.draft and not is_baseline else None
+        arguments = ServingArguments.of(profile, is_baseline=is_baseline, draft=draft)
+        stages, folder = {}, self.checkpoint.path
         if not is_baseline:
-            quantize, check = self._made_by(recipe)
-            made, folder = {"quantize": quantize, "check_weights": check}, _output_of(quantize)
+            stages = self._made_by(recipe)
+            made = stages["quantize"]
+            folder = Path(made.store) / "stages" / made.stage / made.key / "output"
         return Arm(
             recipe=recipe,
             identity=ServedModel(
@@ -128,7 +127,7 @@ class ModelPlanner:
             ),
             folder=folder,
             max_length=max_length_of(self.profile, self.checkpoint),
-            made=made,
+            stages=stages,
             arguments=arguments,
             profile=None if profile is self.profile else self._carried_out(profile),
             trust_remote_code=self.trust_remote_code,
@@ -136,32 +135,53 @@ class ModelPlanner:
             ready_timeout_seconds=self.profile.ready_timeout_seconds,
         )
 
-    def _made_by(self, recipe: Recipe) -> tuple[StageSpec, StageSpec]:
+    def _carried_out(self, profile: ServingProfile) -> ServingProfile:
+        return profile.carried_out(self.draft.digest if self.draft else None)
+
+    def _made_by(self, recipe: Recipe) -> dict[str, StageSpec]:
         """Return the stages that make and check a variant's weights."""
-        quantization = self._quantization(recipe)
+        source, quantization = self.checkpoint.recipe_source, recipe.quantization
+        if quantization.quantizes:  # its ignore list depends on the architecture
+            tensors, config = self.source.tensors, self.source.config
+            ignored = ignore_list(tensors, config, quantization.ignore, fp8=quantization.is_fp8)
+            quantization = quantization.model_copy(update={"ignore": ignored})
         if checkpoint := self.adopted.get(recipe.name):
             quantize = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
         else:
             made = self.made.get(recipe.name)
             quantize = made or self._quantize_stage(recipe, quantization)
-        return quantize, self._check_stage(recipe, quantization, quantize)
-
-    def _carried_out(self, profile: ServingProfile) -> ServingProfile:
-        return profile.carried_out(self.draft.digest if self.draft else None)
+        if quantization.calibration is not None:
+            # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
+            nowhere = quantization.calibration.model_copy(update={"dataset": None})
+            quantization = quantization.model_copy(update={"calibration": nowhere})
+        check = CHECK_WEIGHTS.spec(
+            recipe.name,
+            CheckWeightsParameters(checkpoint=source.digest, quantization=quantization),
+            {"weights": quantize},
+            CheckWeightsRuntime(
+                checkpoint=source,
+                environment=EnvironmentName.QUANTIZE,
+                trust_remote_code=self.trust_remote_code,
+                texts=str(BUILTIN_CALIBRATION),
+                baseline_bytes=self.checkpoint.weights_bytes,
+            ),
+            self.store,
+        )
+        return {"quantize": quantize, "check_weights": check}
 
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
-        environment = environment_name(quantization.environment)
-        tensors, config = self.source.tensors, self.source.config
+        environment, source = environment_name(quantization.environment), self.source
         data: dict[str, Any] = {}
-        file: Path | None = None
-        needs_hub = False
-        compute = CalibrationCompute() if quantization.is_streamed else self._compute()
+        file, compute = None, CalibrationCompute()
+        if not quantization.is_streamed:  # these change a calibration's numbers
+            limits = self.node.cpu_limits if self.profile.accelerator == "cpu" else {}
+            dtype = "float32" if self.profile.quantizes_in_float32 else None
+            compute = CalibrationCompute(dtype=dtype, environment=limits)
         if quantization.calibration is not None:
             calibration, data, file = self.sources.calibration(
                 quantization.calibration, self.profile.calibration_limit, recipe.name
             )
             quantization = quantization.model_copy(update={"calibration": calibration})
-            needs_hub = file is None
         return QUANTIZE.spec(
             recipe.name,
             QuantizeParameters(
@@ -178,60 +198,13 @@ class ModelPlanner:
                 environment=environment,
                 recipe=recipe.model_dump(mode="json"),
                 left_alone=describe_added_modules(
-                    tensors, config, recipe.quantization.ignore, quantization.ignore
+                    source.tensors, source.config, recipe.quantization.ignore, quantization.ignore
                 ),
                 calibration_file=str(file) if file else None,
-                needs_hub=needs_hub,
+                needs_hub=quantization.calibration is not None and file is None,
             ),
             self.store,
         )
-
-    def _compute(self) -> CalibrationCompute:
-        """Return the settings that change a calibration's numbers; empty in the model's type."""
-        limits = self.node.cpu_limits if self.profile.accelerator == "cpu" else {}
-        dtype = "float32" if self.profile.quantizes_in_float32 else None
-        return CalibrationCompute(dtype=dtype, environment=limits)
-
-    def _quantization(self, recipe: Recipe) -> Quantization:
-        """Return the recipe's quantization, with its ignore list for the architecture."""
-        if not recipe.quantization.quantizes:
-            return recipe.quantization
-        return recipe.quantization.model_copy(
-            update={
-                "ignore": ignore_list(
-                    self.source.tensors,
-                    self.source.config,
-                    recipe.quantization.ignore,
-                    fp8=recipe.quantization.is_fp8,
-                )
-            }
-        )
-
-    def _check_stage(
-        self, recipe: Recipe, quantization: Quantization, quantize: StageSpec
-    ) -> StageSpec:
-        if quantization.calibration is not None:
-            # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
-            nowhere = quantization.calibration.model_copy(update={"dataset": None})
-            quantization = quantization.model_copy(update={"calibration": nowhere})
-        source = self.checkpoint.recipe_source
-        return CHECK_WEIGHTS.spec(
-            recipe.name,
-            CheckWeightsParameters(checkpoint=source.digest, quantization=quantization),
-            {"weights": quantize},
-            CheckWeightsRuntime(
-                checkpoint=source,
-                environment=EnvironmentName.QUANTIZE,
-                trust_remote_code=self.trust_remote_code,
-                texts=str(BUILTIN_CALIBRATION),
-                baseline_bytes=self.checkpoint.weights_bytes,
-            ),
-            self.store,
-        )
-
-
-def _output_of(quantize: StageSpec) -> Path:
-    return Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
 
 
 def find_data(choices: Choice, settings: Settings, progress: Progress) -> SourceResolver:
@@ -245,8 +218,7 @@ def find_data(choices: Choice, settings: Settings, progress: Progress) -> Source
         progress.note(note)
     evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
-    counts = sources.counts(choices.policy)
-    check_power(choices.policy, choices.recipes, counts, progress)
+    check_power(choices.policy, choices.recipes, sources.counts(choices.policy), progress)
     return sources
 
 
@@ -276,7 +248,7 @@ def make_plan(
         choices = replace(choices, recipes=recipes)
     planner = make_planner(choices, checkpoint, settings, sources, draft)
     plan = replace(planner, run=run, remeasured=remeasured, adopted=adopted or {}).plan()
-    if run and plan.trial is not None:
+    if run:
         AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
 
@@ -291,22 +263,17 @@ def make_planner(
     """Return the planner of these options."""
     accelerator = Accelerator(choices.profile.accelerator)
     policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
-    max_length = max_length_of(choices.profile, checkpoint)
-    fitted = with_lengths(policy, max_length, sources.note)
+    fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
     counts = sources.counts(fitted)
     if fitted != policy:
         check_power(fitted, choices.recipes, counts, NullProgress())
-    environments = {
-        *environments_for(recipe.quantization.environment for recipe in choices.recipes),
-        find_engine(choices.profile.engine).environment,
-    }
     return ModelPlanner(
         checkpoint=checkpoint,
         profile=choices.profile,
         policy=fitted,
         recipes=choices.recipes,
         baseline=choices.baseline,
-        identities={str(name): identity(name, accelerator, settings) for name in environments},
+        identities={str(e): identity(e, accelerator, settings) for e in choices.environments},
         node=choices.node,
         sources=sources,
         store=settings.store,

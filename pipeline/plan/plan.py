@@ -8,12 +8,13 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
+from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.stages.attempts import Trial
@@ -27,34 +28,38 @@ Find = Callable[[StageSpec], StageRecord | None]
 
 
 @dataclass(frozen=True)
-class VariantPlan:
-    """One recipe's stages, in run order.
+class Arm:
+    """A baseline or variant as it is served, or an endpoint, with its stages in run order.
 
     Args:
-        model: directory of the served checkpoint, or of an endpoint's tokenizer.
+        identity: the model and its serving arguments; part of the keys.
+        folder: of the served weights, or of an endpoint's tokenizer.
+        max_length: maximum tokens of prompt and answer together.
+        stages: by role; before the plan is built, those that make and check the weights.
+        served: roles that the first run of the arm's server answers.
         arguments: None for an external endpoint.
-        stages: by role.
-        served: roles that the first run of the variant's server answers.
+        profile: as it is applied, if this arm has another than the plan's.
         draft: directory of the draft checkpoint, if any.
-        profile: as it is applied, if this variant has other arguments than the plan's.
     """
 
     recipe: Recipe
-    model: Path
-    arguments: ServingArguments | None
-    stages: Mapping[str, StageSpec]
-    served: tuple[str, ...]
+    identity: ServedModel
+    folder: Path
+    max_length: int
+    stages: Mapping[str, StageSpec] = field(default_factory=dict)
+    served: tuple[str, ...] = ()
+    arguments: ServingArguments | None = None
+    endpoint: ExternalEndpoint | None = None
+    profile: ServingProfile | None = None
     trust_remote_code: bool = False
     draft: Path | None = None
     ready_timeout_seconds: float = 0.0
-    endpoint: ExternalEndpoint | None = None
-    profile: ServingProfile | None = None
 
     @property
     def to_serve(self) -> ServingSpec:
         return ServingSpec(
             name=self.recipe.name,
-            folder=str(self.model),
+            folder=str(self.folder),
             arguments=self.arguments,
             ready_timeout_seconds=self.ready_timeout_seconds,
             trust_remote_code=self.trust_remote_code,
@@ -65,21 +70,19 @@ class VariantPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A full run: shared stages, the baseline, then the variants.
+    """A full run: shared stages by role, the baseline, then the variants.
 
     Args:
-        shared: stages that all variants need, by role.
-        profile: as it is applied; None for endpoints and tuning.
-        trial: None for tuning, which judges no variant.
+        profile: as it is applied; None for endpoints.
         run: id of the run; '' to look ahead only.
     """
 
     policy: Policy
     shared: Mapping[str, StageSpec]
-    baseline: VariantPlan
-    variants: tuple[VariantPlan, ...]
+    baseline: Arm
+    variants: tuple[Arm, ...]
+    trial: Trial
     profile: ServingProfile | None = None
-    trial: Trial | None = None
     run: str = ""
 
     @property
@@ -92,50 +95,44 @@ class Plan:
         variants = self.variants
         made = [[v.stages["quantize"], v.stages["check_weights"]] for v in variants]
         measured = [self.served_stages(v, find) for v in (self.baseline, *variants)]
+        fresh = [self.fresh_stages(v, find).values() for v in variants]
         judged = [self.judge_stage(v, find) for v in variants]
-        return [
-            *self.shared.values(),
-            *chain(*made),
-            *chain(*measured),
-            *chain(*(self.fresh_stages(v, find).values() for v in variants)),
-            *judged,
-        ]
+        return [*self.shared.values(), *chain(*made, *measured, *fresh), *judged]
 
-    def served_stages(self, variant: VariantPlan, find: Find) -> list[StageSpec]:
-        """Return the stages that one start of the variant's server answers, in order."""
-        speed, fresh = self.speed_stages(variant, find), self.fresh_stages(variant, find)
-        roles = [r for r in variant.served if r in speed or variant.stages[r].stage != SPEED.name]
-        return [variant.stages[role] for role in roles if role not in fresh]
+    def served_stages(self, arm: Arm, find: Find) -> list[StageSpec]:
+        """Return the stages that one start of the arm's server answers, in order."""
+        speed, fresh = self.speed_stages(arm, find), self.fresh_stages(arm, find)
+        roles = [r for r in arm.served if r in speed or arm.stages[r].stage != SPEED.name]
+        return [arm.stages[role] for role in roles if role not in fresh]
 
-    def fresh_stages(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
+    def fresh_stages(self, arm: Arm, find: Find) -> dict[str, StageSpec]:
         """Return the speed gates of `speed_stages` whose loads each have a fresh start."""
-        speed = self.speed_stages(variant, find).items()
+        speed = self.speed_stages(arm, find).items()
         return {role: spec for role, spec in speed if SPEED.parameters_of(spec).is_fresh}
 
-    def speed_stages(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
+    def speed_stages(self, arm: Arm, find: Find) -> dict[str, StageSpec]:
         """Return the stages of the policy's speed gates, by role.
 
         A variant that failed a blocking suite gets no further loads.
         """
-        speed = {role: spec for role, spec in variant.stages.items() if spec.stage == SPEED.name}
-        if self.has_failed(variant, find):
+        speed = {role: spec for role, spec in arm.stages.items() if spec.stage == SPEED.name}
+        if self.has_failed(arm, find):
             return {role: spec for role, spec in speed.items() if find(spec)}
         return speed
 
-    def has_failed(self, variant: VariantPlan, find: Find) -> bool:
+    def has_failed(self, arm: Arm, find: Find) -> bool:
         """Return whether the variant failed a suite that blocks it."""
         return any(
-            suite.tier != "advisory" and has_failed(find(variant.stages[name]))
+            suite.tier != "advisory" and has_failed(find(arm.stages[name]))
             for name, suite in self.policy.suites.items()
-            if name in variant.stages
+            if name in arm.stages
         )
 
-    def judge_stage(self, variant: VariantPlan, find: Find) -> StageSpec:
+    def judge_stage(self, variant: Arm, find: Find) -> StageSpec:
         """Build the verdict's stage from the suites' answers and the speed gates."""
-        assert self.trial is not None
-        answered = {suite: variant.stages[suite] for suite in self.policy.suites}
         inputs: dict[str, StageSpec | StageReference] = {}
-        for suite, spec in answered.items():
+        for suite in self.policy.suites:
+            spec = variant.stages[suite]
             inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
             inputs[f"candidate.{suite}"] = spec
             inputs[f"questions.{suite}"] = spec.inputs["questions"]

@@ -169,15 +169,14 @@ def joint_power(gates: Sequence[GatePower]) -> dict[Family, tuple[float | None, 
     found: dict[Family, tuple[float | None, float | None]] = {}
     for family in dict.fromkeys(g.family for g in gates if g.family and g.tier == "critical"):
         of = [gate for gate in gates if gate.family == family and gate.tier != "advisory"]
-        nothing = [gate.passes for gate in of]
-        usual = [gate.usual for gate in of]
-        found[family] = (_product(nothing), _product(usual))
+        nothing, usual = [gate.passes for gate in of], [gate.usual for gate in of]
+        found[family] = _product(nothing), _product(usual)
     return found
 
 
-def _product(found: Sequence[float | None]) -> float | None:
-    known = [each for each in found if each is not None]
-    return math.prod(known) if len(known) == len(found) else None
+def _product(chances: Sequence[float | None]) -> float | None:
+    known = [each for each in chances if each is not None]
+    return math.prod(known) if len(known) == len(chances) else None
 
 
 def policy_power(
@@ -237,22 +236,21 @@ def check_counted(
         for name, suite in policy.suites.items()
         if (suite.kind == "lm_eval" or suite.cluster_by) and name in laid_out
     }
-    if not suites:
-        return
     for name, suite in suites.items():
-        kind = kind_of(suite)
-        estimate, found = kind.estimate(suite), laid_out[name].questions
-        if estimate is not None and estimate != found:
+        kind, found = kind_of(suite), laid_out[name].questions
+        estimate = kind.estimate(suite)
+        if estimate not in (None, found):
             progress.note(
                 f"{name}: {kind.title(suite)} has {found:,} questions, and {estimate:,} were "
                 "estimated before they were read; its gate is checked again by what is there"
             )
-    counted = policy.model_copy(update={"suites": suites})
-    counts = {name: laid_out[name].units for name in suites}
-    check_power(counted, recipes, counts, progress)
-    for gate in policy_power(counted, recipes, counts):
-        if gate.is_doubtful:
-            progress.note(gate.words)
+    if suites:
+        counted = policy.model_copy(update={"suites": suites})
+        counts = {name: laid_out[name].units for name in suites}
+        check_power(counted, recipes, counts, progress)
+        for gate in policy_power(counted, recipes, counts):
+            if gate.is_doubtful:
+                progress.note(gate.words)
 
 
 @dataclass(frozen=True)
@@ -289,18 +287,19 @@ class _SuiteGate:
 
     def power(self) -> GatePower:
         refusal, usual = self.refusal(), self.suite.usual.get(self.family)
-        let_in = usual_let_in = None
+        passes = of_usual = None
         words = f"{self.name}, {self.family}, {self.suite.tier}: {self.comparison.words}"
         if self.questions is None:
             words += "; how many questions there are is known once they are read"
         else:
             looks = " or ".join(f"{look.n:,}" for look in planned_looks(self.questions))
-            let_in = self._let_in(0.0)
-            words += f", decided after {looks} questions; {self._outcome(let_in, 'nothing')}"
+            words += f", decided after {looks} questions"
+            passes, said = self._outcome(0.0, "nothing")
+            words += f"; {said}"
             if usual is not None:
-                usual_let_in = self._let_in(usual.loss)
                 lost = f"{100 * usual.loss:g} points (usual, {100 * self.flips:g} % flips)"
-                words += f"; {self._outcome(usual_let_in, lost)}"
+                of_usual, said = self._outcome(usual.loss, lost)
+                words += f"; {said}"
             if self.must_exceed:
                 words += (
                     "; insensitive unless the baseline is shown to score more than "
@@ -312,8 +311,8 @@ class _SuiteGate:
             family=self.family,
             alpha=self.alpha,
             units=self.questions,
-            passes=let_in,
-            usual=usual_let_in,
+            passes=passes,
+            usual=of_usual,
             words=refusal.message if refusal else words,
         )
 
@@ -336,7 +335,7 @@ class _SuiteGate:
             )
         if self.suite.tier != "critical" or self._is_likely():
             return None
-        if (passes := self._let_in(0.0)) >= MIN_CHANCE:
+        if (passes := self._outcome(0.0, "")[0]) >= MIN_CHANCE:
             return None
         return self._error(
             f"the suite '{self.name}' would pass only {100 * passes:.0f} % of the variants that "
@@ -345,7 +344,8 @@ class _SuiteGate:
             "a wider margin; or more questions; or 'tier: supporting'",
         )
 
-    def _let_in(self, loss: float) -> float:
+    def _outcome(self, loss: float, lost: str) -> tuple[float, str]:
+        """Return the chance that the gate lets a variant with that loss in, and a sentence."""
         assert self.questions is not None
         found = chances(
             self.comparison,
@@ -356,7 +356,10 @@ class _SuiteGate:
             size=self.kind.typical_change(self.suite),
             baseline=self.kind.assumed_baseline,
         )
-        return 1 - found.fails if self.suite.tier == "supporting" else found.passes
+        if self.suite.tier == "supporting":
+            words = f"fails {format_chance(found.fails)} of variants that lose {lost}"
+            return 1 - found.fails, words
+        return found.passes, f"passes {format_chance(found.passes)} of variants that lose {lost}"
 
     def _is_likely(self) -> bool:
         """Return whether about half of such variants pass; needs no numpy."""
@@ -385,11 +388,6 @@ class _SuiteGate:
     def _error(self, message: str, hint: str) -> UsageError:
         where = f"policy key suites.{self.name}.margins.{self.family}"
         return UsageError(message, where=where, hint=hint)
-
-    def _outcome(self, let_in: float, lost: str) -> str:
-        if self.suite.tier == "supporting":
-            return f"fails {format_chance(1 - let_in)} of variants that lose {lost}"
-        return f"passes {format_chance(let_in)} of variants that lose {lost}"
 
 
 def _gates(
@@ -425,40 +423,42 @@ def speed_power(
     if (speed := policy.speed) is None:
         return ()
     alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
-    planned = {}
     if profile is not None:
-        planned = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
+        gates = {c.gate: (c.rule, c.workload) for c in find_claims(policy, profile, alpha=alpha)}
     some = next(iter(speed.ratio.min_ratio)) if speed.ratio is not None else None
+    start = START_SECONDS if start_seconds is None else start_seconds
     found = []
     for claim in speed.claims_on(profile.accelerator) if profile else speed.claims:
-        workload: AnyWorkload | None = None
-        if claim.name in planned:
-            rule, workload = planned[claim.name].rule, planned[claim.name].workload
+        rule: SpeedRule
+        workload: AnyWorkload | None
+        if profile is not None:
+            rule, workload = gates[claim.name]
         else:
             rule = build_rule(claim, alpha, some)
             try:
                 workload = apply_gate_rate(claim, load_workload(claim.workload, speed)[0])
             except UsageError:  # it may be a profile's
                 workload = None
-        truths = RATIO if rule.compares else ROOM
-        nothing, usual = (_let_in(rule, claim.tier, truth) for truth in truths)
+        of, truths = ("ratio", RATIO) if rule.compares else ("limit over time", ROOM)
+        both = [speed_chance(rule, truth) for truth in truths]
+        is_supporting = claim.tier == "supporting"
+        let_in = [1 - each.fails if is_supporting else each.passes for each in both]
         loads = rule.blocks * len(rule.sides)
-        starts = loads if rule.starts == "fresh" else len(rule.sides)
-        minutes = None
+        starts, minutes = loads if rule.starts == "fresh" else len(rule.sides), None
         if workload is not None:
-            start = START_SECONDS if start_seconds is None else start_seconds
-            minutes = (loads * _seconds(workload) + starts * start * (profile is not None)) / 60
-        of = "ratio" if rule.compares else "limit over time"
+            is_steady = workload.arrivals.concurrency is not None
+            around = LENGTH_FACTOR * workload.seconds
+            seconds = around if is_steady else workload.seconds + 2 * workload.warmup_seconds
+            minutes = (loads * seconds + starts * start * (profile is not None)) / 60
         chance = ", ".join(
             f"{format_chance(each)} at {truth:g}"
-            for each, truth in zip((nothing, usual), truths, strict=True)
+            for each, truth in zip(let_in, truths, strict=True)
         )
-        lets = "does not fail" if claim.tier == "supporting" else "passes"
         words = (
             f"speed {claim.name}, {claim.tier}: {describe_gate(rule, claim.workload, claim.at)}; "
-            f"{rule.blocks} {rule.unit}; {lets} by true {of}: {chance}, if starts and loads each "
-            f"vary by {100 * NOISE:g} %; {starts} starts of servers"
-            + (f", about {minutes:.0f} minutes" if minutes is not None else "")
+            f"{rule.blocks} {rule.unit}; {'does not fail' if is_supporting else 'passes'} by true "
+            f"{of}: {chance}, if starts and loads each vary by {100 * NOISE:g} %; {starts} starts "
+            "of servers" + (f", about {minutes:.0f} minutes" if minutes is not None else "")
         )
         found.append(
             GatePower(
@@ -467,8 +467,8 @@ def speed_power(
                 family=None,
                 alpha=rule.alpha,
                 units=rule.blocks,
-                passes=nothing,
-                usual=usual,
+                passes=let_in[0],
+                usual=let_in[1],
                 words=words,
                 starts=starts,
                 minutes=minutes,
@@ -485,18 +485,6 @@ def speed_chance(rule: SpeedRule, truth: float) -> Chances:
     away = math.log(truth / rule.min_ratio)
     up, down = (chance_above(s * away, 0.0, noise, rule.blocks, rule.alpha) for s in (1, -1))
     return Chances(up, down)
-
-
-def _let_in(rule: SpeedRule, tier: str, truth: float) -> float:
-    found = speed_chance(rule, truth)
-    return 1 - found.fails if tier == "supporting" else found.passes
-
-
-def _seconds(workload: AnyWorkload) -> float:
-    """Return the minimum duration of one load, with warm-up and end."""
-    if workload.arrivals.concurrency is not None:
-        return LENGTH_FACTOR * workload.seconds
-    return workload.seconds + 2 * workload.warmup_seconds
 
 
 def format_chance(chance: float | None) -> str:

@@ -36,13 +36,7 @@ from pipeline.plan.checkpoint_faults import (
 )
 from pipeline.plan.generation_settings import generation_faults
 from pipeline.plan.gpu_fit import gpu_remarks, read_draft_bytes, read_source
-from pipeline.plan.host_memory import (
-    SMALL_FILES_BYTES,
-    check_need,
-    quantize_need,
-    serve_need,
-    stage_needs,
-)
+from pipeline.plan.host_memory import host_needs, making_needs, serving_need
 from pipeline.plan.machine import (
     Machine,
     existing_folder,
@@ -52,7 +46,7 @@ from pipeline.plan.machine import (
     gpu_type,
     machine_of,
 )
-from pipeline.plan.memory import Division, Gpus, Model, variants_of
+from pipeline.plan.memory import SMALL_FILES_BYTES, Division, Gpus, Model, variants_of
 from pipeline.plan.plan import Find, Plan
 from pipeline.plan.resolved_options import Choice, registry_uri
 from pipeline.plan.speed_plan import find_claims
@@ -87,7 +81,12 @@ class Preflight:
             find_missing_gpus(self.profile, self.machine),
             find_driver_fault(self.profile, self.machine),
             *(find_gpu_fault(each, self.profile, self.machine) for each in self.recipes),
-            *self._of_making(),
+            *(
+                fault
+                for each in self._to_make
+                if each.quantization.quantizes
+                for fault in find_making_faults(each, self.recipe_source, self.weights[each.name])
+            ),
             *self._of_gpu_memory(),
             *self._of_memory(),
             *self._of_asking(),
@@ -130,31 +129,25 @@ class Preflight:
         """Return the largest memory in bytes that making or checking a variant takes."""
         if (model := self.model) is None:
             return 0
-        needs = [
-            need
-            for recipe in self.recipes
-            for need in (
-                quantize_need(model, recipe, self.weights[recipe.name], self.profile),
-                check_need(model, recipe, self.weights[recipe.name]),
-            )
-        ]
-        return max((each.host_bytes or 0 for each in needs if each), default=0)
+        every = (making_needs(model, r, self.weights[r.name], self.profile) for r in self.recipes)
+        return max((need.host_bytes for needs in every for need in needs), default=0)
 
     def notes(self) -> list[str]:
         """Return what could not be checked."""
-        found = []
+        found, gpu, why = [], self.machine.gpu, ""
+        unchecked = "GPU memory is not checked before the run"
         if isinstance(self._inspected, CheckpointError):
-            found.append(f"memory is not checked before the run: {self._inspected.message}")
-        elif self.machine.gpu and self._is_pipelined:
-            found.append("GPU memory is not checked before the run: layers are spread over stages")
-        elif (gpu := self.machine.gpu) and gpu_type(self.machine) is None:
-            found.append(
+            why = f"memory is not checked before the run: {self._inspected.message}"
+        elif gpu and self._is_pipelined:
+            why = f"{unchecked}: layers are spread over stages"
+        elif gpu and gpu_type(self.machine) is None:
+            why = (
                 f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
             )
-        elif gpu and self.model and self.model.unknown:
-            found.append(
-                f"room for the KV cache is not checked before the run: {self.model.unknown}"
-            )
+        elif gpu and self._inspected.unknown:
+            why = f"room for the KV cache is not checked before the run: {self._inspected.unknown}"
+        if why:
+            found.append(why)
         if self.profile.accelerator == "cuda":
             found += gpu_remarks(self._served, self.machine.compute_capability)
         return found
@@ -193,11 +186,6 @@ class Preflight:
         for recipe in self._to_make:
             yield from calibration_faults(recipe, source.generation)
 
-    def _of_making(self) -> Iterator[PrepareError]:
-        for recipe in self._to_make:
-            if recipe.quantization.quantizes:
-                yield from find_making_faults(recipe, self.recipe_source, self.weights[recipe.name])
-
     def _of_gpu_memory(self) -> Iterator[PrepareError]:
         """Yield models that GPUs cannot divide or hold; GPUs of unknown memory are not filled."""
         profile, model = self.profile, self.model
@@ -229,11 +217,9 @@ class Preflight:
         memory, model, drafted = self.machine.memory_bytes, self.model, self.draft_bytes
         if model is None:
             return
-        needs = stage_needs(
-            model, self._served, self.weights, self.profile, self.made, draft_bytes=drafted
-        )
-        for need in needs:
-            if need.host_bytes is not None and need.host_bytes > memory:
+        served, profile = self._served, self.profile
+        for need in host_needs(model, served, self.weights, profile, self.made, drafted):
+            if need.host_bytes > memory:
                 yield PreflightError(
                     f"the stage '{need.stage}' of '{need.variant}' needs about "
                     f"{need.host_bytes / 1e9:,.1f} GB of memory ({need.basis}), this machine has "
@@ -242,20 +228,18 @@ class Preflight:
                     hint="run on a machine with more memory"
                     + (", or leave the recipe out" if need.variant != catalog.BASELINE else ""),
                 )
-        claims = find_claims(self.policy, self.profile) if self.policy else ()
-        if self.profile.starts != "once" or not any(each.rule.compares for each in claims):
+        claims = find_claims(self.policy, profile) if self.policy else ()
+        if profile.starts != "once" or not any(each.rule.compares for each in claims):
             return
-        both = [
-            serve_need(model, recipe, self.weights[recipe.name], self.profile, drafted)
-            for recipe in self._served
+        needs = [
+            serving_need(model, each, self.weights[each.name], profile, drafted) for each in served
         ]
-        baseline = both[0].host_bytes or 0
-        for need in both[1:]:
-            alone = need.host_bytes
-            if alone is not None and alone <= memory < alone + baseline:
+        first, *others = (need.host_bytes if need else 0 for need in needs)
+        for recipe, alone in zip(self.recipes, others, strict=True):
+            if alone <= memory < alone + first:
                 yield PreflightError(
-                    f"the servers of '{need.variant}' and of the baseline need about "
-                    f"{(alone + baseline) / 1e9:,.1f} GB of memory together, this machine has "
+                    f"the servers of '{recipe.name}' and of the baseline need about "
+                    f"{(alone + first) / 1e9:,.1f} GB of memory together, this machine has "
                     f"{memory / 1e9:,.1f} GB",
                     where="policy key speed: both servers run concurrently",
                     hint="run on a machine with more memory, serve with a smaller KV cache, or use "

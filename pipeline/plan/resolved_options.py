@@ -12,15 +12,14 @@ from pipeline.checkpoint.source_info import find_source
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo, this_node
+from pipeline.environments.definition import EnvironmentName, environments_for
 from pipeline.environments.settings import Settings
+from pipeline.inspection.header_source import HeaderSource
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
-from pipeline.plan.serving_profile import (
-    choose_profile,
-    draft_reference,
-    refuse_unfit,
-)
+from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
 from recipes import catalog
+from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
@@ -79,6 +78,17 @@ class Choice:
         return catalog.load_recipe(catalog.BASELINE)
 
     @property
+    def headers(self) -> dict[str, HeaderSource]:
+        """Headers of variants that others quantized, by name."""
+        return {each.recipe.name: each.header for each in self.adopted if each.header}
+
+    @property
+    def environments(self) -> tuple[EnvironmentName, ...]:
+        """What the run is carried out with."""
+        engine = find_engine(self.profile.engine).environment
+        return environments_for([*(r.quantization.environment for r in self.recipes), engine])
+
+    @property
     def registry(self) -> str | None:
         """URI; None: the store's own, wherever the store is moved to."""
         return self.asked.registry
@@ -130,11 +140,6 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
         check_folder(Path(reference.name).expanduser().absolute())
     policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
     policy, left_out = without_uncontained(catalog.load_policy(policy_name))
-    others = (*request.variants, *request.served_variants)
-    default = () if others else DEFAULT_RECIPES
-    wanted = () if request.recipes is None else request.recipes or default
-    recipe_names = tuple(dict.fromkeys(wanted))
-    recipes = choose_recipes(recipe_names)
     node = node or this_node()
     profile = choose_profile(request.profile, node)
     if request.gpus_a_copy is not None and profile.accelerator != "cuda":
@@ -143,16 +148,24 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
             where=f"--gpus-a-copy {request.gpus_a_copy}",
             hint="leave it out, or name a profile for GPUs with --profile",
         )
+    source = find_source(reference.text, "", None).ref
     adopted = (
         *map(read_variant, dict.fromkeys(request.variants)),
-        *(
-            read_served(each, find_source(reference.text, "", None).ref, profile)
-            for each in dict.fromkeys(request.served_variants)
-        ),
+        *(read_served(each, source, profile) for each in dict.fromkeys(request.served_variants)),
     )
-    recipes = (*recipes, *(each.recipe for each in adopted))
-    check_names_differ(recipes)
+    default = () if adopted else DEFAULT_RECIPES
+    wanted = () if request.recipes is None else request.recipes or default
+    recipe_names = tuple(dict.fromkeys(wanted))
+    recipes = (*map(load_made_recipe, recipe_names), *(each.recipe for each in adopted))
+    names = [recipe.name for recipe in recipes]
     for recipe in recipes:
+        if names.count(recipe.name) > 1:
+            raise UsageError(
+                f"two of the variants are called '{recipe.name}'",
+                where="--recipe, --variant or --served-variant",
+                hint="give a changed copy a separate name (its key 'name'), a variant by "
+                "--variant NAME=FOLDER",
+            )
         check_margins(recipe, policy)
     if profile.speculative is not None:
         place = f"profile {profile.name}, key speculative"
@@ -163,7 +176,12 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
     find_claims(policy, profile)
     remeasured = find_gates(request.remeasured, policy, profile.accelerator)
     name = request.name or reference.short_name
-    check_registered_name(name)
+    if not name.strip() or any(letter in name for letter in "/:"):
+        raise UsageError(
+            f"'{name}' cannot be a name in the registry",
+            where="--name",
+            hint="give a name without '/' and ':'",
+        )
     return Choice(
         asked=replace(
             request,
@@ -209,17 +227,16 @@ def find_gates(
     return found
 
 
-def choose_recipes(names: tuple[str, ...]) -> tuple[Recipe, ...]:
-    """Return the recipes; raise UsageError if one is unknown or adopts weights."""
-    recipes = tuple(catalog.load_recipe(name) for name in dict.fromkeys(names))
-    for name, recipe in zip(dict.fromkeys(names), recipes, strict=True):
-        if isinstance(recipe.quantization, AdoptedQuantization):
-            raise UsageError(
-                "a recipe cannot adopt weights",
-                where=f"--recipe {name}, key quantization.kind",
-                hint="name the checkpoint: --variant FOLDER",
-            )
-    return recipes
+def load_made_recipe(name: str) -> Recipe:
+    """Return the recipe; raise UsageError if it is unknown or adopts weights."""
+    recipe = catalog.load_recipe(name)
+    if isinstance(recipe.quantization, AdoptedQuantization):
+        raise UsageError(
+            "a recipe cannot adopt weights",
+            where=f"--recipe {name}, key quantization.kind",
+            hint="name the checkpoint: --variant FOLDER",
+        )
+    return recipe
 
 
 def registry_uri(given: str | None, settings: Settings) -> str:
@@ -227,29 +244,6 @@ def registry_uri(given: str | None, settings: Settings) -> str:
     if given:
         return strip_credentials(given)
     return f"sqlite:///{settings.store / 'registry.db'}"
-
-
-def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
-    """Raise UsageError where two variants, such as a recipe and its changed copy, have one name."""
-    names = [recipe.name for recipe in recipes]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(
-                f"two of the variants are called '{name}'",
-                where="--recipe, --variant or --served-variant",
-                hint="give a changed copy a separate name (its key 'name'), a variant by "
-                "--variant NAME=FOLDER",
-            )
-
-
-def check_registered_name(name: str) -> None:
-    """Raise UsageError for a name that the registry refuses, before any work."""
-    if not name.strip() or any(letter in name for letter in "/:"):
-        raise UsageError(
-            f"'{name}' cannot be a name in the registry",
-            where="--name",
-            hint="give a name without '/' and ':'",
-        )
 
 
 def check_margins(recipe: Recipe, policy: Policy) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Collection
 from pathlib import Path
 
 from artifacts.deployable import ACCEPTANCE_KEY
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.plan.suitability import check_processor
 from recipes import catalog
+from recipes.engines import find_engine
 from recipes.schema import ServingProfile
 
 
@@ -42,14 +44,35 @@ def fit_profile(profile: ServingProfile, node: NodeInfo) -> ServingProfile:
     return fitted.model_copy(update={"environment": environment})
 
 
+def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
+    """Check that the engine can serve on this CPU with the profile's KV cache.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    engine = find_engine(profile.engine)
+    # Other kinds of CPU have features of their own, and interpreters that the user names.
+    has = features if platform.machine() == "x86_64" else {*features, "avx2"}
+    where = f"--profile {profile.name}"
+    if lack := engine.lacks(has):
+        hint = "run on a newer machine, or on one with a GPU"
+        raise UsageError(lack, where=where, hint=hint)
+    for dtype in (profile.kv_cache_dtype, profile.baseline_kv_cache_dtype):
+        if lack := engine.lacks(has, dtype):
+            raise UsageError(
+                lack,
+                where=f"{where}, key kv_cache_dtype",
+                hint="give the profile a CPU override, as `cpu` has one, or kv_cache_dtype: auto "
+                "(docs/how-to/recipes-and-profiles.md)",
+            )
+
+
 def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
     """Return the profile as in its file; 'auto': that for the node, or for this machine."""
     if name != "auto":
         return catalog.load_profile(name)
     gpu = (node or this_node()).gpu_name
-    if gpu is None:
-        return catalog.load_profile("cpu")
-    profile = catalog.profile_for_gpu(gpu)
+    profile = catalog.profile_for_gpu(gpu) if gpu else catalog.load_profile("cpu")
     if profile is None:
         raise UsageError(
             f"no serving profile is known for the GPU '{gpu}'",
@@ -87,15 +110,9 @@ def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
         return None
     try:
         reference = parse_reference(named)
-    except UsageError as error:
-        raise UsageError(error.message, where=_draft_key(profile), hint=error.hint) from error
-    if reference.kind == "folder":
-        try:
+        if reference.kind == "folder":
             check_folder(Path(reference.name).expanduser().absolute())
-        except CheckpointError as error:
-            raise UsageError(error.message, where=_draft_key(profile), hint=error.hint) from error
+    except (CheckpointError, UsageError) as error:
+        where = f"profile {profile.name}, key speculative.model"
+        raise UsageError(error.message, where=where, hint=error.hint) from error
     return reference
-
-
-def _draft_key(profile: ServingProfile) -> str:
-    return f"profile {profile.name}, key speculative.model"

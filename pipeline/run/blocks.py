@@ -12,7 +12,7 @@ from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.definition import Accelerator
-from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.plan import Arm, Plan
 from pipeline.run.serving import Serving
 from pipeline.run.stage_run import StageRunner
 from pipeline.run.work import Copy, Failures, Piece
@@ -21,14 +21,14 @@ from pipeline.stages.block.run import Block, block_spec, collect, digest_of, fin
 from pipeline.stages.speed import SPEED
 from recipes.engine_arguments import count_gpus
 
-GiveUp = Callable[[VariantPlan, PrepareError], None]
+GiveUp = Callable[[Arm, PrepareError], None]
 
 
 @dataclass(frozen=True)
 class _Gate:
     """A variant's stage of one speed gate, and what was measured for it."""
 
-    variant: VariantPlan
+    variant: Arm
     spec: StageSpec
     arm: str
     wanted: int
@@ -52,13 +52,13 @@ class Blocks:
         self._give_up = give_up
         self._known: dict[str, Block] = {}
 
-    def find(self, variants: Sequence[VariantPlan]) -> Iterator[Piece]:
+    def find(self, variants: Sequence[Arm]) -> Iterator[Piece]:
         """Yield the pieces that are ready, of variants that passed everything else.
 
         Raises:
             StoreError: a block's loads are damaged.
         """
-        measurements: dict[str, list[tuple[VariantPlan, StageSpec]]] = {}
+        measurements: dict[str, list[tuple[Arm, StageSpec]]] = {}
         for variant in variants:
             stages = self._plan.fresh_stages(variant, self._stages.find_reusable)
             for spec in stages.values():
@@ -72,7 +72,7 @@ class Blocks:
     def _store(self) -> Any:
         return self._stages.store
 
-    def _find(self, gates: Sequence[tuple[VariantPlan, StageSpec]]) -> Iterator[Piece]:
+    def _find(self, gates: Sequence[tuple[Arm, StageSpec]]) -> Iterator[Piece]:
         measurement = _measurement(gates[0][1])
         done = list(find_blocks(measurement, self._store, self._known))
         open_gates = []
@@ -92,7 +92,7 @@ class Blocks:
 
     def _gate(
         self,
-        variant: VariantPlan,
+        variant: Arm,
         spec: StageSpec,
         measurement: BlockParameters,
         done: Sequence[Block],
@@ -156,14 +156,14 @@ class Blocks:
         return Piece(f"block.{spec.key}", title, do, is_done, needs)
 
 
-def measure_blocks(variant: VariantPlan, plan: Plan, stages: StageRunner, serving: Serving) -> None:
+def measure_blocks(variant: Arm, plan: Plan, stages: StageRunner, serving: Serving) -> None:
     """Measure one variant's speed gates with fresh starts, if it has any.
 
     Raises:
         PrepareError: a server did not start or ended.
     """
 
-    def give_up(variant: VariantPlan, error: PrepareError) -> None:
+    def give_up(variant: Arm, error: PrepareError) -> None:
         raise error
 
     blocks = Blocks(plan, stages, serving, give_up)
@@ -181,7 +181,7 @@ class _Servers:
     """Servers of a block's arms, one at a time."""
 
     serving: Serving
-    plans: Mapping[str, VariantPlan]
+    plans: Mapping[str, Arm]
     give_up: GiveUp
 
     @contextmanager

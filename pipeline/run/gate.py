@@ -26,7 +26,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
-from pipeline.plan.build import Arm, Builder
+from pipeline.plan.build import Builder
 from pipeline.plan.chat_api import chat_faults
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import (
@@ -35,7 +35,7 @@ from pipeline.plan.generation_settings import (
     resolve_generation,
     with_lengths,
 )
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.power import check_power
 from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import find_gates
@@ -255,7 +255,6 @@ def plan_of(
             frozenset(find_gates(request.remeasured, policy, None)), frozenset({run_id})
         ),
     ).build()
-    assert plan.trial is not None
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
 

@@ -17,7 +17,7 @@ from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.data_sources import check_laid_out
-from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.power import check_counted
 from pipeline.run.blocks import Blocks
 from pipeline.run.recorder import RunRecorder
@@ -67,7 +67,7 @@ class Pieces:
             self._log.note_counted(sorted(self._plan.trial.variants))
         self._check_sandbox()
 
-        def give_up(variant: VariantPlan, error: PrepareError) -> None:
+        def give_up(variant: Arm, error: PrepareError) -> None:
             copy.fail(_name_of_serving(variant), error)
 
         self._blocks = Blocks(self._plan, self._stages, self._serving, give_up)
@@ -184,7 +184,7 @@ class Pieces:
                 raise error
         return found
 
-    def _serving_piece(self, variant: VariantPlan) -> Piece:
+    def _serving_piece(self, variant: Arm) -> Piece:
         def do(lot: Lot) -> None:
             self._serving.run(variant, self._served(variant), lot)
 
@@ -207,28 +207,28 @@ class Pieces:
         title = f"{kind or last.stage} {last.variant}"
         return Piece(name, title, do, lambda: not self._undone(specs), needs)
 
-    def _served(self, variant: VariantPlan) -> list[StageSpec]:
+    def _served(self, variant: Arm) -> list[StageSpec]:
         return self._plan.served_stages(variant, self._stages.find_reusable)
 
-    def _making(self, variant: VariantPlan) -> list[StageSpec]:
+    def _making(self, variant: Arm) -> list[StageSpec]:
         made = (variant.stages.get(role) for role in ("quantize", "check_weights"))
         return [spec for spec in made if spec is not None]
 
     def _undone(self, specs: Sequence[StageSpec]) -> bool:
         return any(self._stages.reuse(spec) is None for spec in specs)
 
-    def _is_asked(self, variant: VariantPlan) -> bool:
+    def _is_asked(self, variant: Arm) -> bool:
         return not (
             self._undone(self._making(variant))
             or self._serving.undone(self._served(self._plan.baseline))
             or self._serving.undone(self._served(variant))
         )
 
-    def _is_measured(self, variant: VariantPlan) -> bool:
+    def _is_measured(self, variant: Arm) -> bool:
         fresh = self._plan.fresh_stages(variant, self._stages.find_reusable)
         return not self._undone(list(fresh.values()))
 
-    def _judge_stage(self, variant: VariantPlan) -> StageSpec:
+    def _judge_stage(self, variant: Arm) -> StageSpec:
         return self._plan.judge_stage(variant, self._stages.find_reusable)
 
     def _needs_to_make(self, made: Sequence[StageSpec]) -> Needs:
@@ -267,14 +267,14 @@ class Pieces:
             except BrokenModelError as error:
                 self._give_up(variant, error)
 
-    def _is_broken(self, variant: VariantPlan) -> bool:
+    def _is_broken(self, variant: Arm) -> bool:
         try:
             self._serving.check_screened(variant)
         except BrokenModelError:
             return True
         return False
 
-    def _give_up(self, variant: VariantPlan, failure: PrepareError) -> None:
+    def _give_up(self, variant: Arm, failure: PrepareError) -> None:
         name = variant.recipe.name
         is_verdict = isinstance(failure, BrokenModelError)
         if not is_verdict:
@@ -286,16 +286,16 @@ class Pieces:
             )
         )
 
-    def _note_verdict(self, variant: VariantPlan) -> None:
+    def _note_verdict(self, variant: Arm) -> None:
         self._going.remove(variant)
         found = JUDGE.result_of(self._stages.find_finished(self._judge_stage(variant)))
         self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
 
-    def _weights(self, variant: VariantPlan) -> int | None:
+    def _weights(self, variant: Arm) -> int | None:
         spec = variant.stages.get("quantize")
         record = self._stages.store.find(spec.stage, spec.key) if spec else None
         return QUANTIZE.result_of(record).weights_bytes if record else None
 
 
-def _name_of_serving(variant: VariantPlan) -> str:
+def _name_of_serving(variant: Arm) -> str:
     return f"serve.{variant.stages['screen'].key}"

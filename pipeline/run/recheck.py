@@ -26,7 +26,6 @@ from pipeline.checkpoint.reference import parse_reference
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import CheckpointError, ExitCode, UsageError
 from pipeline.core.events import Progress
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
@@ -37,15 +36,9 @@ from pipeline.plan.checkpoint_resolver import locate, locate_draft
 from pipeline.plan.model_plan import find_data, make_planner
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import preflight_of
-from pipeline.plan.resolved_options import (
-    Choice,
-    ModelRequest,
-    find_gates,
-    registry_uri,
-)
-from pipeline.plan.serving_profile import choose_profile, refuse_unfit
+from pipeline.plan.resolved_options import Choice, ModelRequest, find_gates, registry_uri
+from pipeline.plan.serving_profile import check_processor, choose_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
-from pipeline.plan.suitability import check_processor
 from pipeline.run.model import check_early
 from pipeline.run.session import RunSession
 from pipeline.serving.engine_version import engine_version
@@ -83,14 +76,20 @@ class RecheckRequest:
 
 @dataclass(frozen=True)
 class RecheckOutcome:
-    """What a recheck came to."""
+    """What a recheck found.
 
-    version: Version  # that was rechecked
-    past: RecordedVerdict  # its verdict
-    changed: tuple[TupleDifference, ...]  # members of the tuple that differ here
-    # The run that measured; None where nothing had to be measured.
+    Args:
+        version: that was rechecked.
+        past: its verdict.
+        changed: members of the tuple that differ here.
+        report: the run that measured; None where nothing had to be measured.
+        refuted: an earlier recheck of this very tuple, which did not stand.
+    """
+
+    version: Version
+    past: RecordedVerdict
+    changed: tuple[TupleDifference, ...]
     report: RunReport | None = None
-    # An earlier recheck of this very tuple, which did not stand.
     refuted: RecheckRecord | None = None
 
     @property
@@ -107,9 +106,8 @@ class RecheckOutcome:
 
     @property
     def run(self) -> str | None:
-        if self.report is not None:
-            return self.report.run
-        return self.refuted.run if self.refuted else None
+        found = self.report or self.refuted
+        return found.run if found else None
 
     @property
     def exit_code(self) -> int:
@@ -154,26 +152,46 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         refuse_code(version, past)
     node = this_node()
     profile = _profile(request, past, node)
-    draft = locate_draft(
-        profile,
-        settings,
-        lambda spec: _made_demo(spec, settings),
-        progress,
-        trust_remote_code=request.trust_remote_code,
+    accelerator = Accelerator(profile.accelerator)
+
+    def made(spec: StageSpec) -> Path:  # nothing is made before a change is known
+        store = settings.open_store()
+        if store.find(spec.stage, spec.key) is None:
+            raise UsageError(
+                "the demo that drafts is not made yet",
+                where="key speculative.model",
+                hint="`prepare model` with this profile makes it",
+            )
+        return store.stage_folder(spec.stage, spec.key) / "output"
+
+    trust = request.trust_remote_code
+    draft = locate_draft(profile, settings, made, progress, trust_remote_code=trust)
+    serve = ensure(find_engine(profile.engine).environment, accelerator, settings, progress)
+    here = past.deployable.model_copy(
+        update={
+            "engine_version": engine_version(profile.engine, serve.python),
+            "serve_environment": serve.identity,
+            "evaluate_environment": identity("evaluate", accelerator, settings),
+            "serving": ServingArguments.of(
+                profile, is_baseline=False, draft=draft.digest if draft else None
+            ),
+            "hardware": node.hardware(profile.accelerator),
+        }
     )
-    here = deployable_here(past, profile, node, draft, settings, progress)
-    changed = changes(version, past, here)
+    # From the tags or the evidence, which normally agree.
+    found = [*Deployable.of_tags(version).differences(here), *past.deployable.differences(here)]
+    changed = list({change.member: change for change in reversed(found)}.values())[::-1]
     gates = frozenset(find_gates(request.remeasured, past.policy, profile.accelerator))
     if not changed and not request.force and not gates:
         of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
         refuted = next((each for each in of_this if not each.stands), None)
-        return RecheckOutcome(version, past, changed, refuted=refuted)
+        return RecheckOutcome(version, past, (), refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")
     if request.force:
         speed = past.policy.speed
         gates = frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())])
-    choices = choices_of(request, version, past, profile, node)
+    choices = _choices(request, version, past, profile, node)
     command = {
         **choices.to_dict(),
         "recheck": f"{version.name}@{version.version}",
@@ -183,27 +201,28 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         "remeasured": list(request.remeasured),
         "requested": request.as_options(),
     }
-    session = RunSession("recheck", command, Accelerator(profile.accelerator), settings, progress)
-    differing = [*changed]
+    session = RunSession("recheck", command, accelerator, settings, progress)
 
     def measure() -> ExitCode:
-        session.carry_out(plan_of(choices, past, folder, draft, gates, session))
+        session.carry_out(_plan(choices, past, folder, draft, gates, session))
         (report,) = session.log.variants()
-        kernels = measured_kernels(session)
-        for change in past.deployable.kernel_differences(kernels or {}) if kernels else ():
+        kernels, find = None, session.stages.store.find
+        for key in claims_of(session.log.report()).judges.values():
+            kernels = VerdictInputs.load_by_key(find, key).deployable(find).kernels
+        for change in past.deployable.kernel_differences(kernels) if kernels else ():
             progress.note(f"changed: {change}")
-            differing.append(change)
+            changed.append(change)
         served = here.model_copy(update={"kernels": kernels})
-        record = record_of(past, served, differing, report, session.log.run_id)
+        record = record_of(past, served, changed, report, session.log.run_id)
         if record is not None:
             registry.set_tags(version.name, version.version, record.tags())
         return exit_code_of([report.verdict])
 
     report = session.run(measure)
-    return RecheckOutcome(version, past, tuple(differing), report)
+    return RecheckOutcome(version, past, tuple(changed), report)
 
 
-def choices_of(
+def _choices(
     request: RecheckRequest,
     version: Version,
     past: RecordedVerdict,
@@ -222,7 +241,6 @@ def choices_of(
         reference = parse_reference(source)
     except UsageError as error:
         raise _no_source(error, version, source) from error
-    trust = past.judged.trust_remote_code
     return Choice(
         asked=ModelRequest(
             checkpoint=source,
@@ -230,7 +248,7 @@ def choices_of(
             profile=profile.name,
             policy=past.policy.name,
             registry=request.registry,
-            trust_remote_code=trust,
+            trust_remote_code=past.judged.trust_remote_code,
             promote=False,
         ),
         reference=reference,
@@ -243,7 +261,7 @@ def choices_of(
     )
 
 
-def plan_of(
+def _plan(
     choices: Choice,
     past: RecordedVerdict,
     folder: Path,
@@ -261,26 +279,43 @@ def plan_of(
         PrepareError: the source is unavailable or another one, or this machine cannot measure it.
     """
     settings, progress, run = session.settings, session.progress, session.log.run_id
-    sources = find_data(choices, settings, progress)
+    sources, source = find_data(choices, settings, progress), choices.reference.text
     try:
         checkpoint = locate(choices, settings, session.stages.output_of, progress)
+        if checkpoint.digest != past.checkpoint_digest:
+            raise CheckpointError(
+                f"its digest is {checkpoint.digest[:12]}, and the verdict was against "
+                f"{past.checkpoint_digest[:12]}",
+                where=str(checkpoint.path),
+            )
     except (CheckpointError, UsageError) as error:
-        raise _no_source(error, choices, choices.reference.text) from error
-    if checkpoint.digest != past.checkpoint_digest:
-        other = CheckpointError(
-            f"its digest is {checkpoint.digest[:12]}, and the verdict was against "
-            f"{past.checkpoint_digest[:12]}",
-            where=str(checkpoint.path),
-        )
-        raise _no_source(other, choices, choices.reference.text)
+        raise _no_source(error, choices, source) from error
     session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
     name = past.recipe.name
     if preflight := preflight_of(choices, settings):
         check_early(replace(preflight, made=frozenset({name})), choices, progress)
-    adopt = adopt_stage(past, folder, checkpoint, settings)
-    discard_if_gone(adopt, session.stages.store, settings.digests)
+    registered = inspect_folder(
+        folder, ref=str(folder), kind="folder", revision=None, digests=settings.digests
+    )
+    made = past.judged.quantize
+    adopt = ADOPT.spec(
+        past.bundle.recipe,
+        AdoptParameters(
+            checkpoint=checkpoint.digest,
+            files={file.name: file.sha256 for file in registered.files},
+            quantization=made.parameters.quantization,
+            calibration_data=made.parameters.calibration_data,
+            environment=made.parameters.environment,
+            made=made.result,
+        ),
+        {},
+        AdoptRuntime(folder=str(folder)),
+        settings.store,
+    )
+    _discard_if_gone(adopt, session.stages.store, settings)
+    planner = make_planner(choices, checkpoint, settings, sources, draft)
     return replace(
-        make_planner(choices, checkpoint, settings, sources, draft),
+        planner,
         policy=past.policy,  # to the letter
         made={name: adopt},
         tried=past.tried,
@@ -300,57 +335,18 @@ def _no_source(
     )
 
 
-def adopt_stage(
-    past: RecordedVerdict, folder: Path, checkpoint: Checkpoint, settings: Settings
-) -> StageSpec:
-    """Return the stage that links the registered weights; its key has their digests."""
-    registered = inspect_folder(
-        folder, ref=str(folder), kind="folder", revision=None, digests=settings.digests
-    )
-    made = past.judged.quantize
-    return ADOPT.spec(
-        past.bundle.recipe,
-        AdoptParameters(
-            checkpoint=checkpoint.digest,
-            files={file.name: file.sha256 for file in registered.files},
-            quantization=made.parameters.quantization,
-            calibration_data=made.parameters.calibration_data,
-            environment=made.parameters.environment,
-            made=made.result,
-        ),
-        {},
-        AdoptRuntime(folder=str(folder)),
-        settings.store,
-    )
-
-
-def discard_if_gone(adopt: StageSpec, store: Store, digests: FileDigests) -> None:
-    """Remove adopted weights whose files are missing or changed, so that they are adopted again.
-
-    They may be links to a folder that a user has removed since.
-    """
-    output = store.stage_folder(adopt.stage, adopt.key) / "output"
+def _discard_if_gone(adopt: StageSpec, store: Store, settings: Settings) -> None:
+    """Remove adopted weights that are missing or changed: they may be links to a user's folder."""
     if store.find(adopt.stage, adopt.key) is None:
         return
+    output = store.stage_folder(adopt.stage, adopt.key) / "output"
     try:
         files = ADOPT.parameters_of(adopt).files.items()
-        if all(digests.digest(output / name) == digest for name, digest in files):
+        if all(settings.digests.digest(output / name) == digest for name, digest in files):
             return
     except CheckpointError:
         pass
     store.discard(adopt.stage, adopt.key)
-
-
-def measured_kernels(session: RunSession) -> dict[str, str] | None:
-    """Return the kernels of the server that the run measured; None if not known.
-
-    Raises:
-        EvidenceError: a record is incomplete.
-    """
-    store, judges = session.stages.store, claims_of(session.log.report()).judges
-    for key in judges.values():
-        return VerdictInputs.load_by_key(store.find, key).deployable(store.find).kernels
-    return None
 
 
 def _profile(request: RecheckRequest, past: RecordedVerdict, node: NodeInfo) -> ServingProfile:
@@ -364,9 +360,7 @@ def _profile(request: RecheckRequest, past: RecordedVerdict, node: NodeInfo) -> 
     # Before a GPU environment is built for a node without one.
     if profile.accelerator == "cuda" and node.gpu_name is None:
         raise UsageError(
-            "it was judged on a GPU, and this machine has none"
-            if request.profile is None
-            else f"the profile '{profile.name}' is for a GPU, and this machine has none",
+            f"the profile '{profile.name}' is for a GPU, and this machine has none",
             where="--profile",
             hint="run it on the machine that is to serve, or name that of this machine: "
             "--profile cpu",
@@ -375,47 +369,3 @@ def _profile(request: RecheckRequest, past: RecordedVerdict, node: NodeInfo) -> 
         check_processor(profile, node.cpu_features)
     refuse_unfit(profile, request.profile or profile.name)
     return profile
-
-
-def _made_demo(spec: StageSpec, settings: Settings) -> Path:
-    """Return a made demo checkpoint: nothing is made before a change is known."""
-    store = settings.open_store()
-    if store.find(spec.stage, spec.key) is None:
-        raise UsageError(
-            "the demo that drafts is not made yet",
-            where="key speculative.model",
-            hint="`prepare model` with this profile makes it",
-        )
-    return store.stage_folder(spec.stage, spec.key) / "output"
-
-
-def deployable_here(
-    past: RecordedVerdict,
-    profile: ServingProfile,
-    node: NodeInfo,
-    draft: Checkpoint | None,
-    settings: Settings,
-    progress: Progress,
-) -> Deployable:
-    """Return the node's deployable tuple; build the serving environment here."""
-    accelerator = Accelerator(profile.accelerator)
-    serve = ensure(find_engine(profile.engine).environment, accelerator, settings, progress)
-    return past.deployable.model_copy(
-        update={
-            "engine_version": engine_version(profile.engine, serve.python),
-            "serve_environment": serve.identity,
-            "evaluate_environment": identity("evaluate", accelerator, settings),
-            "serving": ServingArguments.of(
-                profile, is_baseline=False, draft=draft.digest if draft else None
-            ),
-            "hardware": node.hardware(profile.accelerator),
-        }
-    )
-
-
-def changes(
-    version: Version, past: RecordedVerdict, here: Deployable
-) -> tuple[TupleDifference, ...]:
-    """Return the differences from the tags or the evidence, which normally agree."""
-    found = [*Deployable.of_tags(version).differences(here), *past.deployable.differences(here)]
-    return tuple({change.member: change for change in reversed(found)}.values())[::-1]

@@ -20,7 +20,7 @@ from pipeline.core.private_files import private_umask
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
-from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.plan import Arm, Plan
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
@@ -191,7 +191,7 @@ class Serving:
                 return list(specs[place:])
         return []
 
-    def needs(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> Needs:
+    def needs(self, variant: Arm, specs: Sequence[StageSpec]) -> Needs:
         """Return what the variant's servers take, those of a comparison under load included."""
         undone = self.undone(specs)
         asked = [spec for spec in undone if needs_endpoint(spec, self._stages.store)]
@@ -204,7 +204,7 @@ class Serving:
             sides.append(self._plan.baseline.arguments)
         return Needs(gpus=max(count_gpus(side.engine_arguments) for side in sides))
 
-    def hold(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> None:
+    def hold(self, variant: Arm, specs: Sequence[StageSpec]) -> None:
         """Wait for the resources and run these stages of the variant, as far as unfinished.
 
         Raises:
@@ -223,7 +223,7 @@ class Serving:
             self.run(variant, specs, lot)
         self.check_screened(variant)
 
-    def check_screened(self, variant: VariantPlan) -> None:
+    def check_screened(self, variant: Arm) -> None:
         """Raise BrokenModelError if the model was checked and is broken."""
         spec = variant.stages.get(SCREEN.name)
         record = self._stages.find_reusable(spec) if spec is not None else None
@@ -233,7 +233,7 @@ class Serving:
     def _fault(self, record: StageRecord) -> str:
         return SCREEN.result_of(record).fault(self._plan.policy.broken)
 
-    def run(self, variant: VariantPlan, specs: Sequence[StageSpec], lot: Lot) -> None:
+    def run(self, variant: Arm, specs: Sequence[StageSpec], lot: Lot) -> None:
         """Run the stages, with servers from the first one that needs them; then stop these.
 
         It ends early if the model is broken, by the record of that stage.
@@ -257,7 +257,7 @@ class Serving:
             with hold_interruptions():
                 self.endpoints.close()
 
-    def _run(self, variant: VariantPlan, spec: StageSpec, lot: Lot) -> StageRecord:
+    def _run(self, variant: Arm, spec: StageSpec, lot: Lot) -> StageRecord:
         if not needs_endpoint(spec, self._stages.store):
             return self._stages.run(spec)
         try:
@@ -289,7 +289,7 @@ class Serving:
         """Note for whom a measurement waits."""
         self._stages.progress.note(f"waiting for quiet: {who}")
 
-    def _open(self, variant: VariantPlan, spec: StageSpec) -> dict[str, Any]:
+    def _open(self, variant: Arm, spec: StageSpec) -> dict[str, Any]:
         """Return the servers that the stage asks; a speed stage may have more than one."""
         if spec.stage != SPEED.name:
             return self.endpoints.open(variant.to_serve)

@@ -1,15 +1,17 @@
 """One `prepare tune`: a screening of serving arguments, then one speed gate on its winner.
 
-Each candidate's arguments are added to the best so far, and stay if it is faster. The screening is
-no evidence: the best of many equal candidates looks faster than it is. Only the winner's speed gate
-against the engine defaults counts: on new server starts and prompts, at its own error rate.
+Each candidate is the model served with other arguments. They are added to the best so far, and stay
+if it is faster. The screening is no evidence: the best of many equal candidates looks faster than
+it is. Only the winner's speed gate against the engine defaults counts, on new starts and prompts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +21,57 @@ from artifacts.evidence.verify import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
+from eval_gates.speed.rules import SpeedRule
+from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from pipeline.core.events import Progress
-from pipeline.core.hardware import this_node
+from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import write_atomically
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
+from pipeline.plan.build import Builder
 from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.generation_settings import max_length_of
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
-from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import ModelRequest, choose
-from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
-from pipeline.plan.tuning import (
-    SCREENING,
-    TunedArm,
-    TuningPlanner,
-    add_candidate,
-    as_profiled,
-    claim_gain,
-    find_claim,
-    first_workload,
-    make_defaults,
-    misfit,
-    skip_reason,
-)
+from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
+from pipeline.plan.speed_plan import dump_workload, find_claims
 from pipeline.run.blocks import measure_blocks
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
-from pipeline.stages.speed import SPEED
+from pipeline.serving.served_model import ServedModel
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
+from recipes.catalog import BASELINE, load_workload
+from recipes.engine_arguments import (
+    COMPILES,
+    DIVIDES_GPUS,
+    EXPERT_PARALLEL,
+    check_arguments,
+    check_variables,
+    count_gpus,
+    subject_of,
+)
 from recipes.engines import find_engine
-from recipes.schema import ServingProfile
-from recipes.tuning_candidates import ENGINE_DEFAULTS, load_candidates
+from recipes.policy import Policy
+from recipes.quantizers.unquantized import NoQuantization
+from recipes.schema import Recipe, ServingProfile
+from recipes.speed import SpeedPolicy, ThroughputRatioGate
+from recipes.tuning_candidates import (
+    AS_PROFILED,
+    ENGINE_DEFAULTS,
+    CandidateFile,
+    ServingCandidate,
+    load_candidates,
+)
 from recipes.workload import named_in_full
 
 CODES = {"pass": ExitCode.SUCCESS, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
@@ -63,6 +79,9 @@ PROFILE = "tuned-profile.yaml"
 NOT_THERE = "the tuned profile cannot be written there"
 ELSEWHERE = "name a file in a folder that exists and that you may write"
 STAYS = 1.01  # ratio to the best so far from which a candidate's arguments stay
+# The profile sets the number of GPUs and what their division needs, and a backend that needs no
+# download where the engine's own does.
+NEVER_MOVED = (*DIVIDES_GPUS, EXPERT_PARALLEL, "attention-backend")
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,93 @@ class TuneRequest:
     gpus_a_copy: int | None = None  # as for `prepare model`
 
 
+@dataclass(frozen=True)
+class TunedArm:
+    """One way to serve the model; the profile is as its file would say it, for any machine."""
+
+    name: str
+    profile: ServingProfile
+
+    def serving(self, node: NodeInfo) -> ServingArguments:
+        """Return the arguments on that node; raise UsageError if it cannot serve so."""
+        return ServingArguments.of(fit_profile(self.profile, node), is_baseline=False)
+
+
+def make_defaults(profile: ServingProfile, candidates: CandidateFile) -> TunedArm:
+    """Return the profile with engine defaults for every option or variable that a candidate sets.
+
+    If a candidate sets whether kernels are compiled, they are, as the engine would by itself.
+    """
+    each = candidates.candidates.values()
+    moved = {subject_of(name) for one in each for name in one.engine_arguments}
+    switches = {name for one in each for name in one.environment}
+    environment = {n: value for n, value in profile.environment.items() if n not in switches}
+    if COMPILES in switches and profile.accelerator == "cuda":
+        environment[COMPILES] = "1"
+    kept = {
+        name: value
+        for name, value in profile.engine_arguments.items()
+        if subject_of(name) not in moved or name in NEVER_MOVED
+    }
+    bare = {
+        **{"engine_arguments": kept, "environment": environment, "kv_cache_dtype": "auto"},
+        **{"kv_cache_note": None, "speculative": None},
+        "starts": "fresh",  # a gain of two starts alone may be gone after the next one
+    }
+    return TunedArm(ENGINE_DEFAULTS, profile.model_copy(update=bare))
+
+
+def add_candidate(name: str, added: ServingCandidate, base: TunedArm) -> TunedArm:
+    """Return the base with the candidate's options.
+
+    Raises:
+        UsageError: a profile may not set an option, or the engine does not have it.
+    """
+    profile = base.profile
+    try:
+        check_arguments(added.engine_arguments, profile.engine)
+        check_variables(added.environment, profile.engine)
+        if (speculative := added.speculative) is not None:
+            speculative.check(profile.accelerator, profile.engine)
+            if unfit := speculative.unfit(profile.engine):
+                raise ValueError(f"nothing that is served so may be promoted: {unfit}")
+    except ValueError as error:
+        raise UsageError(
+            str(error),
+            where=f"candidates.{name}",
+            hint="leave it out, or say with 'accelerator' which machines it is for",
+        ) from error
+    changed = {
+        "engine_arguments": {**profile.engine_arguments, **added.engine_arguments},
+        "environment": {**profile.environment, **added.environment},
+        "kv_cache_dtype": added.kv_cache_dtype or profile.kv_cache_dtype,
+        "speculative": added.speculative or profile.speculative,
+    }
+    return TunedArm(name, profile.model_copy(update=changed))
+
+
+def claim_gain(policy: Policy, profile: ServingProfile, workload: str | None) -> Policy:
+    """Return the policy with one gate alone: faster than the defaults under the workload.
+
+    Args:
+        workload: its name or file; None: that of the policy's ratio of speed, or 'chat'.
+    """
+    speed = policy.speed
+    before = speed.ratio if speed else None
+    wanted = workload or (before.workloads[0] if before else "chat")
+    name, own = wanted, speed.workloads if speed else {}
+    if "/" in wanted or wanted.endswith((".yaml", ".yml")):
+        stem = re.sub("[^a-z0-9._-]", "-", Path(wanted).stem.lower())
+        name = stem.lstrip("._-")[:80] or "file"
+        own = {**own, name: load_workload(wanted, speed, profile)[0]}
+    else:
+        load_workload(wanted, speed, profile)
+    blocks = {"blocks": before.blocks} if before and before.blocks else {}
+    ratio = ThroughputRatioGate.model_validate({"min_ratio": 1.0, "workloads": [name], **blocks})
+    gain = SpeedPolicy(ratio=ratio, workloads=own, quiet=speed.quiet if speed else None)
+    return policy.model_copy(update={"suites": {}, "cost": None, "speed": gain})
+
+
 def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:
     """Screen, confirm, and write a profile if a gain is confirmed.
 
@@ -89,8 +195,11 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     Raises:
         PrepareError: the request itself is invalid, so there is no run.
     """
-    if request.output is not None:
-        check_place(request.output)
+    if (file := request.output) is not None:  # hours before it is written
+        with raise_as(UsageError, NOT_THERE, f"--output {file}", ELSEWHERE):
+            is_open = file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)
+            if not is_open or (not file.is_file() and os.path.lexists(file)):
+                raise UsageError(NOT_THERE, where=f"--output {file}", hint=ELSEWHERE)
     candidates, node = load_candidates(request.candidates), this_node()
     asked = ModelRequest(
         checkpoint=request.checkpoint,
@@ -106,9 +215,10 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     if profile.accelerator == "cpu":  # unfitted, for any CPU
         profile = load_named_profile(request.profile, node)
     refuse_unfit(profile, request.profile)  # it would win
-    defaults = make_defaults(profile, candidates, node)
-    workload = request.workload or first_workload(choices.policy)
-    find_claim(choices.policy, defaults.fitted, workload, choices.policy.alpha)
+    defaults = make_defaults(profile, candidates)
+    served = fit_profile(defaults.profile, node)
+    policy = claim_gain(choices.policy, served, request.workload)
+    find_claims(policy, served)
     try:
         for name, each in candidates.candidates.items():
             if each.accelerator in (None, profile.accelerator):
@@ -120,77 +230,65 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     faults = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
     refuse(fault for fault in faults if fault is not None)
     accelerator = Accelerator(profile.accelerator)
-    told = {"workload": workload, "candidates": request.candidates, "version": request.version}
-    command = {**choices.to_dict(), **told}
+    command = {
+        **choices.to_dict(),
+        "workload": request.workload or policy.claims_on(None)[0].workload,
+        "candidates": request.candidates,
+        "version": request.version,
+    }
     session = RunSession("tune", command, accelerator, settings, progress)
 
     def work() -> ExitCode:
-        stages, environments = session.stages, {"serve", find_engine(profile.engine).environment}
+        stages = session.stages
         checkpoint = locate(
             choices, settings, stages.output_of, session.progress, to_quantize=False
         )
         session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
-        planner = TuningPlanner(
+        environments = {"evaluate", "serve", find_engine(profile.engine).environment}
+        return Tuning(
             checkpoint=checkpoint,
+            profile=profile,
             defaults=defaults,
-            policy=choices.policy,
-            workload=workload,
+            policy=policy,
             candidates=candidates,
             identities={str(e): identity(e, accelerator, settings) for e in environments},
-            store=settings.store,
+            node=node,
+            machine=machine,
+            sources=SourceResolver(None, "", settings.digests, session.progress),
+            stages=stages,
+            log=session.log,
+            serving_of=session.serving,
             trust_remote_code=choices.trust_remote_code,
-        )
-        plan = planner.plan()
-        serving = session.serving(plan)
-        run = TuningRun(planner, plan, stages, serving, session.log, profile, machine)
-        return run.run(request.output)
+        ).run(request.output)
 
     return session.run(work)
 
 
-def check_place(file: Path) -> None:
-    """Check that a tuned profile can be written there; raise UsageError, hours before it is."""
-    with raise_as(UsageError, NOT_THERE, f"--output {file}", ELSEWHERE):
-        is_open = file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)
-        if not (is_open and (file.is_file() or not os.path.lexists(file))):
-            raise UsageError(NOT_THERE, where=f"--output {file}", hint=ELSEWHERE)
-
-
-class TuningRun:
-    """The screening and the confirmation of one planner.
+@dataclass
+class Tuning:
+    """The screening and the confirmation.
 
     Args:
-        plan: of the planner.
-        profile: as in its file; a candidate itself if it differs from the defaults.
+        checkpoint: served without quantization.
+        profile: as in its file; a candidate itself.
+        defaults: the comparison of all candidates.
+        policy: the one gate on the gain.
+        identities: environment name to identity digest.
     """
 
-    def __init__(
-        self,
-        planner: TuningPlanner,
-        plan: Plan,
-        stages: StageRunner,
-        serving: Serving,
-        log: RunRecorder,
-        profile: ServingProfile,
-        machine: Machine,
-    ) -> None:
-        self._planner = planner
-        self._stages = stages
-        self._log = log
-        self._profile = profile
-        self._machine = machine
-        self._plan = plan
-        self._serving = serving
-        self._best, self._rate = planner.defaults, 0.0  # output tokens/s
-        claim, served = planner.claim(planner.policy.alpha), planner.defaults.fitted
-        self._report = TuningReport(
-            workload=claim.name,
-            load=claim.workload.model_dump(),
-            speed=claim_gain(planner.policy, served, planner.workload).speed,
-            served=served.carried_out(),
-            engine_defaults=planner.defaults.serving.engine_arguments,
-            alpha=planner.policy.alpha,
-        )
+    checkpoint: Checkpoint
+    profile: ServingProfile
+    defaults: TunedArm
+    policy: Policy
+    candidates: CandidateFile
+    identities: Mapping[str, str]
+    node: NodeInfo
+    machine: Machine
+    sources: SourceResolver
+    stages: StageRunner
+    log: RunRecorder
+    serving_of: Callable[[Plan], Serving]
+    trust_remote_code: bool = False
 
     def run(self, output: Path | None = None) -> ExitCode:
         """Screen, confirm the winner, write its profile.
@@ -198,130 +296,221 @@ class TuningRun:
         Raises:
             PrepareError: the defaults failed, or the cause is no candidate's.
         """
-        defaults = self._planner.defaults
-        self._screen(defaults)
-        for name, parameter, arm in self._candidates():
-            why = arm if isinstance(arm, str) else misfit(arm, self._best)
-            if isinstance(arm, str) or why:
-                dropped = ScreeningReport(
-                    name=name, parameter=parameter, outcome="dropped", reason=why
-                )
-                self._note(screening=[*self._report.screening, dropped])
+        self._best, self._rate = self.defaults, 0.0  # output tokens/s
+        assert self.policy.speed is not None
+        self._report = TuningReport(
+            workload=self.policy.speed.claims[0].workload,
+            speed=self.policy.speed,
+            served=self._served.carried_out(),
+            engine_defaults=self.defaults.serving(self.node).engine_arguments,
+            alpha=self.policy.alpha,
+        )
+        self._screen(self.defaults)
+        for name, found in self._candidates():
+            if isinstance(found, str):
+                self._screened(ScreeningReport(name=name, outcome="dropped", reason=found))
             else:
-                self._screen(arm)
-        if self._best == defaults:
+                self._screen(found)
+        if self._best == self.defaults:
             self._note(verdict="fail", reason="no screened candidate was faster than the defaults")
         else:
-            self._confirm(self._best, output)
+            self._confirm(output)
         return CODES[self._report.verdict or "undecided"]
 
-    def _candidates(self) -> Iterator[tuple[str, str, TunedArm | str]]:
-        """Yield name, parameter, and the arm on top of the best so far, or why there is none."""
-        profiled = as_profiled(self._profile, self._planner.defaults)
-        if profiled.serving != self._planner.defaults.serving:
-            yield profiled.name, profiled.parameter, profiled
-        for name, candidate in self._planner.candidates.candidates.items():
-            why = skip_reason(candidate, self._profile, self._machine)
-            try:
-                arm = why or add_candidate(name, candidate, self._best)
-                if isinstance(arm, TunedArm):
-                    arm.fitted  # noqa: B018 - raises where this machine cannot serve so
-            except UsageError as error:
-                arm = error.message
-            yield name, candidate.parameter, arm
+    @cached_property
+    def _served(self) -> ServingProfile:
+        return fit_profile(self.defaults.profile, self.node)
 
-    def _screen(self, arm: TunedArm) -> None:
+    def _candidates(self) -> Iterator[tuple[str, TunedArm | str]]:
+        """Yield each candidate on top of the best so far, or why it is not tried."""
+        for name, added in {AS_PROFILED: None, **self.candidates.candidates}.items():
+            try:
+                yield name, self._candidate(name, added)
+            except UsageError as error:
+                yield name, error.message
+
+    def _candidate(self, name: str, added: ServingCandidate | None) -> TunedArm | str:
+        found = TunedArm(name, self.profile)
+        if added is not None:
+            if added.accelerator not in (None, self.profile.accelerator):
+                return (
+                    f"for {added.accelerator}, and this profile is for {self.profile.accelerator}"
+                )
+            needed, has = added.minimum_compute_capability, self.machine.compute_capability
+            if needed is not None and has is not None and has < needed:
+                return f"needs compute capability {needed}, {self.machine.gpu} has {has}"
+            found = add_candidate(name, added, self._best)
+        if (drafts := found.profile.speculative) is not None and drafts.model is not None:
+            return "it drafts by a model, and draft models are not tuned"
+        serving, best = found.serving(self.node), self._best.serving(self.node)
+        if serving == best:
+            overrides = fit_profile(found.profile, self.node).in_effect.values()
+            because = "; ".join(each.reason for each in overrides)
+            return f"here it is the same as '{self._best.name}'{f': {because}' * bool(because)}"
+        wanted, there = (count_gpus(each.engine_arguments) for each in (serving, best))
+        return found if wanted == there else f"it uses {wanted} GPUs and the defaults {there}"
+
+    def _screen(self, candidate: TunedArm) -> None:
         """Measure one server start; a candidate's failure is recorded, the defaults' raised."""
-        variant = self._planner.screen(arm)
-        facts: dict[str, Any] = {
-            "name": arm.name,
-            "parameter": arm.parameter,
-            "arguments": arm.serving.for_engine(),
-            "changes_outputs": arm.changes_outputs,
-        }
+        plan = self._plan(candidate)
+        arm = plan.baseline if candidate == self.defaults else plan.variants[0]
+        (claim,) = find_claims(plan.policy, self._served)
+        rule = SpeedRule(
+            kind="screening",
+            alpha=claim.rule.alpha,
+            blocks=self.candidates.repetitions,
+            hit_rate=claim.workload.declared_hit_rate,
+            starts="once",
+        )
+        workload, file = dump_workload(claim)
+        spec = SPEED.spec(
+            arm.recipe.name,
+            SpeedParameters(
+                name=claim.name,
+                workload=workload,
+                rule=rule,
+                sides={"candidate": arm.identity},
+                environment=self.identities["serve"],
+                machine=self._machine,
+            ),
+            {"candidate": arm.stages["screen"]},
+            SpeedRuntime(
+                tokenizer=str(arm.folder), environment="serve", claim="screening", file=file
+            ),
+            self.stages.store.root,
+        )
+        served = {"screen": arm.stages["screen"], f"{ROLE}screening": spec}
+        arguments = candidate.serving(self.node).for_engine()
+        report = ScreeningReport(name=candidate.name, outcome="measured", arguments=arguments)
         try:
-            self._hold(variant)
-            spec = variant.stages[f"speed.{SCREENING}"]
-            _, loads = self._measured(spec)
-            facts |= {"stage": spec.key, "repetitions": len(loads)}
-            found = SPEED.parameters_of(spec).rule.evaluate(loads)
+            self._hold(plan, replace(arm, stages=served, served=tuple(served)))
+            found = rule.evaluate(self._measured(spec)[1])
             rate = found.estimate
             if found.state != "pass" or rate is None:
                 raise ServingError(
                     f"the load is no measurement: {found.why}",
-                    where=str(self._stages.store.stage_folder(spec.stage, spec.key)),
+                    where=str(self.stages.store.stage_folder(spec.stage, spec.key)),
                     hint="give the workload other arrivals, more seconds, or another hit_rate",
                 )
         except (ServingError, StageError) as error:
-            if arm.name == ENGINE_DEFAULTS:
+            if candidate == self.defaults:
                 raise
-            self._stages.progress.note(f"{arm.name}: {error}")
-            facts |= {"outcome": "failed", "reason": error.message}
-        else:
-            first = next((e.output_tokens_per_s for e in self._report.screening), None) or rate
-            facts |= {"outcome": "measured", "output_tokens_per_s": rate}
-            facts["ratio_to_defaults"] = rate / first
-            if rate > self._rate * STAYS:
-                self._best, self._rate = arm, rate
-        self._note(screening=[*self._report.screening, ScreeningReport(**facts)])
+            self.stages.progress.note(f"{candidate.name}: {error}")
+            failed = {"outcome": "failed", "reason": error.message}
+            self._screened(report.model_copy(update=failed))
+            return
+        first = next((e.output_tokens_per_s for e in self._report.screening), None) or rate
+        if rate > self._rate * STAYS:
+            self._best, self._rate = candidate, rate
+        measured = {"output_tokens_per_s": rate, "ratio_to_defaults": rate / first}
+        self._screened(report.model_copy(update={**measured, "stage": spec.key}))
 
-    def _confirm(self, winner: TunedArm, output: Path | None) -> None:
-        self._stages.progress.note(
+    def _confirm(self, output: Path | None) -> None:
+        winner = self._best
+        self.stages.progress.note(
             f"{winner.name} was the fastest in the screening; now it is measured "
             "against the defaults, on fresh servers, with other prompts"
         )
-        trial = self._planner.trial()
-        variant = self._planner.confirm(winner, trial, self._log.run_id)
-        self._hold(variant)
-        spec = next(spec for spec in variant.stages.values() if spec.stage == SPEED.name)
+        plan = self._plan(winner)
+        (arm,) = plan.variants
+        self._hold(plan, arm)
+        (spec,) = (spec for spec in arm.stages.values() if spec.stage == SPEED.name)
         found = judge_confirmed(*self._measured(spec))
         self._note(
             winner=winner.name,
-            trial=trial,
+            trial=plan.trial,
             confirmation=found,
             stage=spec.key,
             verdict=found.verdict,
             reason=found.reason,
-            requires_regate=winner.changes_outputs,
         )
         if found.verdict != "pass":
             return
-        file, text = self._log.folder / PROFILE, dump_profile(self._tuned(winner))
-        write_atomically(file, text)
-        self._note(profile=str(file))
+        log, text = self.log, self._tuned(winner)
+        write_atomically(log.folder / PROFILE, text)
+        self._note(profile=str(log.folder / PROFILE))
         if output is not None:
             with raise_as(UsageError, NOT_THERE, f"--output {output}", ELSEWHERE):
                 write_atomically(output, text)
             self._note(profile=str(output))
 
-    def _hold(self, variant: VariantPlan) -> None:
-        stages = self._plan.served_stages(variant, self._stages.find_reusable)
-        self._serving.hold(variant, stages)
-        measure_blocks(variant, self._plan, self._stages, self._serving)
+    def _plan(self, candidate: TunedArm) -> Plan:
+        """Return the plan of the candidate against the engine's defaults."""
+        run = self.log.run_id
+        return Builder(
+            policy=self.policy,
+            baseline=self._arm(BASELINE, self.defaults),
+            variants=[] if candidate == self.defaults else [self._arm(candidate.name, candidate)],
+            reference={"checkpoint": self.checkpoint.digest, "tuned for": self._report.workload},
+            sources=self.sources,
+            identities=self.identities,
+            store=self.stages.store.root,
+            machine=self._machine,
+            profile=self._served,
+            tried=[_recipe(candidate.name)],
+            run=run,
+        ).build()
 
-    def _tuned(self, winner: TunedArm) -> ServingProfile:
-        gain = f"tuned for {self._report.workload}: at least {self._report.min_gain or 0:.3f} "
-        gain += f"of the defaults' output tokens/s (run {self._log.run_id})"
-        name = f"{self._planner.defaults.profile.name}-tuned"
-        known = winner.profile.workloads.items()
-        return winner.profile.model_copy(
-            update={
-                **{"name": name, "summary": f"{winner.profile.summary}; {gain}"},
-                **{"gpu_name_contains": [], "starts": self._profile.starts},
-                "workloads": {name: named_in_full(each) for name, each in known},
-            }
+    def _arm(self, name: str, candidate: TunedArm) -> Arm:
+        serving = candidate.serving(self.node)
+        return Arm(
+            recipe=_recipe(name),
+            identity=ServedModel(
+                checkpoint=self.checkpoint.digest,
+                serving=serving,
+                engine=self.identities[find_engine(serving.engine).environment],
+                hardware=self.node.hardware(self.profile.accelerator),
+                trust_remote_code=self.trust_remote_code,
+            ),
+            folder=self.checkpoint.path,
+            max_length=max_length_of(candidate.profile, self.checkpoint),
+            arguments=serving,
+            trust_remote_code=self.trust_remote_code,
+            ready_timeout_seconds=candidate.profile.ready_timeout_seconds,
         )
 
+    @property
+    def _machine(self) -> str:
+        return self.node.measured_on(self.profile.accelerator)
+
+    def _hold(self, plan: Plan, arm: Arm) -> None:
+        serving = self.serving_of(plan)
+        serving.hold(arm, plan.served_stages(arm, self.stages.find_reusable))
+        measure_blocks(arm, plan, self.stages, serving)
+
     def _measured(self, spec: StageSpec) -> tuple[StageRecord, list[LoadRun]]:
-        folder = self._stages.store.stage_folder(spec.stage, spec.key)
-        return self._stages.find_finished(spec), read_loads(folder / LOADS)
+        folder = self.stages.store.stage_folder(spec.stage, spec.key)
+        return self.stages.find_finished(spec), read_loads(folder / LOADS)
+
+    def _tuned(self, winner: TunedArm) -> str:
+        """Return a file for `prepare model --profile`."""
+        gain = f"tuned for {self._report.workload}: at least {self._report.min_gain or 0:.3f} "
+        gain += f"of the defaults' output tokens/s (run {self.log.run_id})"
+        workloads = winner.profile.workloads.items()
+        tuned = winner.profile.model_copy(
+            update={
+                "name": f"{self.profile.name}-tuned",
+                "summary": f"{winner.profile.summary}; {gain}",
+                "gpu_name_contains": [],
+                "starts": self.profile.starts,
+                "workloads": {name: named_in_full(each) for name, each in workloads},
+            }
+        )
+        plain = tuned.model_dump(mode="json", exclude_defaults=True)
+        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120))
+
+    def _screened(self, report: ScreeningReport) -> None:
+        self._note(screening=[*self._report.screening, report])
 
     def _note(self, **changes: Any) -> None:
         self._report = self._report.model_copy(update=changes)
-        self._log.note_tuning(self._report)
+        self.log.note_tuning(self._report)
 
 
-def dump_profile(profile: ServingProfile) -> str:
-    """Return it as a file for `prepare model --profile`."""
-    plain = profile.model_dump(mode="json", exclude_defaults=True)
-    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120))
+def _recipe(name: str) -> Recipe:
+    return Recipe(
+        name=name,
+        summary="the source's weights, served with other arguments",
+        family="baseline",
+        quantization=NoQuantization(),
+    )

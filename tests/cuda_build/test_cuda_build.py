@@ -16,14 +16,13 @@ import pytest
 from eval_gates.ask import choice_body
 from eval_gates.prompt_scores import score_body
 from pipeline.core.events import NullProgress
-from pipeline.core.hardware import this_node
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.cuda_home import compiler_variables
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.layers import read_layers, sequence_bytes
 from pipeline.inspection.model_shape import model_shape
-from pipeline.plan.tuning import add_candidate, make_defaults
+from pipeline.run.tune import add_candidate, make_defaults
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog
@@ -159,7 +158,7 @@ def candidates() -> dict[str, list[str]]:
     """The command line of each carried candidate of `prepare tune` on H100s, by name."""
     found = load_candidates("standard")
     defaults = make_defaults(
-        catalog.load_profile("h100").spread_over(2, expert_parallel=False), found, this_node()
+        catalog.load_profile("h100").spread_over(2, expert_parallel=False), found
     )
     return {
         name: command_of(add_candidate(name, each, defaults).profile, is_baseline=False)

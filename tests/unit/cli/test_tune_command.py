@@ -79,10 +79,7 @@ def test_what_comes_to_no_run_is_an_object_too(
 
 def test_a_candidate_that_the_engine_does_not_take_is_named_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(
-        "name: mine\nsummary: s\ncandidates: {a: {parameter: batching, engine_arguments: {host: "
-        "x}}}\n"
-    )
+    file.write_text("name: mine\nsummary: s\ncandidates: {a: {engine_arguments: {host: x}}}\n")
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", "--profile", "cpu", "--candidates", str(file))
     assert error.value.where == f"--candidates {file}, key candidates.a"

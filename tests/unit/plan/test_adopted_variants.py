@@ -255,7 +255,7 @@ class TestChoices:
         asked = {"variants": (str(self.folder / "vendor"),), "profile": "h100"}
         request = request_for(str(self.folder / "source"), **asked)
         plan = answer(request, settings, "h100", 1, None)
-        assert plan.weights_bytes["vendor"] < plan.weights_bytes["baseline"]
+        assert plan.weights["vendor"].bytes < plan.weights["baseline"].bytes
         assert {fit.answer for fit in plan.fits} == {"fits"}
 
 

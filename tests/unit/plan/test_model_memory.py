@@ -23,7 +23,7 @@ from published_models import (
 
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.variant_size import VariantWeights
-from pipeline.plan.host_memory import check_need, quantize_need, serve_need
+from pipeline.plan.host_memory import making_needs, serving_need
 from pipeline.plan.memory import Fit, Gpus, Model, choose_gpus, divisors, variants_of
 from recipes import catalog
 
@@ -147,15 +147,12 @@ class TestHostMemory:
     def test_quantizing(self) -> None:
         model = MODELS["8b"]
         weights = weights_of(model)
-        awq = quantize_need(model, AWQ, weights[AWQ.name], None)
-        fp8 = quantize_need(model, FP8, weights[FP8.name], None)
-        assert awq is not None
-        assert fp8 is not None
+        awq, _ = making_needs(model, AWQ, weights[AWQ.name], None)
+        fp8, _ = making_needs(model, FP8, weights[FP8.name], None)
         between, inside = 2 * 256 * 512 * 4096 * 2, 4 * (4 * 512) * 14336 * 4
         assert awq.host_bytes == 2 * self.PARAMETERS + between + inside + self.GIB
         assert fp8.host_bytes == 5 * self.PARAMETERS + self.GIB  # 2.5 of one file
-        assert quantize_need(model, BASELINE, weights["baseline"], None) is None
-        assert check_need(model, BASELINE, weights["baseline"]) is None
+        assert list(making_needs(model, BASELINE, weights["baseline"], None)) == []
 
     @pytest.mark.parametrize(
         ("features", "kept", "times"),
@@ -165,9 +162,11 @@ class TestHostMemory:
         model, profile = MODELS["8b"], catalog.load_profile("cpu").fit_to(features)
         weights = weights_of(model)
         around = self.EMBEDDED + self.NORMS
-        baseline = serve_need(model, BASELINE, weights["baseline"], profile)
-        fp8 = serve_need(model, FP8, weights[FP8.name], profile)
+        baseline = serving_need(model, BASELINE, weights["baseline"], profile)
+        fp8 = serving_need(model, FP8, weights[FP8.name], profile)
+        assert baseline is not None
+        assert fp8 is not None
         assert baseline.host_bytes == kept * self.PARAMETERS + 3 * self.GIB
         quantized = weights[FP8.name].bytes - 2 * around
         assert fp8.host_bytes == times * quantized + kept * around + 3 * self.GIB
-        assert serve_need(model, FP8, weights[FP8.name], None).host_bytes is None
+        assert serving_need(model, FP8, weights[FP8.name], None) is None

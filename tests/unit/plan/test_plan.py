@@ -21,7 +21,7 @@ from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
-from pipeline.plan.plan import Plan, VariantPlan, repeat_role
+from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.stages.judge import JudgeParameters
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
@@ -112,7 +112,7 @@ def wanted(tmp_path: Path) -> Wanted:
     return Wanted(checkpoint, calibration, tmp_path / "store")
 
 
-def judge_of(plan: Plan, variant: VariantPlan) -> StageSpec:
+def judge_of(plan: Plan, variant: Arm) -> StageSpec:
     """The verdict of a run that has not begun."""
     return plan.judge_stage(variant, nothing_found)
 
@@ -184,10 +184,10 @@ class TestStages:
 
     def test_variants_are_served_from_the_store(self, wanted: Wanted) -> None:
         plan = wanted.plan()
-        assert plan.baseline.model == wanted.checkpoint.path
+        assert plan.baseline.folder == wanted.checkpoint.path
         for variant in plan.variants:
             key = variant.stages["quantize"].key
-            assert variant.model == wanted.store / "stages" / "quantize" / key / "output"
+            assert variant.folder == wanted.store / "stages" / "quantize" / key / "output"
 
 
 class TestSame:

@@ -15,7 +15,7 @@ from some_node import NODE
 from pipeline.core.file_digests import FileDigests
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
-from pipeline.plan.plan import VariantPlan
+from pipeline.plan.plan import Arm
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.schema import Recipe
 
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, tuple[str, tuple[int, ...]
     return write_files(folder, files | changed)
 
 
-def planned(folder: Path, recipe: Recipe, profile: str = "cpu") -> VariantPlan:
+def planned(folder: Path, recipe: Recipe, profile: str = "cpu") -> Arm:
     digests = FileDigests(folder.parent / "digests.json")
     plan = ModelPlanner(
         checkpoint=inspected(folder),

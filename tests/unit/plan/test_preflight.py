@@ -30,9 +30,9 @@ from pipeline.core.errors import ExitCode, PreflightError, PrepareError, UsageEr
 from pipeline.core.gpus import VisibleGpu
 from pipeline.environments.settings import Settings
 from pipeline.plan.machine import Machine
-from pipeline.plan.preflight import Preflight, early_faults, preflight_of, refuse
+from pipeline.plan.preflight import Preflight, early_faults, line, preflight_of, refuse
 from pipeline.plan.resolved_options import ModelRequest, choose
-from pipeline.plan.suitability import check_processor
+from pipeline.plan.serving_profile import check_processor
 from pipeline.run.model import run_model
 from pipeline.run.plan_report import forecast
 from recipes import catalog
@@ -406,7 +406,7 @@ def test_small_files_refuse(
     name = checkpoint(tmp_path / "model", files)
     try:
         report = forecast(request(name), settings, Listener())
-        found = "\n".join(report.refusals())
+        found = "\n".join(map(line, report.faults))
         assert report.exit_code == ExitCode.USAGE
     except PreflightError as error:
         found = str(error)
@@ -442,7 +442,8 @@ def test_calibration_files(settings: Settings, tmp_path: Path, content: bytes, w
         " quantization: {calibration: {dataset: ./data.jsonl, column: messages, max_tokens: 256}}}"
     )
     name = checkpoint(tmp_path / "model", {})
-    found = "\n".join(forecast(request(name, str(recipe)), settings, Listener()).refusals())
+    report = forecast(request(name, str(recipe)), settings, Listener())
+    found = "\n".join(map(line, report.faults))
     if words:
         for each in ("data.jsonl", "hint", *words.split("|")):
             assert each in found
@@ -468,7 +469,7 @@ def test_too_little_disk_is_told_with_other_faults(
     full = replace(LARGE, free_disk_bytes=1000)
     monkeypatch.setattr("pipeline.plan.preflight.machine_of", lambda *_, **__: full)
     name = checkpoint(tmp_path / "model", {}, max_position_embeddings=64)
-    context, disk = forecast(request(name), settings, Listener()).refusals()
+    context, disk = map(line, forecast(request(name), settings, Listener()).faults)
     assert "serves 2,048 tokens" in context
     assert "GB of disk (fp8-dynamic" in disk
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loose_stage import stage_spec
-from some_attempt import some_trial
 
 from eval_gates.speed.rules import SpeedRule
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
-from pipeline.plan.speed_plan import (
-    Sides,
-    SpeedGatePlan,
-    SpeedSide,
-    check_own_workloads,
-    find_claims,
-    speed_stages,
-)
+from pipeline.plan.build import Builder
+from pipeline.plan.plan import Arm
+from pipeline.plan.speed_plan import check_own_workloads, find_claims
 from pipeline.serving.served_model import ServedModel
 from recipes.catalog import load_policy, load_profile, policy_names, profile_names
 from recipes.policy import Policy
-from recipes.schema import ServingProfile
+from recipes.quantizers.unquantized import NoQuantization
+from recipes.schema import Recipe, ServingProfile
 from recipes.speed import SpeedPolicy
 
 SMALL = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "arrivals": {"concurrency": 2}}
@@ -213,25 +207,27 @@ def test_two_servers_that_stay_up_must_fit_on_a_gpu() -> None:
     assert ServingProfile.model_validate({**plain, **half}).starts == "once"
 
 
-def side(tmp_path: Path, name: str) -> SpeedSide:
-    screen = stage_spec("screen", name, {"of": name}, {}, {}, tmp_path)
-    return SpeedSide(name, ServedModel(checkpoint=name), screen)
+def side(name: str) -> Arm:
+    family: Any = "baseline" if name == "baseline" else "fp8"
+    recipe = Recipe(name=name, summary="s", family=family, quantization=NoQuantization())
+    return Arm(recipe, ServedModel(checkpoint=name), Path("tokenizer"), max_length=2048)
 
 
-def stages(
-    tmp_path: Path, claims: Sequence[SpeedGatePlan] | None = None, **changes: Any
-) -> dict[str, StageSpec]:
-    given: dict[str, Any] = {
-        "baseline": side(tmp_path, "baseline"),
-        "candidate": side(tmp_path, "fp8"),
-        **{"tokenizer": tmp_path, "environment": "e", "machine": "m", **changes},
-    }
-    claimed = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO])
-    return speed_stages(
-        Sides(**given),
-        some_trial(),
-        claims or find_claims(claimed, profile(), alpha=0.05),
-    )
+def stages(tmp_path: Path, claimed: Policy | None = None, **changes: Any) -> dict[str, StageSpec]:
+    both = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO])
+    plan = Builder(
+        policy=(claimed or both).model_copy(update={"suites": {}}),
+        baseline=side("baseline"),
+        variants=[changes.get("candidate", side("fp8"))],
+        reference={},
+        sources=None,  # type: ignore[arg-type]  # no suite is asked
+        identities={"evaluate": "e", "serve": changes.get("serve", "s")},
+        store=tmp_path / "store",
+        machine="m",
+        profile=changes.get("profile", profile()),
+    ).build()
+    (variant,) = plan.variants
+    return {role: spec for role, spec in variant.stages.items() if spec.stage == "speed"}
 
 
 def test_the_stage_rests_on_the_sides_that_it_measures(tmp_path: Path) -> None:
@@ -245,10 +241,11 @@ def test_the_stage_rests_on_the_sides_that_it_measures(tmp_path: Path) -> None:
 
 def test_another_tuple_or_generator_is_another_measurement(tmp_path: Path) -> None:
     keys = {spec.key for spec in stages(tmp_path).values()}
-    other = side(tmp_path, "awq")
+    other = side("awq")
     assert keys.isdisjoint(spec.key for spec in stages(tmp_path, candidate=other).values())
-    assert keys.isdisjoint(spec.key for spec in stages(tmp_path, environment="f").values())
-    assert keys == {spec.key for spec in stages(tmp_path, tokenizer=tmp_path / "moved").values()}
+    assert keys.isdisjoint(spec.key for spec in stages(tmp_path, serve="f").values())
+    moved = replace(side("fp8"), folder=tmp_path / "moved")
+    assert keys == {spec.key for spec in stages(tmp_path, candidate=moved).values()}
 
 
 def test_a_file_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) -> None:
@@ -257,8 +254,7 @@ def test_a_file_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) -
         (tmp_path / name).write_text(text)
         slo = {"workload": "mine", "rate": 2.0, "limits": {"ttft_ms_p95": 800.0}}
         requests = {**REQUESTS, "file": str(tmp_path / name)}
-        claims = find_claims(policy(slo=[slo]), profile(mine=requests))
-        (stage,) = stages(tmp_path, claims=claims).values()
+        (stage,) = stages(tmp_path, policy(slo=[slo]), profile=profile(mine=requests)).values()
         assert stage.runtime["file"] == str(tmp_path / name)
         keys.append(stage.key)
     assert keys[0] == keys[1] != keys[2]

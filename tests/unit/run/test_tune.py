@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import IDENTITIES, FakeRun, equal, policy
+from fake_run import IDENTITIES, FakeRun, Sources, equal, policy
 from pretend_stages import PretendModels, PretendStages
 from some_node import NODE
 
@@ -21,10 +21,10 @@ from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.lots import Node
 from pipeline.core.store import Store
 from pipeline.plan.machine import Machine
-from pipeline.plan.tuning import TuningPlanner, add_candidate, find_claim, make_defaults
+from pipeline.plan.speed_plan import find_claims
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
-from pipeline.run.tune import PROFILE, TuningRun
+from pipeline.run.tune import PROFILE, Tuning, add_candidate, claim_gain, make_defaults
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import CandidateFile
@@ -47,9 +47,9 @@ PROFILE_KEYS: dict[str, Any] = {
         }
     },
 }
-FASTER = {"parameter": "batching", "engine_arguments": {"max-num-batched-tokens": 512}}
-OTHER = {"parameter": "batching", "engine_arguments": {"max-num-batched-tokens": 4096}}
-MEMORY = {"parameter": "memory", "engine_arguments": {"block-size": 64}}
+FASTER = {"engine_arguments": {"max-num-batched-tokens": 512}}
+OTHER = {"engine_arguments": {"max-num-batched-tokens": 4096}}
+MEMORY = {"engine_arguments": {"block-size": 64}}
 
 
 def profile(**changes: Any) -> ServingProfile:
@@ -71,22 +71,23 @@ class Tried:
         self.checkpoint = FakeRun(root / "store", models).checkpoint
 
     def run(self, to: Path | None = None) -> ExitCode:
-        defaults = make_defaults(self.profile, self.found, NODE)
+        defaults = make_defaults(self.profile, self.found)
         self.log = RunRecorder(self.store, "tune", {"checkpoint": "c"})
-        planner = TuningPlanner(
+        stages = PretendStages(self.store, self.models, self.log)
+        return Tuning(
             checkpoint=self.checkpoint,
+            profile=self.profile,
             defaults=defaults,
-            policy=policy(),
-            workload="chat",
+            policy=claim_gain(policy(), self.profile, "chat"),
             candidates=self.found,
             identities=IDENTITIES,
-            store=self.store.root,
-        )
-        stages = PretendStages(self.store, self.models, self.log)
-        node = Node(self.store.root)
-        plan = planner.plan()
-        serving = Serving(plan, stages, self.models, node)
-        return TuningRun(planner, plan, stages, serving, self.log, self.profile, CPU).run(to)
+            node=NODE,
+            machine=CPU,
+            sources=Sources(self.models),  # type: ignore[arg-type]
+            stages=stages,
+            log=self.log,
+            serving_of=lambda plan: Serving(plan, stages, self.models, Node(self.store.root)),
+        ).run(to)
 
     @property
     def report(self) -> TuningReport:
@@ -133,7 +134,7 @@ def test_a_profile_that_cannot_be_written_where_it_was_wanted_is_in_the_runs_fol
 
 
 def test_a_profile_that_is_not_stock_races_as_it_stands(tmp_path: Path) -> None:
-    fewer = {"parameter": "batching", "engine_arguments": {"max-num-seqs": 8}}
+    fewer = {"engine_arguments": {"max-num-seqs": 8}}
     models = PretendModels(equal, seconds={"profile": 0.7})
     arguments = {"dtype": "bfloat16", "max-num-seqs": 32}
     made = Tried(tmp_path, models, candidates(fewer=fewer), engine_arguments=arguments)
@@ -164,7 +165,6 @@ def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
     assert found.kv_cache_dtype == "fp8_e5m2"
     assert found.engine_arguments == {"dtype": "bfloat16", **FASTER["engine_arguments"]}
     assert found.workloads == made.profile.workloads
-    assert made.report.requires_regate
     for told in (f"{made.report.min_gain:.3f}", made.log.run_id):
         assert told in found.summary
 
@@ -181,8 +181,8 @@ def test_stock_has_nothing_of_what_a_candidate_moves_however_it_is_written(
     kept: str, moved: str
 ) -> None:
     given = profile().model_copy(update={"engine_arguments": {"dtype": "bfloat16", kept: 3}})
-    parameter = {"parameter": "batching", "engine_arguments": {moved: True}}
-    defaults = make_defaults(given, candidates(one=parameter), NODE)
+    parameter = {"engine_arguments": {moved: True}}
+    defaults = make_defaults(given, candidates(one=parameter))
     assert defaults.profile.engine_arguments == {"dtype": "bfloat16"}
 
 
@@ -216,8 +216,8 @@ def test_what_cannot_show_anything_here_is_dropped_with_its_reason(tmp_path: Pat
         tmp_path,
         {},
         gpus={**OTHER, "accelerator": "cuda"},
-        nothing={"parameter": "kv_cache_dtype", "kv_cache_dtype": "auto"},
-        more={"parameter": "parallelism", "engine_arguments": {"tensor-parallel-size": 2}},
+        nothing={"kv_cache_dtype": "auto"},
+        more={"engine_arguments": {"tensor-parallel-size": 2}},
     )
     made.run()
     for name, word in (("gpus", "cuda"), ("nothing", "the same as"), ("more", "GPUs")):
@@ -227,7 +227,7 @@ def test_what_cannot_show_anything_here_is_dropped_with_its_reason(tmp_path: Pat
 
 
 def test_a_candidate_is_added_to_the_best_so_far(tmp_path: Path) -> None:
-    slow = {"parameter": "batching", "engine_arguments": {"max-num-seqs": 8}}
+    slow = {"engine_arguments": {"max-num-seqs": 8}}
     seconds = {"step": 0.9, "slow": 0.95, "memory": 0.6}
     made = tried(tmp_path, seconds, step=FASTER, slow=slow, memory=MEMORY)
     assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
@@ -269,8 +269,8 @@ def test_other_candidates_are_another_attempt(tmp_path: Path) -> None:
 
 
 def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
-    bad = candidates(bad={"parameter": "batching", "engine_arguments": {"host": "0.0.0.0"}})
-    defaults = make_defaults(profile(), bad, NODE)
+    bad = candidates(bad={"engine_arguments": {"host": "0.0.0.0"}})
+    defaults = make_defaults(profile(), bad)
     with pytest.raises(UsageError) as error:
         add_candidate("bad", bad.candidates["bad"], defaults)
     assert error.value.where == "candidates.bad"
@@ -280,7 +280,7 @@ def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
 def test_a_workload_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     load = {**PROFILE_KEYS["workloads"]["chat"], "output_tokens": 7}
     (tmp_path / name).write_text(json.dumps({"name": "mine", "summary": "s", "workload": load}))
-    claim = find_claim(policy(), profile(), str(tmp_path / name), 0.05)
+    (claim,) = find_claims(claim_gain(policy(), profile(), str(tmp_path / name)), profile())
     assert claim.workload == profile(workloads={"mine": load}).workloads["mine"]
 
 
@@ -342,11 +342,8 @@ class TestSpeculation:
     NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3}  # noqa: RUF012
 
     def test_n_grams_race_and_are_gated_again(self, tmp_path: Path) -> None:
-        made = tried(
-            tmp_path, {"ngram": 0.7}, ngram={"parameter": "speculation", "speculative": self.NGRAM}
-        )
+        made = tried(tmp_path, {"ngram": 0.7}, ngram={"speculative": self.NGRAM})
         assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
-        assert made.report.requires_regate
         assert "speculative-config" in made.screened("ngram").arguments
         found = load_profile(str(tmp_path / "tuned.yaml")).speculative
         assert found is not None
@@ -358,7 +355,7 @@ class TestSpeculation:
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": 2,
         }
-        bad = candidates(bad={"parameter": "speculation", "speculative": pretends})
+        bad = candidates(bad={"speculative": pretends})
         with pytest.raises(UsageError) as error:
-            add_candidate("bad", bad.candidates["bad"], make_defaults(profile(), bad, NODE))
+            add_candidate("bad", bad.candidates["bad"], make_defaults(profile(), bad))
         assert error.value.where == "candidates.bad"

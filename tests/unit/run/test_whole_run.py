@@ -57,7 +57,7 @@ def run_to(
     monkeypatch.setattr(whole_run, "find_data", lambda *_: None)
     monkeypatch.setattr(whole_run, "locate", lambda *_: checkpoint)
     policy = load_policy("demo")
-    planned = Plan(policy=policy, shared={}, baseline=None, variants=())  # type: ignore[arg-type]
+    planned = Plan(policy, {}, None, (), None)  # type: ignore[arg-type]
     monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
     monkeypatch.setattr(whole_run.RunSession, "carry_out", judged)
     monkeypatch.setattr(whole_run, "check_plan", lambda *_: None)
