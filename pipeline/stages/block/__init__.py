@@ -20,24 +20,40 @@ from pipeline.stages.attempts import Counted, Trial
 BASELINE = "baseline"
 
 
-class BlockParameters(Record):
-    """The measurement, and the number of one of its blocks."""
+class LoadParameters(Record):
+    """What loads of a gate depend on, besides the models."""
 
     name: str = Field(description="of the workload")
     workload: dict[str, Any] = Field(description="with a digest in place of its file")
     rule: SpeedRule = Field(description="that decides")
-    baseline: ServedModel
-    trial: Trial = Field(description="the variants that are judged together")
     environment: str = Field("", description="identity of the load generator's")
     machine: str = Field("", description="speeds of two machines are not compared")
-    other_weights: list[str] = Field([], description="of weights that were there: measured again")
+    other_weights: list[str] = Field(
+        [], fail_fast=True, description="of weights that were there: measured again"
+    )
     measurement: int = Field(1, ge=1, description="number of the measurement")
-    number: int = Field(0, ge=0, description="of the block")
 
     @property
     def kind(self) -> str:
         """What its duration depends on most."""
         return f"{self.rule.kind} {self.name}"
+
+
+class LoadRuntime(WorkerRuntime):
+    """The workload's files."""
+
+    tokenizer: str = Field("", description="folder")
+    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
+    file: str | None = Field(None, description="of a workload that has one")
+    counted: Counted | None = Field(None, description="None of a race, which decides nothing")
+
+
+class BlockParameters(LoadParameters):
+    """The measurement, and the number of one of its blocks."""
+
+    baseline: ServedModel
+    trial: Trial = Field(description="the variants that are judged together")
+    number: int = Field(0, ge=0, description="of the block")
 
     @property
     def arms(self) -> list[str]:
@@ -52,14 +68,10 @@ class BlockArm(Record):
     screen: StageReference = Field(description="the stage of its first answer")
 
 
-class BlockRuntime(WorkerRuntime):
+class BlockRuntime(LoadRuntime):
     """The arms that take part, and the workload's files."""
 
     arms: dict[str, BlockArm] = Field({}, description="by name")
-    tokenizer: str = Field("", description="folder")
-    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
-    file: str | None = Field(None, description="of a workload that has one")
-    counted: Counted | None = None
 
 
 class BlockResult(Record):

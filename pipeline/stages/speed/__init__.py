@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
-from eval_gates.speed.rules import SpeedRule
 from pipeline.core.record import Record
-from pipeline.core.stage import Stage, WorkerRuntime
+from pipeline.core.stage import Stage
 from pipeline.serving.served_model import ServedModel, ServerRuntime
-from pipeline.stages.attempts import Counted
-from pipeline.stages.block import BlockParameters
+from pipeline.stages.block import BlockParameters, LoadParameters, LoadRuntime
 
 # Prefix of these stages' roles, before the gate's name.
 ROLE = "speed."
 
 
-class SpeedParameters(Record):
+class SpeedParameters(LoadParameters):
     """The sides to measure, and the stopping rule."""
 
-    name: str = Field(description="of the workload")
-    workload: dict[str, Any] = Field(description="with a digest in place of its file")
-    rule: SpeedRule = Field(description="that decides")
     sides: dict[str, ServedModel] = Field(description="candidate, and baseline where it compares")
-    environment: str = Field("", description="identity of the load generator's")
-    machine: str = Field("", description="speeds of two machines are not compared")
-    other_weights: list[str] = Field(
-        [], fail_fast=True, description="of weights that were there: measured again"
-    )
-    measurement: int = Field(1, ge=1, description="number of the measurement")
-
-    @property
-    def kind(self) -> str:
-        """What its duration depends on most."""
-        return f"{self.rule.kind} {self.name}"
 
     @property
     def is_fresh(self) -> bool:
@@ -42,14 +24,10 @@ class SpeedParameters(Record):
         return self.rule.starts == "fresh"
 
 
-class SpeedRuntime(WorkerRuntime):
+class SpeedRuntime(LoadRuntime):
     """Endpoints of the sides, and the workload's files."""
 
     endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
-    tokenizer: str = Field("", description="folder")
-    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
-    file: str | None = Field(None, description="of a workload that has one")
-    counted: Counted | None = Field(None, description="None of a race, which decides nothing")
     measurement: BlockParameters | None = Field(None, description="of fresh starts: its blocks")
     arm: str = Field("", description="the candidate's name in them")
 
