@@ -179,15 +179,6 @@ class TestSuite:
         words = f"summaries: {data} has no summarization*.jsonl[.gz] for it; looking elsewhere"
         assert resolving.notes == [words]
 
-    def test_no_folder_given_is_nothing_to_say(self, resolving: Resolving) -> None:
-        suite = MmluSuite(margins=MARGINS, sources=["eval-data", "packages"])
-        assert resolving.resolver.suite("mmlu", suite).identity.model_dump() == PACKAGES
-        assert resolving.notes == []
-
-    def test_humaneval_is_in_the_packages(self, resolving: Resolving) -> None:
-        found = resolving.resolver.suite("humaneval", HumanEvalSuite(margins=MARGINS))
-        assert found.identity.model_dump() == PACKAGES
-
     def test_humanevals_problems_beside_a_folders(self, tmp_path: Path) -> None:
         folder = write_files(tmp_path / "data", {"mbpp.jsonl": b"{}"})
 
@@ -427,22 +418,6 @@ class TestCalibration:
             "awq-w4a16: calibrating with 16 x 256 tokens instead of 256 x 512: "
             "the profile limits it"
         ]
-
-    def test_a_limit_of_one_of_the_two(self, resolving: Resolving) -> None:
-        limit = CalibrationLimit(samples=1000, max_tokens=100)
-        used, _, _ = resolving.resolver.calibration(
-            Calibration(dataset="builtin", samples=8, max_tokens=512), limit, "awq"
-        )
-        assert (used.samples, used.max_tokens) == (8, 100)
-        assert "8 x 100 tokens instead of 8 x 512" in resolving.notes[0]
-
-    def test_a_limit_that_does_not_bite(self, resolving: Resolving) -> None:
-        limit = CalibrationLimit(samples=8, max_tokens=512)
-        used, _, _ = resolving.resolver.calibration(
-            Calibration(dataset="builtin", samples=8, max_tokens=512), limit, "awq"
-        )
-        assert (used.samples, used.max_tokens) == (8, 512)
-        assert resolving.notes == []
 
 
 class TestHub:

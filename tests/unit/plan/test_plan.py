@@ -182,18 +182,8 @@ class TestStages:
             seen.add((spec.stage, spec.key))
         assert len(seen) == len(wanted.keys())
 
-    def test_variants_are_served_from_the_store(self, wanted: Wanted) -> None:
-        plan = wanted.plan()
-        assert plan.baseline.folder == wanted.checkpoint.path
-        for variant in plan.variants:
-            key = variant.stages["quantize"].key
-            assert variant.folder == wanted.store / "stages" / "quantize" / key / "output"
-
 
 class TestSame:
-    def test_built_twice(self, wanted: Wanted) -> None:
-        assert wanted.keys() == wanted.keys()
-
     def test_other_order_of_recipes(self, wanted: Wanted) -> None:
         assert changed(wanted, replace(wanted, names=(AWQ, FP8))) == set()
 
@@ -233,10 +223,6 @@ class TestSame:
     ) -> None:
         moved = write_files(tmp_path / "elsewhere", {"texts.jsonl": TEXTS.encode()})
         assert changed(wanted, replace(wanted, calibration=moved / "texts.jsonl")) == set()
-
-    def test_where_texts_and_questions_lie_does_not_count(self, wanted: Wanted) -> None:
-        fewer = with_suite(wanted, "mmlu", sources=["packages"])
-        assert changed(wanted, fewer) == JUDGES  # which keep the whole policy
 
     def test_how_many_requests_are_in_flight(self, wanted: Wanted) -> None:
         assert changed(wanted, with_suite(wanted, "mmlu", concurrency=2)) == JUDGES
@@ -347,12 +333,6 @@ class TestMachine:
         assert awq.arguments.engine_arguments["dtype"] == "float32"
         judge = other.plan().judge_stage(awq, nothing_found)
         assert set(judge.parameters["profile"]["cpu_overrides"]) == {"float32", "kv-cache-not-fp8"}
-
-    def test_a_cpu_that_lacks_nothing_has_no_override(self, wanted: Wanted) -> None:
-        fitted = wanted.profile.fit_to(("avx2", "avx512f", "avx512_bf16"))
-        assert changed(wanted, replace(wanted, profile=fitted)) == set()
-        judge = wanted.plan().judge_stage(wanted.plan().variants[0], nothing_found)
-        assert judge.parameters["profile"]["cpu_overrides"] == {}
 
     def test_features_to_do_with_are_in_every_key(self, wanted: Wanted) -> None:
         before = wanted.plan()

@@ -30,7 +30,7 @@ from pipeline.core.errors import ExitCode, PreflightError, PrepareError, UsageEr
 from pipeline.core.gpus import VisibleGpu
 from pipeline.environments.settings import Settings
 from pipeline.plan.machine import Machine
-from pipeline.plan.preflight import Preflight, early_faults, line, preflight_of, refuse
+from pipeline.plan.preflight import Preflight, early_faults, line, preflight_of
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import check_processor
 from pipeline.run.model import run_model
@@ -505,11 +505,3 @@ class TestDownload:
     ) -> None:
         (settings.store / "stages" / "quantize" / "abc").mkdir(parents=True)
         assert early() == []
-
-
-def test_one_fault_is_raised_as_it_is() -> None:
-    refuse([])
-    fault = UsageError("it is too old", where="--recipe x", hint="leave it out")
-    with pytest.raises(UsageError) as caught:
-        refuse([fault])
-    assert caught.value is fault

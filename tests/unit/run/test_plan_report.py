@@ -152,12 +152,6 @@ class TestNothingDone:
         planning.forecast()
         assert planning.files(planning.settings.store) == before
 
-    def test_every_stage_of_a_run(self, planning: Planning) -> None:
-        found = planning.forecast()
-        assert [stage.name for stage in found.stages if stage.name != "serve"] == list(STAGES)
-        assert len(STAGES) == len(planning.specs())
-        assert [s.row[2] for s in found.stages] == ["to run"] * (len(STAGES) + 2)
-
     def test_bad_options_and_checkpoints_are_refused_as_a_run_would(
         self, planning: Planning
     ) -> None:
@@ -304,24 +298,7 @@ class TestTimes:
         assert rows(planning.forecast())["check_weights"] == ["to run", "4 s"]
 
 
-class TestDone:
-    def test_finished_stages_are_cached(self, planning: Planning) -> None:
-        for spec in planning.specs():
-            planning.finish(spec)
-        found = planning.forecast()
-        assert all(stage.cached for stage in found.stages)
-
-
 class TestGates:
-    def test_what_they_can_show(self, planning: Planning) -> None:
-        found = planning.forecast(recipes=(RECIPE, "awq-w4a16"))
-        assert [(gate.gate, gate.family) for gate in found.power] == [
-            *((suite, family) for suite in SUITES for family in ("fp8", "int4")),
-            ("ratio.short", None),
-        ]
-        assert found.power[0].alpha == pytest.approx(0.025)
-        assert found.to_dict()["gates"][0]["passes"] == found.power[0].passes
-
     def test_the_number_of_questions_is_the_sources(self, planning: Planning) -> None:
         data = write_files(planning.folder / "data", {"summarization_test.jsonl": b"{}\n" * 40})
         by_suite = {gate.gate: gate for gate in planning.forecast(eval_data=data).power}

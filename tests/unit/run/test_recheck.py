@@ -273,15 +273,6 @@ class TestSomethingChanged:
         with pytest.raises(UsageError, match="model@1"):
             promote_run(kept, site.store, PromotionRequest(site.registry.uri), Listener())
 
-    def test_one_gate_is_measured_again_on_request(self, site: Site) -> None:
-        site.serve = "3" * 64
-        for remeasured, number in (((), 1), (("code",), 2)):
-            outcome = site.recheck(remeasured=remeasured)
-            assert (outcome.stands, outcome.exit_code) == (True, 0)
-            asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
-            assert max(each["measurement"] for each in asked) == number
-        assert set(site.statuses(site.recheck()).values()) == {"reused"}
-
     def test_a_verdict_that_does_not_stand(self, site: Site) -> None:
         site.serve, site.models.score = "3" * 64, broken_now
         before = site.registry.aliases(NAME)

@@ -246,28 +246,6 @@ def test_run_again_it_measures_nothing_again(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_another_winner_of_the_same_race_has_the_full_level(tmp_path: Path) -> None:
-    seconds = {"fast": 0.7, "other": 0.8}
-    made = tried(tmp_path, seconds, fast=FASTER, other=OTHER)
-    made.run()
-    assert made.report.winner == "fast"
-    for record in made.store.records("speed"):
-        if record.parameters["rule"]["kind"] == "screening":  # which is screened again
-            made.store.discard("speed", record.key)
-    seconds.update(fast=0.8, other=0.7)
-    made.run()
-    assert made.report.winner == "other"
-    assert made.report.confirmation is not None
-    assert made.report.confirmation.alpha == pytest.approx(0.05)
-
-
-def test_other_candidates_are_another_attempt(tmp_path: Path) -> None:
-    seconds = {"fast": 0.7, "other": 0.7}
-    tried(tmp_path, seconds, fast=FASTER).run()
-    made = tried(tmp_path, seconds, other=OTHER)
-    made.run()
-
-
 def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
     bad = candidates(bad={"engine_arguments": {"host": "0.0.0.0"}})
     defaults = make_defaults(profile(), bad)
