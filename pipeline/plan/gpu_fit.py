@@ -12,6 +12,7 @@ from pipeline.checkpoint.folder import needs_own_code
 from pipeline.checkpoint.reference import CheckpointReference
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.environments.settings import Settings
+from pipeline.inspection.config_tensors import read_config_alone
 from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.checkpoint_resolver import demo_stage
@@ -104,7 +105,7 @@ def answer(
     # Recipes and checkpoint do not depend on the profile. This machine need not have the requested
     # GPU, so its own is not inspected.
     choices = choose(replace(request, profile="cpu", gpus_a_copy=None), settings)
-    source = _read(choices.reference, choices.profile, settings)
+    source = _read(choices.reference, choices.profile, settings, config_alone=True)
     model = Model.of(source)
     adopted = choices.headers
     # Weights that cannot be converted to 16 bits can be served as they are, and no more.
@@ -217,6 +218,8 @@ def _check_number(asked: int | None, gpus: int) -> None:
 
 def _notes(site: Gpus) -> Iterator[str]:
     source, gpu = site.model.source, site.gpu
+    if not source.largest_file_bytes:
+        yield "there are no weights here: their shapes are estimated from config.json"
     if (form := source.format) is not None:
         after = "recipes start from them in 16 bits" if form.converter else form.reason
         yield f"the baseline has {form.label} weights, as released; {after}"
@@ -235,11 +238,15 @@ def _read(
     reference: CheckpointReference,
     profile: ServingProfile,
     settings: Settings,
+    *,
+    config_alone: bool = False,
 ) -> HeaderSource:
     if reference.kind == "hub":
         return read_hub(reference.name, reference.revision)
     if reference.kind == "folder":
         folder = Path(reference.name).expanduser()
+        if config_alone and not any(folder.glob("*.safetensors*")):
+            return read_config_alone(folder, reference.text)
         return read_folder(folder, reference.text)
     spec, store = demo_stage(reference, profile, settings), settings.open_store()
     if store.find(spec.stage, spec.key) is None:

@@ -66,6 +66,13 @@ def test_json(model: str) -> None:
     assert [fit["variant"] for fit in found["fits"]] == ["baseline", "fp8-dynamic"]
 
 
+def test_a_config_alone_suffices(model: str, tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "alone", {"config.json": json.dumps(CONFIG).encode()})
+    done = CliRunner().invoke(app, ["plan", str(folder), "--gpu", "h100"])
+    assert done.exit_code == 0, done.output
+    assert "estimated from config.json" in done.stdout
+
+
 def test_a_gpu_of_ones_own(model: str, tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from published_models import (
 )
 
 from pipeline.core.errors import CheckpointError
+from pipeline.inspection.config_tensors import read_config_alone
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.host_memory import making_needs, serving_need
 from pipeline.plan.memory import Fit, Gpus, Model, choose_gpus, divisors, variants_of
@@ -170,3 +173,21 @@ class TestHostMemory:
         quantized = weights[FP8.name].bytes - 2 * around
         assert fp8.host_bytes == times * quantized + kept * around + 3 * self.GIB
         assert serving_need(model, FP8, weights[FP8.name], None) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (LLAMA_3_8B, 8_030_261_248),
+        (LLAMA_3_405B, 405_853_388_800),
+        (MIXTRAL_8X22B, 140_620_634_112),
+        (QWEN_3_235B, 235_000_000_000),
+        (DEEPSEEK_V3 | {"first_k_dense_replace": 3, "n_shared_experts": 1}, 671_000_000_000),
+    ],
+)
+def test_a_config_alone_has_the_published_size(
+    tmp_path: Path, config: dict[str, Any], parameters: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = Model.of(read_config_alone(tmp_path, "x"))
+    assert model.parameters() == pytest.approx(parameters, rel=0.01)
