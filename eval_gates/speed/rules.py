@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
@@ -217,6 +217,8 @@ class SpeedRule(NumericRecord):
         if self.kind == "screening":
             rate = math.exp(fmean(values)) if values else None
             return SpeedFinding(ending if why else "pass", len(values), rate, why=why)
+        if ending != "open" and (at_worst := self._at_worst(values, blocks)) is not None:
+            return at_worst
         if len(values) < 2:
             return SpeedFinding(ending, len(values), why=why)
         found = self._decide(values)
@@ -237,6 +239,28 @@ class SpeedRule(NumericRecord):
             with_disturbed=others.estimate if blocks.disturbed else None,
             why=why,
         )
+
+    def _at_worst(self, values: Sequence[float], blocks: Blocks) -> SpeedFinding | None:
+        """Return the pass of a ratio whose client was late in too many blocks; None without one.
+
+        In each of these the candidate could only be faster, and the baseline by its client's lag.
+        No block is left out by its speed, so the level holds. What throttling or another process
+        did to one side alone is not known.
+        """
+        is_late_alone = all(fault.kind == "client_lag" for fault in blocks.faults)
+        complete = len(values) + len(blocks.disturbed)
+        if self.kind != "ratio" or not is_late_alone or not len(values) < self.blocks <= complete:
+            return None
+        worst = [
+            self.value(unit) - steady_state.lag_gain(load)
+            for unit in blocks.disturbed
+            for load in unit
+            if load.side == "baseline"
+        ]
+        if -math.inf in worst or (found := self._decide([*values, *worst])).state != "pass":
+            return None
+        why = f"{len(worst)} {self.unit} with a late client count at their worst"
+        return replace(found, quiet=len(values), why=why)
 
     def _decide(self, values: Sequence[float]) -> SpeedFinding:
         from eval_gates.statistics.paired_t import compare_mean

@@ -11,6 +11,7 @@ from measured_loads import block, blocks, load_in_waves, queued_round, round_of
 
 from eval_gates.speed.load_run import Interference, LoadRun
 from eval_gates.speed.rules import SpeedRule, State
+from eval_gates.speed.steady_state import steady_window
 
 RATIO = SpeedRule(kind="ratio", min_ratio=0.95, alpha=0.025, blocks=5)
 LIMITS = SpeedRule(kind="slo", limits={"ttft_ms_p95": 800}, alpha=0.025, blocks=6)
@@ -106,6 +107,20 @@ class TestDisturbances:
         loads = [load.model_copy(update=THROTTLED) for load in blocks([1.0] * 10)]
         assert [RATIO.needs_more(loads[: 2 * n]) for n in (9, 10)] == [True, False]
         assert state_of(RATIO, loads) == "undecided"
+
+    @pytest.mark.parametrize(("ratio", "state"), [(1.0, "pass"), (0.85, "undecided")])
+    def test_blocks_with_a_late_client_count_at_their_worst(self, ratio: float, state: str) -> None:
+        """It hides a part of a difference: by so much the ratio may be less."""
+        rule = RATIO.model_copy(update={"min_ratio": 0.8})
+        loads = []
+        for load in blocks([ratio] * 10):
+            start, end = steady_window(load)
+            lag = {"client_lag_s": 9.0, "client_late_s": 0.12 * (end - start)}
+            loads.append(load.model_copy(update=lag))
+        found = rule.evaluate(loads)
+        assert (found.state, found.quiet) == (state, 0)
+        changed(loads, 9, "baseline", **THROTTLED)
+        assert state_of(rule, loads) == "undecided"
 
     def test_a_verdict_that_hangs_on_the_disturbed_blocks_is_none(self) -> None:
         """Else a cause that hits the slow blocks would let any server pass."""
