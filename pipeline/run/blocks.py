@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.errors import PrepareError, StageLostError, StoreError
+from pipeline.core.events import Progress
 from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage_record import StageSpec
@@ -86,7 +87,8 @@ class Blocks:
         numbers, number = {block.number for block in done}, 0
         while wanted:
             if number not in numbers:
-                yield self._block(measurement, number, open_gates)
+                died = {arm for block in done for arm in block.result.died}
+                yield self._block(measurement, number, open_gates, died)
                 wanted -= 1
             number += 1
 
@@ -119,7 +121,13 @@ class Blocks:
 
         return Piece(f"speed.{spec.key}", f"collects loads of {spec.variant}", do, is_done)
 
-    def _block(self, measurement: BlockParameters, number: int, gates: Sequence[_Gate]) -> Piece:
+    def _block(
+        self,
+        measurement: BlockParameters,
+        number: int,
+        gates: Sequence[_Gate],
+        died: Collection[str],
+    ) -> Piece:
         plans = {gate.arm: gate.variant for gate in gates}
         first = SPEED.runtime_of(gates[0].spec)
         arms = {gate.arm: _arm(gate.spec, "candidate") for gate in gates}
@@ -135,7 +143,7 @@ class Blocks:
             counted=first.counted,
         )
         spec = block_spec(measurement, number, runtime, self._store.root)
-        servers = _Servers(self._serving, plans, self._give_up)
+        servers = _Servers(self._serving, plans, self._give_up, died, self._stages.progress)
 
         def do(lot: Lot) -> None:
             with ExitStack() as held:
@@ -183,6 +191,9 @@ class _Servers:
     serving: Serving
     plans: Mapping[str, Arm]
     give_up: GiveUp
+    died: Collection[str]
+    """Arms whose server ended under load before: the first time is repeated."""
+    progress: Progress
 
     @contextmanager
     def up(self, arm: str) -> Iterator[dict[str, Any]]:
@@ -197,10 +208,13 @@ class _Servers:
             with hold_interruptions():
                 endpoints.close()
 
-    def leave(self, arm: str, error: PrepareError) -> None:
+    def leave(self, arm: str, error: PrepareError, *, under_load: bool) -> None:
         is_ours = isinstance(error, StoreError | StageLostError) or is_interruption(error)
         if arm == BASELINE or is_ours:
             raise error
+        if under_load and arm not in self.died:
+            self.progress.note(f"{arm}: its server ended under load; once more: {error.message}")
+            return
         self.give_up(self.plans[arm], error)
 
 

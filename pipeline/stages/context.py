@@ -38,8 +38,12 @@ class Servers(Protocol):
     def up(self, arm: str) -> AbstractContextManager[dict[str, Any]]:
         """Serve the arm meanwhile; yields facts on its endpoint, raises ServingError."""
 
-    def leave(self, arm: str, error: PrepareError) -> None:
-        """Give the arm up; raises the error if the stage cannot do without it."""
+    def leave(self, arm: str, error: PrepareError, *, under_load: bool) -> None:
+        """Go on without the arm; raises the error if the stage cannot do without it.
+
+        Args:
+            under_load: the server had started.
+        """
 
 
 @dataclass

@@ -100,6 +100,7 @@ class PretendModels:
     loads: int = 0
     dies_at_load: int | None = None
     dies_under_load: set[str] = field(default_factory=set)
+    dies_once: set[str] = field(default_factory=set)
     disturbed_loads: int = 0  # from the first one on
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
@@ -183,7 +184,8 @@ class PretendContext(StageContext[Any, Any]):
 
         def measure(side: str, requests: int, seed: int, at: Any) -> dict[str, Any]:
             models.loads += 1
-            is_dead = variants[side] in models.dies_under_load
+            is_dead = variants[side] in models.dies_under_load | models.dies_once
+            models.dies_once.discard(variants[side])
             if is_dead or models.loads == models.dies_at_load:
                 raise ServingError("not one of 8 requests was answered")
             seconds = models.seconds.get(variants[side], 1.0)

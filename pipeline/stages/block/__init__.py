@@ -80,10 +80,11 @@ class BlockResult(Record):
     arms: dict[str, str] = Field(
         description="by arm that was measured, in that order, the digest of its screen"
     )
+    died: list[str] = Field([], description="arms whose server ended under load")
     seed: int = Field(description="that traffic and order of the measurement are drawn with")
     starts: int = Field(description="how often the block was begun; only the last is kept")
     loads_digest: str
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-BLOCK = Stage("block", 2, BlockParameters, BlockRuntime, BlockResult)
+BLOCK = Stage("block", 3, BlockParameters, BlockRuntime, BlockResult)

@@ -1,7 +1,8 @@
 """Measures one block: its arms are started one after another, and each receives one load.
 
-A block that was killed is thrown away whole, and drawn again. An arm whose server does not start,
-or ends, leaves; the others' loads stay. All loads of a block have the same prompts.
+A block that was killed is thrown away whole, and drawn again. An arm whose server does not start
+leaves, and so does one whose server ends under load for the second time; the others' loads stay.
+All loads of a block have the same prompts.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def run(context: Context) -> BlockResult:
         AttemptLedger(context.store).begin(runtime.counted, parameters.measurement)
     measured: dict[str, str] = {}
     facts: dict[str, Any] = {}
+    died = []
     for arm in order:
         if arm not in runtime.arms:
             continue
@@ -53,18 +55,22 @@ def run(context: Context) -> BlockResult:
             **{"order": len(measured), "seed": traffic},
         }
         context.advance(f"speed {parameters.name}, block {parameters.number}", len(measured), None)
+        is_up = False
         try:
             with context.servers.up(arm) as endpoint:
+                is_up = True
                 server = (runtime.arms[arm].served, ServerRuntime.model_validate(endpoint))
                 facts = measure_loads(context, {side: server}, start)
         except PrepareError as error:
-            context.servers.leave(arm, error)
+            context.servers.leave(arm, error, under_load=is_up)
+            died += [arm] if is_up else []
             log.cut(len(measured))
             continue
         measured[arm] = digest_of(runtime.arms[arm].screen, context.store)
     return BlockResult(
         **facts,
         arms=measured,
+        died=died,
         seed=begun.seed,
         starts=begun.starts,
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),

@@ -361,7 +361,16 @@ class TestSpeed:
             TWO: "pass",
         }
         assert fast.models.served.count("baseline") == 5 + 1
-        assert fast.models.served.count(ONE) == 1 + 1
+        assert fast.models.served.count(ONE) == 1 + 2
+
+    def test_an_arm_that_dies_once_is_measured_in_another_block(self, fast: FakeRun) -> None:
+        fast.hardware = {**fast.hardware, "accelerator": "cuda"}
+        fast.models.dies_once = {ONE}
+        report = fast.run()
+        assert [each.verdict for each in report.variants] == ["pass", "pass"]
+        assert fast.models.served.count(ONE) == 1 + 6
+        assert any(note.startswith(f"{ONE}: its server ended under load") for note in report.notes)
+        assert all(not check.differences for check in check_run(report, Store(fast.root)))
 
     def test_a_variant_that_is_added_gets_fresh_starts_of_the_baseline(self, fast: FakeRun) -> None:
         fast.hardware = {**fast.hardware, "accelerator": "cuda"}
