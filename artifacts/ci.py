@@ -1,8 +1,7 @@
-"""What a run leaves for a CI system: JUnit XML, a summary in Markdown, and outputs.
+"""A run's results for CI: JUnit XML, a Markdown summary, and outputs.
 
-In JUnit, `failure` prevents promotion: a failed gate (type `fail`) or an undecided critical gate
-(type `undecided`). `error`: a variant could not be made or served, or the run did not finish.
-`skipped` has no effect.
+JUnit's `failure` prevents promotion: a failed gate or an undecided critical one. `error`: a variant
+was not made or served, or the run did not finish.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from pipeline.core.escape import (
 from pipeline.core.store import write_atomically
 
 SUMMARY, OUTPUTS = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
-LARGEST_BYTES = 1 << 20  # of a summary that GitHub takes
-MAX_VALUE_CHARACTERS = 400  # of an output; GitLab takes 5 KiB of a dotenv report in all
-WHOLE_VARIANT = "verdict"  # name of what no gate alone explains: not made, broken, not needed
+LARGEST_BYTES = 1 << 20  # GitHub's limit
+MAX_VALUE_CHARACTERS = 400  # GitLab takes 5 KiB of a dotenv report in all
+WHOLE_VARIANT = "verdict"  # a case that no gate explains: not made, broken, not needed
 
 
 def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:
-    """Return every gate with its variant; an error of the whole run comes first."""
+    """Return every gate with its variant; the run's own error comes first."""
     cases = []
     if report.error is not None:
         error, kind = str(from_dict(report.error)), report.error.get("kind", "")
@@ -60,7 +59,7 @@ def _gates(variant: VariantReport) -> list[GateResult]:
 
 
 def junit_xml(report: RunReport) -> bytes:
-    """Return the run as JUnit XML in UTF-8: a suite per variant, a case per gate."""
+    """Return JUnit XML in UTF-8: a suite per variant, a case per gate."""
     from junitparser.xunit2 import JUnitXml, TestSuite
 
     xml = JUnitXml(f"prepare {report.kind}")
@@ -74,7 +73,6 @@ def junit_xml(report: RunReport) -> bytes:
             suite.append(_case(name, gate))
         xml.add_testsuite(suite)
     xml.update_statistics()
-    # The library adds up the cases' times, and gates have none of their own.
     for added in xml:
         seconds = [each.seconds for each in report.stages if each.variant == added.name]
         added.time = round(sum(seconds), 3)
@@ -122,7 +120,7 @@ def _case(variant: str, gate: GateResult) -> object:
 
 
 def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
-    """Return the run as Markdown of at most `limit` bytes: verdict, next step, table, reasons."""
+    """Return the run as Markdown of at most `limit` bytes."""
     text = "".join(_blocks(report)).encode()
     if len(text) <= limit:
         return text.decode()
@@ -159,10 +157,7 @@ def _blocks(report: RunReport) -> Iterator[str]:
 
 
 def outputs(report: RunReport, junit: str) -> str:
-    """Return `name=value` lines for $GITHUB_OUTPUT and GitLab's dotenv reports.
-
-    All names are present, and unknown values are empty.
-    """
+    """Return `name=value` lines for $GITHUB_OUTPUT and GitLab's dotenv; unknown ones are empty."""
     champion = champion_of(report)
     values = {
         "verdict": verdict_of(report),
@@ -179,7 +174,7 @@ def outputs(report: RunReport, junit: str) -> str:
 
 @dataclass(frozen=True)
 class ReportPaths:
-    """Paths of the reports, None for no report."""
+    """Paths of the reports; None for no report."""
 
     junit: Path | None
     summary: Path | None
@@ -189,16 +184,13 @@ class ReportPaths:
     def of(
         cls, environ: Mapping[str, str], junit: Path | None, outputs: Path | None
     ) -> ReportPaths:
-        """Return the paths of the CI system's variables; a user's path takes precedence."""
+        """Return the CI system's paths; a user's path takes precedence."""
         named = {name: Path(environ[name]) for name in (SUMMARY, OUTPUTS) if environ.get(name)}
         return cls(junit, named.get(SUMMARY), outputs or named.get(OUTPUTS))
 
 
 def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) -> None:
-    """Write all reports of a finished run; `say` receives the written files.
-
-    `say` also receives write errors; they do not change the verdict.
-    """
+    """Write all reports; `say` receives files and write errors, which do not change the verdict."""
     written = ""
     if places.junit is not None:
         with _report_failure(places.junit, say):
@@ -208,7 +200,7 @@ def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) 
             say(f"JUnit report: {written}")
     if places.summary is not None:
         with _report_failure(places.summary, say):
-            # An earlier command of the same step may have taken some of the room.
+            # An earlier command of the same step may have used some of the limit.
             taken = places.summary.stat().st_size if places.summary.exists() else 0
             _append(places.summary, markdown_summary(report, LARGEST_BYTES - taken))
     if places.outputs is not None:

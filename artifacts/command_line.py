@@ -11,7 +11,7 @@ from typing import Any
 from artifacts.recorded_command import RunKind, read_command
 from pipeline.core.errors import StoreError
 
-# Options of either command whose value the record keeps under the same name.
+# Options of both commands that the record stores under the same name.
 GATE_OPTIONS: tuple[str, ...] = (
     "baseline",
     "candidate",
@@ -34,11 +34,9 @@ PATHS = ("tokenizer", "eval_data", "weights")
 def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = False) -> str:
     """Return one shell line, without passwords in URLs.
 
-    Names stay as the user gave them. `public` omits private data: paths
-    become `./NAME`, and there is no registry.
-
-    Raises:
-        StoreError: an option has the wrong type.
+    `public` omits private data: paths become `./NAME`, and there is no registry. Raises StoreError
+    for
+    an option of the wrong type.
     """
     try:
         options = read_command(command)
@@ -93,12 +91,10 @@ def _show(value: Any, *, public: bool, path: bool = False) -> str:
 
 
 def _show_variant(text: str) -> str:
-    """As `_show_checkpoint`, with a name before it or not."""
     name, equals, ref = text.partition("=")
     return f"{name}={_show_checkpoint(ref)}" if equals else _show_checkpoint(text)
 
 
 def _show_checkpoint(ref: str) -> str:
-    """Return a folder's last part; other references stay unchanged."""
     is_folder = ref.startswith(("/", ".", "~")) or not ("/" in ref or ref.startswith("demo:"))
     return f"./{Path(ref).name}" if is_folder else ref

@@ -1,7 +1,7 @@
-"""The deployable tuple, the subject of a verdict: a change in any member invalidates the verdict.
+"""The deployable tuple, the subject of a verdict: another member, another verdict.
 
-Registry tags and evidence are untrusted. Commands to start never come from a tag, but from the
-evidence: a digest covers it, and the verdict can be recomputed.
+Registry tags are untrusted. Commands come from the evidence: a digest covers it, and the verdict
+can be recomputed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from recipes.engine_arguments import check_arguments, check_variables
 from recipes.engines import KERNELS
 from recipes.engines.engine import KV_DTYPE
 
-# Members that can differ where it is served, as people read them. What quantized is not there any
-# more, and weights have digests of their files.
+# Members that can differ where it is served; weights have digests of their own.
 WORDS = {
     "engine_version": "engine version",
     "environment.serve": "environment 'serve'",
@@ -36,7 +35,7 @@ WORDS = {
 }
 ABSENT = "none"
 ACCEPTANCE_KEY = "speculative.rejection_sample_method"
-SHORT = 12  # characters of a digest
+SHORT = 12
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class TupleDifference:
 class Deployable(SparseRecord, serialize_by_alias=True):
     """The deployable tuple; its digest covers all members.
 
-    The kernels are no member: they are known only once a server has started, and stages have keys
-    before. They are compared then, by `kernel_differences`.
+    The kernels are not a member: stages have keys before a server reports them.
     """
 
     weights: str = Field(description="digest of the names and contents of the weight files")
@@ -118,7 +116,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         }
 
     def tags(self) -> dict[str, str]:
-        """Return the digest and each member as text tags of a registered version."""
+        """Return the digest and each member as text tags."""
         return {
             TUPLE_TAG: self.digest,
             **{f"prepare.{name}": as_tag(member) for name, member in self.model_dump().items()},
@@ -127,7 +125,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
     def differences(self, here: Deployable) -> list[TupleDifference]:
         """Return each member in which `here` differs; serving and hardware part by part."""
         then, now = self.members, here.members
-        if self.hardware.cpu_features is None:  # nobody looked at it then, so it cannot differ
+        if self.hardware.cpu_features is None:
             now["hardware"].pop("cpu_features", None)
         return [
             change
@@ -136,10 +134,9 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         ]
 
     def kernel_differences(self, facts: Mapping[str, str]) -> list[TupleDifference]:
-        """Return the kernels and fusions that a started server has otherwise; [] if not known.
+        """Return the kernels and fusions that a server's log `facts` has otherwise.
 
-        Args:
-            facts: of the engine's log.
+        [] if either side is unknown.
         """
         if self.kernels is None:
             return []
@@ -151,11 +148,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         ]
 
     def check_servable(self, where: str) -> None:
-        """Check that its engine arguments and variables, from `where`, are permitted.
-
-        Raises:
-            EvidenceError: an argument or variable is not permitted.
-        """
+        """Raise EvidenceError if an argument or variable, from `where`, is not permitted."""
         serving = self.serving
         of_a_profile = {k: v for k, v in serving.engine_arguments.items() if k != KV_DTYPE}
         try:
@@ -186,7 +179,7 @@ def verdict_tags(
     trust_remote_code: bool,
     made_by: str,
 ) -> dict[str, str]:
-    """Return the version tags that also follow from the evidence, for comparison."""
+    """Return the version's tags that also follow from the evidence."""
     return {
         **deployable.tags(),
         POLICY_TAG: policy,

@@ -1,7 +1,7 @@
-"""Finds and removes what the store need not keep: unreferenced stages, runs and answers.
+"""Finds and removes unreferenced stages, runs and answers.
 
-Kept is what a registry's alias or history references, what a run younger than some days used, and
-all that these depend on. Everything younger than those days is kept too.
+A registry's aliases and history keep stages, as do runs younger than some days, with all that these
+depend on. Everything younger than those days stays too.
 """
 
 from __future__ import annotations
@@ -34,25 +34,23 @@ from pipeline.stages.evaluate.run import book_key
 class GarbageItem:
     """One thing to remove."""
 
-    kind: str  # stage, unfinished stage, run, version or answers
+    kind: str
     path: Path
-    size: int = 0  # bytes that come free when all that was found with it goes too
+    size: int = 0  # freed if all that was found with it goes too
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
+        """Return plain data for `--json`."""
         return {"kind": self.kind, "path": str(self.path), "bytes": self.size}
 
 
 def find_garbage(
     store: Store, registries: Iterable[str], days: float, progress: Progress
 ) -> list[GarbageItem]:
-    """Return everything that may be removed, the largest first; younger items stay.
+    """Return everything that may be removed, the largest first.
 
-    `registries` are asked in addition to those of the store's own promotions. Runs with unreadable
-    records stay, with a note.
-
-    Raises:
-        RegistryError: a registry cannot be asked, so its references are unknown.
+    `registries` are asked in addition to those of the store's promotions. Runs with unreadable
+    records
+    stay. Raises RegistryError if a registry cannot be asked, as its references are unknown.
     """
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = _Kept(store)
@@ -73,7 +71,7 @@ def find_garbage(
 
 
 def remove(garbage: GarbageItem, store: Store) -> None:
-    """Remove it, unless another process holds it now; raise StoreError if that fails."""
+    """Remove it, unless another process holds it; raise StoreError if that fails."""
     path = garbage.path
     if garbage.kind == "stage":
         store.discard(path.parent.name, path.name)
@@ -84,7 +82,7 @@ def remove(garbage: GarbageItem, store: Store) -> None:
             path.rename(doomed)
             shutil.rmtree(doomed)
             return
-        # An unfinished stage, or a part of an answer log, unless it is being written again.
+        # An unfinished stage or part of an answer log may be in use again.
         with store.hold(path.name.partition(".")[0], wait=False) as is_held:
             if is_held and path.is_dir():
                 shutil.rmtree(path)
@@ -93,7 +91,6 @@ def remove(garbage: GarbageItem, store: Store) -> None:
 
 
 def _registries_of(store: Store, others: Iterable[str], runs: Iterable[RunReport]) -> list[str]:
-    """URIs of every registry that a promotion or recheck of this store used, and its own."""
     uris = dict.fromkeys(others)
     own = store.root.resolve() / "registry.db"
     used = [
@@ -102,14 +99,14 @@ def _registries_of(store: Store, others: Iterable[str], runs: Iterable[RunReport
         *(run.options.registry for run in runs if run.kind == "recheck" and run.options.registry),
     ]
     for uri in used:
-        # A file that is gone names nothing; making an empty one would not help.
+        # A missing file references nothing.
         if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
             uris[uri] = None
     return list(uris)
 
 
 class _Kept:
-    """What a store keeps: stages by name and key, runs by id, folders of versions by name."""
+    """Stages by name and key, runs by id, folders of versions by name."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -127,10 +124,9 @@ class _Kept:
                 self.runs.add(folder.name)
 
     def keep_named(self, registry: Registry) -> None:
-        """Keep what any alias or history of the registry references.
+        """Keep what an alias or history of the registry references.
 
-        Raises:
-            RegistryError: a model that this store promoted is not visible there.
+        Raises RegistryError if a model that this store promoted is not visible there.
         """
         noted = [each for each in registrations(self._store) if each.registered]
         promoted = {each.name for each in noted if each.registry == registry.uri}
@@ -157,7 +153,7 @@ class _Kept:
                     self.runs |= {tags.get(RUN_TAG, ""), *(r.run for r in rechecks_of(version))}
 
     def keep_inputs(self) -> None:
-        """Keep also what the kept stages depend on, and the answer logs that they used."""
+        """Keep the kept stages' inputs, and the answer logs that they used."""
         pending = [each for each in self.stages if each[1]]
         while pending:
             record = self._store.find(*pending.pop())
@@ -209,10 +205,10 @@ def _book_of(record: StageRecord, store: Store) -> str | None:
 
 
 def freed_bytes(paths: Sequence[Path]) -> list[int]:
-    """Return the bytes that removing all of these folders and files frees, by path.
+    """Return the bytes that removing all these paths frees, by path.
 
-    A file with several names (versions link the weights of `quantize`) is freed only
-    with its last name; it counts for the first path that has one.
+    A file with several names (versions link the weights of `quantize`) is freed only with its last
+    name; it counts for the first path that has one.
     """
     names: Counter[tuple[int, int]] = Counter()
     first: dict[tuple[int, int], tuple[int, int, int]] = {}

@@ -1,7 +1,6 @@
 """MLflow's model registry: a SQLite file, or a server by URI. Errors are RegistryErrors.
 
-MLflow needs seconds to open a file, and every command asks, so a file is read without MLflow. It
-needs only mlflow-skinny with SQLAlchemy.
+A file is read without MLflow, which needs seconds to open one.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from pipeline.core.untrusted import open_regular
 EMBEDDED = "sqlite:///"
 COPIES = ("hf://", "oci://")
 HTTP = ("http://", "https://")
-EXPERIMENT, ARTIFACTS = "prepare", "weights"  # of a server's artifact store
-ABSENT, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"  # MLflow's error codes
+EXPERIMENT, ARTIFACTS = "prepare", "weights"
+ABSENT, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
 CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 HINT = "name with --registry a server that answers, or sqlite:////FOLDER/registry.db"
 MODEL = "SELECT name FROM registered_models WHERE name = ?"
@@ -55,13 +54,9 @@ class StoredModel:
 
 
 class MlflowStore:
-    """One registry.
+    """One registry: `sqlite:////FOLDER/FILE.db`, a server, or another URI of MLflow.
 
-    Args:
-        uri: `sqlite:////FOLDER/FILE.db`, `http(s)://SERVER`, or another URI of MLflow.
-
-    Raises:
-        UsageError: it is an address of copies.
+    Raises UsageError for an address of copies.
     """
 
     def __init__(self, uri: str) -> None:
@@ -82,7 +77,7 @@ class MlflowStore:
             return sorted(each.name for each in _pages(self._client.search_registered_models))
 
     def read(self, name: str) -> StoredModel | None:
-        """Return a model, or None if there is no such model."""
+        """Return a model, or None."""
         with self._errors():
             return self._ask(name) if self._file is None else self._read_file(name)
 
@@ -98,7 +93,7 @@ class MlflowStore:
             raise self._refusal(f"{there} may not be written")
 
     def create_version(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Make a version of the folder, whose files a server keeps in its artifact store."""
+        """Make a version of the folder, whose files a server copies."""
         with self._errors():
             place, run_id = self._place(name, folder)
             with _allow(EXISTS):
@@ -125,7 +120,7 @@ class MlflowStore:
                 self._client.set_registered_model_alias(name, alias, version)
 
     def fetch(self, name: str, number: str, source: Path, folder: Path) -> None:
-        """Copy a version's files into that existing, empty folder."""
+        """Copy a version's files into an existing, empty folder."""
         with self._errors():
             if source.is_absolute():
                 copy_checkpoint(source, folder)
@@ -143,30 +138,30 @@ class MlflowStore:
             (folder / ARTIFACTS).rmdir()
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return the lock that excludes other writers of a file; it is reentrant."""
+        """Return the reentrant lock against other writers of a file."""
         if self._file is None:
             return nullcontext()
         from filelock import FileLock
 
         with self._errors():
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            # filelock waits forever in a folder in which no file can be made, such as /proc.
+            # filelock waits forever in a folder that takes no file, such as /proc.
             TemporaryFile(dir=self._file.parent).close()
         mode = 0o660 if is_shared(self._file.parent) else 0o644
         return FileLock(f"{self._file}.lock", mode=mode, is_singleton=True)
 
     @cached_property
     def _client(self) -> Any:
-        # MLflow asks git and its usage service about us at import; neither is our business.
+        # MLflow asks git and its usage service at import.
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        # Otherwise it writes links between our own lines of JSON.
+        # It would write links between lines of JSON.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         with warnings.catch_warnings(action="ignore"):
-            for name in ("mlflow", "alembic"):  # it would print tracebacks of what it raises, too
+            for name in ("mlflow", "alembic"):  # it also prints tracebacks of what it raises
                 logging.getLogger(name).setLevel(logging.CRITICAL)
             if self._file is not None:
                 with self.lock():
@@ -210,7 +205,7 @@ class MlflowStore:
             return database.execute(query, values).fetchall()
 
     def _place(self, name: str, source: Path) -> tuple[str, str | None]:
-        """Return the weights' place for other users, and the MLflow run that has them.
+        """Return the weights' place, and the MLflow run that has them.
 
         A server refuses local folders, so its artifact store gets the files.
         """
@@ -247,13 +242,13 @@ class MlflowStore:
 def make_database(file: Path) -> None:
     """Create the file with MLflow's tables, if there is none; the caller holds its lock.
 
-    MLflow cannot complete its tables after a kill, so the file is made under another name.
+    MLflow cannot complete its tables after a kill, so the file is renamed last.
     """
     for left in file.parent.glob(f".{file.name}.new*"):
         left.unlink()
     if file.exists() and (not file.is_file() or file.stat().st_size):
         return
-    # A new name: MLflow keeps a connection to every name that it opened.
+    # MLflow keeps a connection to every name that it opened.
     made = file.with_name(f".{file.name}.new.{uuid4().hex}")
     made.touch()
     made.chmod(0o660 if is_shared(file.parent) else 0o644)
@@ -273,7 +268,7 @@ def fill(file: Path) -> None:
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
-    """Copy a checkpoint's folder that a registry names: regular files only.
+    """Copy the regular files of a checkpoint that a registry names.
 
     Raises:
         RegistryError: it is not a checkpoint; another user may have named a private folder.

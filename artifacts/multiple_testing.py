@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pipeline.core.errors import ExitCode
 
-# How a variant's reason continues where another one got the alias.
+# Ends a variant's reason if another one got the alias.
 NOT_PREFERRED = "; registered, but "
 
 
 def exit_code_of(verdicts: list[str]) -> ExitCode:
-    """Return a finished run's exit code from its variants' verdicts."""
+    """Return a finished run's exit code."""
     if "pass" in verdicts:
         return ExitCode.SUCCESS
     if "error" in verdicts:

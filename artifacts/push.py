@@ -1,7 +1,6 @@
 """Copies of registered versions on the Hugging Face Hub and in OCI registries, by digest.
 
-A copy has no aliases: those are in the model registry. The recorded questions and answers are sent
-only if a user asks for it; without them a copy has the verdicts and the digests of all files.
+A copy has no aliases. Recorded questions and answers are sent only if a user asks for it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ HUB, OCI = "hf://", "oci://"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.prepare.model.v1"
 EMPTY_TYPE, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
-TITLE = "org.opencontainers.image.title"  # by which `oras pull` names files, too
+TITLE = "org.opencontainers.image.title"  # `oras pull` names files by it, too
 MAX_MANIFEST_BYTES = 4 * 2**20
 BLOCK_BYTES = 2**20
 TIMEOUT = httpx.Timeout(600, connect=20)  # seconds; a registry hashes a blob before it answers
@@ -50,10 +49,10 @@ _HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 class Copy:
     """A version's copy elsewhere."""
 
-    reference: str  # by tag
-    digest_reference: str  # by digest: `prepare pull` gets exactly these files
+    reference: str
+    digest_reference: str  # by digest, so that `prepare pull` gets exactly these files
     files: int
-    sent_bytes: int  # without what was there
+    sent_bytes: int
 
 
 def push(
@@ -72,12 +71,9 @@ def push(
     Args:
         destination: hf://ORG/REPO[@TAG], or oci://HOST/REPO[:TAG].
         tag: if the destination has none.
-        with_questions: send questions and answers, too.
-        insecure: speak HTTP to the OCI registry.
+        insecure: use HTTP for the OCI registry.
 
-    Raises:
-        UsageError: the destination is neither.
-        RegistryError: it refuses or does not answer.
+    Raises UsageError for another destination, RegistryError if it refuses or does not answer.
     """
     files = dict(plain_files(folder, () if with_questions else (ARCHIVE,)))
     if destination.startswith(HUB):
@@ -87,14 +83,10 @@ def push(
 
 
 def fetch(source: str, folder: Path, progress: Progress, *, insecure: bool = False) -> str:
-    """Copy the files of hf://ORG/REPO@REVISION or oci://HOST/REPO@DIGEST into an empty folder.
+    """Copy hf://ORG/REPO@REVISION or oci://HOST/REPO@DIGEST into an empty folder.
 
-    Returns:
-        the reference by digest of what was copied.
-
-    Raises:
-        UsageError: the source is neither.
-        RegistryError: it is missing, or a file differs from its digest.
+    Returns the reference by digest. Raises UsageError for another source, RegistryError if it is
+    missing or a file differs from its digest.
     """
     if source.startswith(HUB):
         return _fetch_from_hub(source, folder)
@@ -173,7 +165,7 @@ def _hub_errors(where: str) -> Iterator[None]:
 
 
 def read_layers(manifest: bytes, where: str) -> list[ManifestFile]:
-    """Return the files of a copy in an OCI registry; raises RegistryError for other manifests."""
+    """Return the files of a copy; raises RegistryError for other manifests."""
     try:
         return [
             ManifestFile(
@@ -279,7 +271,7 @@ class _Oci:
         return self._ask("HEAD", f"blobs/{digest}", allowed=(404,))[0].status_code == 200
 
     def _upload(self, digest: str, size: int, blocks: Iterator[bytes]) -> None:
-        # As `docker push`: one request for the bytes, one that says whose they are.
+        # As `docker push`: one request for the bytes, one for their digest.
         started, _ = self._ask("POST", "blobs/uploads/")
         headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
         place, _ = self._ask("PATCH", self._location(started), content=blocks, headers=headers)
@@ -304,7 +296,7 @@ class _Oci:
         file.parent.mkdir(parents=True, exist_ok=True)
         sha256, left = hashlib.sha256(), wanted.size
         url = f"{self._base}/v2/{self._path}/blobs/sha256:{wanted.sha256}"
-        # The storage behind it, which a redirect names, gets no credentials: httpx removes them.
+        # httpx removes the credentials when a redirect names another host.
         with (
             self._errors(),
             self._client.stream(
@@ -315,7 +307,7 @@ class _Oci:
             answer.raise_for_status()
             for block in answer.iter_raw(BLOCK_BYTES):
                 left -= len(block)
-                if left < 0:  # more than the manifest says: no reason to fill the disk
+                if left < 0:  # more than the manifest says must not fill the disk
                     break
                 sha256.update(block)
                 content.write(block)
@@ -327,7 +319,7 @@ class _Oci:
     def _ask(
         self, method: str, where: str, *, allowed: tuple[int, ...] = (), **options: Any
     ) -> tuple[httpx.Response, bytes]:
-        """Send a request; return the answer and its body. Other statuses than `allowed` raise."""
+        """Return the answer and its body; other statuses than `allowed` raise."""
         url = where if "://" in where else f"{self._base}/v2/{self._path}/{where}"
         headers = options.pop("headers", {})
         with self._errors():
@@ -351,7 +343,7 @@ class _Oci:
         return {"Authorization": self._authorization} if self._authorization != "none" else {}
 
     def _log_in(self) -> None:
-        """Find out what the registry asks for: nothing, a password or a token."""
+        """Get the login that the registry asks for: none, a password or a token."""
         answer = self._client.get(f"{self._base}/v2/")
         asked = answer.headers.get("WWW-Authenticate", "") if answer.status_code == 401 else ""
         if not asked:
@@ -390,7 +382,7 @@ class _Oci:
 
 
 def _find_login(host: str) -> str | None:
-    """Return the login that `docker login` or `podman login` keeps, as Basic's base64."""
+    """Return the login of `docker login` or `podman login`, as Basic's base64."""
     folder = os.environ.get("DOCKER_CONFIG")
     places = [
         Path(folder or Path.home() / ".docker") / "config.json",

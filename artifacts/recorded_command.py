@@ -1,7 +1,4 @@
-"""Validates the command options of a run's record, which is untrusted.
-
-This module declares only the keys that readers use; commands add others.
-"""
+"""Validates a run record's command options, which are untrusted."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ RunKind = Literal["model", "gate", "recheck", "tune"]
 
 
 class CommandOptions(CheckedCopyModel):
-    """Options by name, all optional; other keys are ignored."""
+    """Options that readers use, all optional; commands add others."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

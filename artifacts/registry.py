@@ -1,9 +1,9 @@
 """Versions and aliases in MLflow's model registry: the only authority on aliases.
 
-A move compares, notes itself as a tag of the model, sets the alias of the version before, sets the
-alias, and marks the note as done. The notes are tags of the model, since MLflow deletes a version's
-tags with it. Moves in a SQLite file hold a lock next to it. On a server two moves within one second
-are not excluded: the later one wins, and both are in the history.
+A move compares, writes a note, moves the previous alias, moves the alias, and marks the note as
+done. Notes are tags of the model, since MLflow deletes a version's tags with it. Moves in a SQLite
+file hold a lock next to it. On a server two moves within one second are not excluded: the later one
+wins, and both are in the history.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MANIFEST_TAG = "prepare.manifest"
 EVIDENCE_TAG = "prepare.evidence"
 POLICY_TAG = "prepare.policy.digest"
 MOVE_TAG = "prepare.move."
-REASON_CHARACTERS = 2000  # a tag of a model holds 5,000
+REASON_CHARACTERS = 2000  # MLflow's limit is 5,000
 
 
 class Move(Record):
@@ -86,7 +86,7 @@ class Model:
         return next((each for each in self.versions if each.version == number), None)
 
     def way(self, alias: str) -> list[str]:
-        """Versions that the alias passed; a rollback removes those after its target."""
+        """Return the alias' versions; a rollback removes those after its target."""
         way: list[str] = []
         current = self.aliases.get(alias)
         for move in self.history:
@@ -113,11 +113,7 @@ class Cause:
 
 
 class Registry:
-    """A model registry. Every method raises RegistryError if it refuses or does not answer.
-
-    Args:
-        uri: as `MlflowStore` has it.
-    """
+    """A model registry at a URI of `MlflowStore`; methods raise RegistryError."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -127,7 +123,7 @@ class Registry:
         return self._store.names()
 
     def model(self, name: str) -> Model | None:
-        """Return everything about a model, or None if there is no such model."""
+        """Return a model, or None."""
         found = self._store.read(name)
         return self._parse(name, found) if found is not None else None
 
@@ -146,7 +142,7 @@ class Registry:
         return found.history if found else []
 
     def check(self, name: str) -> None:
-        """Raise RegistryError if registration is bound to fail; write nothing."""
+        """Raise RegistryError if registration must fail; write nothing."""
         self._store.check_writable()
         self.model(name)
 
@@ -165,7 +161,7 @@ class Registry:
                 self._store.set_version_tag(name, version, key, value)
 
     def fetch(self, version: Version, folder: Path) -> None:
-        """Copy the version's files into that existing, empty folder."""
+        """Copy the version's files into an existing, empty folder."""
         self._store.fetch(version.name, version.version, Path(version.source), folder)
 
     def move(
@@ -186,8 +182,7 @@ class Registry:
             replaces: version that it must point to now; None: to none.
             previous_alias: gets the replaced version.
 
-        Raises:
-            RegistryError: it points elsewhere; names the user who moved it.
+        Raises RegistryError with the user who moved it if it points elsewhere.
         """
         with self._store.lock():
             model, current, last = self._find_killed(name, alias)
@@ -216,12 +211,10 @@ class Registry:
         to: str | None = None,
         replaces: str | None = None,
     ) -> Move:
-        """Point the alias to the version before on its way (or to `to`) that was not deleted.
+        """Point the alias to the previous version on its way (or to `to`) that still exists.
 
-        A killed rollback is completed, and goes no further.
-
-        Args:
-            replaces: version that it must point to now; None: any.
+        A killed rollback is completed, and goes no further. The alias must point to `replaces`, if
+        given.
         """
         with self._store.lock():
             model, current, last = self._find_killed(name, alias)

@@ -1,9 +1,8 @@
 """Promotion: makes a version's folder, registers it, and moves the alias.
 
-`STORE/versions/<manifest digest>/` has the quantized weights (hard links, or copies on another file
-system), the model card and the evidence. It is made under another name and renamed last.
-`STORE/registries.jsonl` names every registry and model that this store promoted to, so that garbage
-collection asks them.
+`STORE/versions/<manifest digest>/` has the weights (hard links, or copies on another file system),
+the model card and the evidence; it is renamed last. `STORE/registries.jsonl` names every registry
+and model that this store promoted to, for garbage collection.
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ class PromotionRequest:
     """What to promote, and where to."""
 
     registry: str  # its URI
-    # the recipe to promote; None: what the policy prefers of those that passed
+    # the recipe; None: the policy's preference among those that passed
     variant: str | None = None
-    override: str | None = None  # why a variant that did not pass is promoted anyway
+    override: str | None = None  # why a variant without a pass is promoted
     name: str | None = None  # in the registry; None: the run's
-    alias: str | None = None  # that moves; None: the policy's
+    alias: str | None = None  # None: the policy's
     replaces: str | None = None  # version that the alias must point to now; None: any
     since: datetime | None = None  # the alias must point to what it did then; None: any
-    signer: Signer | None = None  # of what is registered
+    signer: Signer | None = None
 
 
 class Promoted(Record):
@@ -104,7 +103,7 @@ class Candidate:
     deployable: Deployable
     verdict: BundleVerdict
     records: tuple[StageRecord, ...]
-    identity: str  # digest of all that its evidence follows from
+    identity: str  # of all that its evidence follows from
     signer: Signer | None
 
     @property
@@ -118,7 +117,7 @@ class Candidate:
         return measured, -self.judged.quantize.result.weights_bytes
 
     def tags(self, run: RunReport, manifest: str) -> dict[str, str]:
-        """Return the deployable tuple and its origin as text tags of the version."""
+        """Return the deployable tuple and its origin as text tags."""
         judge, source = self.judged.judge.record, self.verdict.source
         return {
             **verdict_tags(
@@ -146,12 +145,11 @@ class Candidate:
 def promote_run(
     run: RunReport, store: Store, request: PromotionRequest, progress: Progress
 ) -> Promoted:
-    """Promote from a finished run's record, after checking that its evidence gives its verdicts.
+    """Promote from a finished run, after checking that its evidence gives its verdicts.
 
-    Raises:
+    Raises, in addition to `promote`:
         UsageError: the run or variant cannot be promoted, or did not pass.
-        StoreError: the evidence is missing, or does not give the recorded verdict.
-        EvidenceError, RegistryError: see `promote`.
+        StoreError: the evidence does not give the recorded verdict.
     """
     chosen = choose_variants(run, request)
     if request.override is not None and chosen[0].verdict == "pass":
@@ -168,16 +166,15 @@ def promote(
     request: PromotionRequest,
     progress: Progress,
 ) -> Promoted:
-    """Register the chosen variants of a run, and move the alias to the preferred one.
+    """Register the chosen variants, and move the alias to the preferred one.
 
     The same call completes a promotion that was killed.
 
     Raises:
-        EvidenceError: a stage that the verdict depends on is gone, files changed since, or a
-            verdict does not follow from the evidence.
+        EvidenceError: stages or files are missing or changed, or do not give the verdict.
         UsageError: a variant was not judged, or must not be served as it was.
-        RegistryError: the registry refused or does not answer; the alias has moved meanwhile; or
-            the chosen version was rolled back. The versions stay registered, no alias has moved.
+        RegistryError: the registry failed, the alias has moved, or the version was rolled back. The
+            versions stay registered, no alias has moved.
     """
     candidates = [find_candidate(run, variant, store, request) for variant in chosen]
     policy = candidates[0].judged.judge.parameters.policy.promotion
@@ -227,7 +224,7 @@ def promote(
             who=who_am_i(),
             run=run.run,
             verdict=best.report.verdict,
-            # The run's record may add what other variants changed of it.
+            # Other variants may have changed the run's record.
             reason=request.override
             or (own.reason if own.verdict == best.report.verdict else best.report.reason),
         ),
@@ -320,8 +317,7 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
 def check_evidence(run: RunReport, store: Store) -> None:
     """Compute every verdict of the run again: a variant's bundle has the others' too.
 
-    Raises:
-        StoreError: a verdict does not follow from the evidence.
+    Raises StoreError if one does not follow from the evidence.
     """
     missing = find_missing(run)
     for check in check_run(run, store):
@@ -341,7 +337,7 @@ def registrations(store: Store) -> list[Registration]:
         return []
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-        # A kill may have left a half line, whose registration never began.
+        # A kill may leave a half line, whose registration never began.
         return [Registration.model_validate_json(line) for line in lines if line.endswith("}")]
     except (OSError, ValueError) as error:
         raise StoreError(
@@ -361,11 +357,7 @@ def _note_registration(store: Store, told: Registration) -> None:
 
 
 def _has_files(version: Version) -> bool:
-    """Return whether a registered version's files are there, after checking those of this machine.
-
-    Raises:
-        EvidenceError: a file was changed.
-    """
+    """Return whether the files are there; EvidenceError if one on this machine changed."""
     folder = Path(version.source)
     if folder.is_absolute() and folder.is_dir():
         _check_unchanged(folder)
@@ -373,7 +365,6 @@ def _has_files(version: Version) -> bool:
 
 
 def _is_done(model: Model, wanted: Promoted, candidates: Sequence[Candidate]) -> bool:
-    """Return whether all versions are registered, and the alias' last move is complete."""
     moves = [move for _, move in model.notes if move.alias == wanted.alias]
     return (
         len(wanted.versions) == len(candidates)
@@ -396,11 +387,7 @@ def _find_pointed_to(
 def _refuse_after_rollback(
     where: str, name: str, model: Model, alias: str, best: Candidate, run: RunReport
 ) -> None:
-    """Refuse to undo a rollback by repeating a run.
-
-    Raises:
-        RegistryError: the last move rolled back this deployable tuple, with any evidence.
-    """
+    """Raise RegistryError if the last move rolled back this tuple, with any evidence."""
     moves = [move for move in model.history if move.alias == alias]
     if not moves or moves[-1].action != "rollback" or moves[-1].replaced is None:
         return
@@ -476,8 +463,7 @@ def find_candidate(
 def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
     """Make the folder of weights, card and evidence, unless it is there.
 
-    Raises:
-        EvidenceError: files of it, or those that it is made of, are not as they were.
+    Raises EvidenceError if its files or their sources were changed.
     """
     parent = store.root / VERSIONS
     with store.explain_errors(), _private_folder(store, parent) as partial:
@@ -512,7 +498,7 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
 
 @contextmanager
 def _private_folder(store: Store, parent: Path) -> Iterator[Path]:
-    """Yield a new folder below `parent`, which is removed unless it was renamed."""
+    """Yield a new folder below `parent`; remove it unless it was renamed."""
     partial = parent / f".{uuid4().hex}.partial"
     with store.in_use():
         try:
@@ -524,7 +510,6 @@ def _private_folder(store: Store, parent: Path) -> Iterator[Path]:
 
 
 def _link_files(source: Path, output: Path) -> None:
-    """Link every file of the variant's checkpoint, or copy it if links are not possible."""
     for path, file in plain_files(source):
         place = output / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -537,7 +522,7 @@ def _link_files(source: Path, output: Path) -> None:
 
 
 def _check_unchanged(folder: Path) -> None:
-    """Raise EvidenceError if a file was changed, added or removed since."""
+    """Raise EvidenceError if a file was changed, added or removed."""
     bundle = folder / BUNDLE
     found = find_changes(bundle, read_manifest(bundle), has_weights=True)
     if not (folder / ARCHIVE).exists():

@@ -1,4 +1,4 @@
-"""Reads the records of runs in a store, and whether the runs are in progress."""
+"""Records of runs in a store, and whether the runs are in progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def read_run(folder: Path) -> RunReport:
 
 
 def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
-    """Return an unfinished run with its present state and duration."""
     if not is_alive(folder):
         return report.model_copy(update={"status": "killed"})
     passed = datetime.now(UTC) - datetime.fromisoformat(report.started)
@@ -35,8 +34,7 @@ def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
 def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
     """Return the run of an id, an unambiguous prefix or 'latest'; raises UsageError.
 
-    Args:
-        judged: 'latest' is the last run whose gates judged a variant, if there is one.
+    With `judged`, 'latest' is the last run whose gates judged a variant, if there is one.
     """
     folders = RunFolders(store).all()
     if not folders:
@@ -47,7 +45,7 @@ def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
         )
     if name == "latest" and judged:
         for folder in reversed(folders):
-            found = read_run(folder)  # one that cannot be read may be the last that was judged
+            found = read_run(folder)  # an unreadable one may be the last that was judged
             if any(variant.gates for variant in found.variants) or found.tuning:
                 return found
     matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]

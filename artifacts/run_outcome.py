@@ -61,7 +61,7 @@ def drafting_lines(report: RunReport) -> list[str]:
 
 
 def attribution_lines(report: RunReport) -> list[str]:
-    """Return the losses by weights and KV cache, one line per suite; [] without `--ablate`."""
+    """Return the losses by weights and KV cache; [] without `--ablate`."""
     return [
         f"{variant.recipe}, {each.words}"
         for variant in report.variants
@@ -75,7 +75,7 @@ def champion_of(report: RunReport) -> VariantReport | None:
 
 
 def list_passed(report: RunReport) -> list[str]:
-    """Return the recipes of the variants that passed."""
+    """Return the recipes that passed."""
     return [variant.recipe for variant in report.variants if variant.verdict == "pass"]
 
 
@@ -128,7 +128,7 @@ def repeating_command(report: RunReport) -> str:
 
 
 def how_to_continue(report: RunReport) -> str:
-    """Return how to continue an interrupted, killed or failed run."""
+    """Return how to continue an unfinished or failed run."""
     if report.kind != "gate" or report.options.deployment_id:
         return "Run the same command again: it continues from what is stored."
     if report.run:
@@ -170,11 +170,7 @@ def next_command(report: RunReport) -> str:
 
 
 def next_steps(report: RunReport) -> list[str]:
-    """Return the next steps, the likeliest first, with commands in backticks.
-
-    Raises:
-        ValueError: the run is not finished.
-    """
+    """Return the next steps, the likeliest first; raises ValueError for an unfinished run."""
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
     if report.tuning is not None and report.tuning.verdict is not None:

@@ -1,7 +1,4 @@
-"""The record of a run: its stages, its variants and the whole.
-
-Frozen models with a `schema_version`; `--json` prints `RunReport`.
-"""
+"""The record of a run: its stages, its variants and the whole; `--json` prints it."""
 
 from __future__ import annotations
 

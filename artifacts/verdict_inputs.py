@@ -1,4 +1,4 @@
-"""One judged variant's stages, found from its judge stage, for a bundle and a card."""
+"""One judged variant's stages, found from its judge stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class VerdictInputs:
     judge: TypedStageRecord[JudgeParameters, JudgeResult]
     quantize: TypedStageRecord[WeightsProvenance, QuantizeResult]  # or adopt
     check_weights: TypedStageRecord[CheckWeightsParameters, CheckWeightsResult]
-    screen: TypedStageRecord[ServedModel, ScreenResult]  # of the candidate; with the server's facts
+    screen: TypedStageRecord[ServedModel, ScreenResult]  # with the server's facts
     baseline_screen: TypedStageRecord[ServedModel, ScreenResult]
     speed: Mapping[str, TypedStageRecord[SpeedParameters, SpeedResult]]  # by role
 
@@ -38,8 +38,7 @@ class VerdictInputs:
     def load_by_key(cls, find: Find, key: str) -> VerdictInputs:
         """Find them from the judge stage's key.
 
-        Raises:
-            EvidenceError: a stage is missing, or the verdict is on endpoints without weights.
+        Raises EvidenceError if a stage is missing, or endpoints without weights were judged.
         """
         judge = record_of(find, StageReference(stage="judge", key=key))
         suite = next(iter(JUDGE.parameters_of(judge).policy.suites))
@@ -91,11 +90,7 @@ class VerdictInputs:
         }
 
     def deployable(self, find: Find) -> Deployable:
-        """Return the verdict's tuple from its records.
-
-        Raises:
-            EvidenceError: a record is incomplete or missing.
-        """
+        """Return the verdict's tuple; raises EvidenceError if records are incomplete."""
         try:
             served = self.screen.parameters
             evaluated, *_ = self.evaluations(find).values()
@@ -149,8 +144,7 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
 def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
     """Return these stages and all that they depend on, once each, sorted by place.
 
-    Raises:
-        EvidenceError: a stage is missing.
+    Raises EvidenceError if one is missing.
     """
     found: dict[tuple[str, str], StageRecord] = {}
     pending = list(roots)

@@ -1,1 +1,1 @@
-"""Registered versions: lookup, copies, serving, export, and comparison with the verdict."""
+"""Registered versions: copies, serving, export, and comparison with the verdict."""

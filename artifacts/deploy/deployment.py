@@ -1,7 +1,4 @@
-"""A registered version as files to deploy.
-
-They are found, copied, and compared with the registered digests.
-"""
+"""A registered version's files: found, copied, and compared with their digests."""
 
 from __future__ import annotations
 
@@ -26,13 +23,9 @@ from pipeline.core.file_digests import FileDigests
 
 
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:
-    """Return the folder of a version's files.
+    """Return `weights`, the version's own source, or this store's folder of it.
 
-    It is `weights`, which `prepare pull` made, or the version's own source, or this store's folder
-    of that version.
-
-    Raises:
-        RegistryError: its files are not on this machine; the hint ends in `command`.
+    Raises RegistryError with a hint that ends in `command` if none is on this machine.
     """
     digest = version.tags.get(MANIFEST_TAG, "")
     places = [Path(version.source), *([store / VERSIONS / digest] if digest.isalnum() else [])]
@@ -48,11 +41,7 @@ def folder_of(version: Version, weights: Path | None, store: Path, command: str)
 
 
 def find_version(registry: Registry, reference: str) -> Version:
-    """Return the version NAME@ALIAS or NAME@NUMBER.
-
-    Raises:
-        UsageError: the reference has another form, or there is no such version.
-    """
+    """Return the version NAME@ALIAS or NAME@NUMBER, or raise UsageError."""
     name, mark, wanted = reference.rpartition("@")
     if not (mark and name and wanted):
         raise UsageError(
@@ -93,14 +82,13 @@ def check_files(
     public_key: Path | None,
     added: tuple[str, ...] = ADDED_LATER,
 ) -> int:
-    """Compare a folder's files with the registered list of digests; return their number.
+    """Compare a folder with the registered digests; return the number of its files.
 
-    Files in `added` may have been added since. With a public key, the files must be signed with it.
+    Files in `added` are optional. With a public key, its signature is required.
 
     Raises:
-        RegistryError: they differ from the judged files, or there is no digest to check.
-        EvidenceError: there is something that is neither a file nor a folder; or the files differ
-            from those signed with that key.
+        RegistryError: files differ, or there is no digest to compare with.
+        EvidenceError: the signature does not fit, or there is neither a file nor a folder.
     """
     registered, bundle = version.tags.get(MANIFEST_TAG), folder / BUNDLE
     hint = (
@@ -142,11 +130,10 @@ def check_files(
 
 
 def check_signed(version: Version, folder: Path, public_key: Path | None) -> None:
-    """Check that a version's folder is signed with a key, if one is named.
+    """Check the version's signature, if a key is named.
 
     Raises:
-        EvidenceError: it is not signed, a file is not as it was signed, or it was signed as a
-            version of another model.
+        EvidenceError: unsigned, changed, or signed as a version of another model.
         UsageError: the key cannot be used.
     """
     if public_key is None:
@@ -160,7 +147,7 @@ def check_signed(version: Version, folder: Path, public_key: Path | None) -> Non
             hint="promote its run again with --sign",
         )
     signed = read_verdict(bundle).registered_name
-    # A copy elsewhere has the address of its repository as its name.
+    # A copy has its repository's address as its name.
     if "://" not in version.name and signed != version.name:
         raise EvidenceError(
             f"the folder was signed as a version of '{signed}', not of '{version.name}'",
@@ -179,15 +166,12 @@ def pull_version(
 
     Args:
         fetch: copies the files into an existing, empty folder.
-        required_tags: by name; a version with other values is refused.
-
-    Returns:
-        the version, and the number of its files.
+        required_tags: values that the version must have, by name.
 
     Raises:
         UsageError: the folder exists.
-        RegistryError: the files are unavailable, or differ from the judged ones; or a tag differs.
-        EvidenceError: they are not signed with the given public key.
+        RegistryError: files are unavailable or not as judged, or a tag differs.
+        EvidenceError: they are not signed with the given key.
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(
@@ -231,7 +215,7 @@ def pull_copy(
     *,
     insecure: bool,
 ) -> tuple[Version, int]:
-    """Copy what `prepare push` sent to hf:// or oci://; arguments and errors: `pull_version`."""
+    """Copy what `prepare push` sent to hf:// or oci://; as `pull_version`."""
 
     def fetch_copy(folder: Path) -> Version:
         reference = fetch(source, folder, progress, insecure=insecure)

@@ -1,4 +1,4 @@
-"""Exports of a registered version: files to deploy it, from its tuple and its evidence."""
+"""Exports of a registered version as files that deploy it."""
 
 from __future__ import annotations
 
@@ -45,28 +45,26 @@ from recipes.engine_arguments import count_gpus
 from recipes.workload import read_pinned
 
 MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_ms": "latency"}
-# Folders of `templates`.
 TARGETS = ("kubernetes", "argo-rollouts", "litellm", "monitoring")
-# Those whose servers start elsewhere, and fetch their files from a registry.
+# Targets that fetch their files from a registry.
 FETCHING = ("kubernetes", "argo-rollouts")
 POLICY = "/policy/policy.yaml"
-# A start may take this many times the measured time: caches are cold, disks are slower.
+# Factor on the measured time of a start: caches are cold, disks are slower.
 START_MARGIN = 3
 START_MIN_SECONDS = 120
-# A registry in a file of this machine; containers cannot read it.
 _LOCAL = ("sqlite:", "file:")
 
 
 def read_version(
     version: Version, weights: Path | None, settings: Settings, *, trust_remote_code: bool = False
 ) -> ExportedVersion:
-    """Return what exports need, after the checks of `prepare serve`.
+    """Return an export's input, after the checks of `prepare serve`.
 
     Raises:
-        RegistryError: its files are not on this machine, or files or tags differ from the judged.
-        EvidenceError: there is no evidence, or it does not give the verdict.
+        RegistryError: files are missing, or files or tags are not as judged.
+        EvidenceError: the evidence does not give the verdict.
         CheckpointError: it comes with code, without a user's consent.
-        UsageError: its name cannot be exported, or it was judged with a draft model.
+        UsageError: its name cannot be exported, or it has a draft model.
     """
     service_of(version.name, version.version)
     command = "prepare export {reference} --weights FOLDER"
@@ -118,9 +116,7 @@ def certified_by(past: RecordedVerdict) -> Certified:
 def write_export(request: ExportRequest, target: str, destination: Path) -> list[Path]:
     """Write the target's files into a new folder; return their paths.
 
-    Raises:
-        UsageError: the folder is not empty; or containers would fetch from a registry of this
-            machine.
+    Raises UsageError if it is not empty, or containers would need a registry of this machine.
     """
     if target in FETCHING and is_of_this_machine(request.source):
         reference = f"{request.version.name}@{request.version.version}"
@@ -146,7 +142,7 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
 
 
 def render(request: ExportRequest, target: str) -> dict[str, str]:
-    """Return the texts of a target's files by name."""
+    """Return the target's files as text, by name."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -169,21 +165,19 @@ def render(request: ExportRequest, target: str) -> dict[str, str]:
 
 
 def quote(value: Any) -> str:
-    """Return data as YAML on one line: text in double quotes, where nothing has a meaning."""
+    """Return data as YAML on one line; double quotes leave nothing a meaning."""
     if isinstance(value, str):
         return yaml.safe_dump(value, default_style='"', width=10**9).strip()
     return f"[{', '.join(map(quote, value))}]"
 
 
 def _literal(value: str | list[str]) -> Any:
-    """Return text in which Kubernetes replaces no variable."""
     if isinstance(value, str):
         return value.replace("$", "$$")
     return [each.replace("$", "$$") for each in value]
 
 
 def _facts(request: ExportRequest) -> dict[str, Any]:
-    """Return the variables of the templates."""
     version = request.version
     judged, engine, app = version.deployable, version.engine, version.app
     gpu = re.sub("[^A-Za-z0-9._-]+", "-", judged.hardware.gpu or "")[:63].strip("-._")
@@ -236,7 +230,7 @@ def _facts(request: ExportRequest) -> dict[str, Any]:
 
 
 def is_of_this_machine(source: str) -> bool:
-    """Return whether an address leads to another place, or to none, from another machine."""
+    """Return whether other machines reach something else at this address."""
     if source.startswith("databricks"):
         return False
     if "://" not in source or source.startswith(_LOCAL):
@@ -252,10 +246,9 @@ def is_of_this_machine(source: str) -> bool:
 def other_versions(
     registry: Registry, version: Version, canary: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the canary's version, and the one before `version` where the alias names it.
+    """Return the canary's version, and the alias' version before `version`.
 
-    Raises:
-        UsageError: there is no such canary, or it is the version itself.
+    Raises UsageError if the canary is missing or is `version`.
     """
     number = find_version(registry, f"{version.name}@{canary}").version if canary else None
     if number == version.version:

@@ -1,4 +1,4 @@
-"""What exports need of a registered version, and how its server is started in a container."""
+"""An export's data, and the command that starts its server in a container."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from recipes.engines import Engine, LaunchSpec, find_engine
 from recipes.policy import Policy
 
 PORT = 8000
-# Places in a container: of the image (`Containerfile`), and of volumes.
+# Paths in a container: in the image (`Containerfile`), and of volumes.
 IMAGE_HOME = Path("/var/lib/prepare")
 VOLUME, WEIGHTS, CACHES = "/weights", "/weights/model", "/caches"
-# A name becomes a part of addresses, labels and units. Registries allow more.
+# A name becomes part of addresses, labels and units; registries allow more.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _VERSION = re.compile(r"[A-Za-z0-9]{1,20}")
-_LONGEST = 40  # characters: a label of DNS has 63
+_LONGEST = 40  # DNS labels have at most 63 characters
 
 Measure = Literal["ttft", "tpot", "latency"]
 
 
 class CertifiedLimit(Record):
-    """A latency limit of a performance gate that passed."""
+    """A latency limit of a passed performance gate."""
 
     gate: str
     measure: Measure
@@ -46,14 +46,14 @@ class CertifiedLimit(Record):
     seconds: float
 
     def as_rule(self, engine: Engine) -> dict[str, Any] | None:
-        """Return what Prometheus' rules need; None if no bucket of the engine reaches the limit."""
+        """Return the variables of Prometheus' rules; None if no bucket reaches the limit."""
         bounds = engine.buckets.get(self.measure, ())
         bound = next((each for each in bounds if each >= self.seconds), None)
         if bound is None:
             return None
         gate = re.sub("[^A-Za-z0-9]", "_", self.gate)
         words = f"{gate}_{self.measure}".title().replace("_", "")
-        # Clients of some versions write 1 as 1.0.
+        # Some client versions write 1 as 1.0.
         forms = "|".join(dict.fromkeys((f"{bound:g}", str(bound)))).replace(".", r"\\.")
         return {
             **self.model_dump(),
@@ -61,7 +61,7 @@ class CertifiedLimit(Record):
             "bucket": f',le=~"{forms}"',
             "name": f"{self.measure}_p{self.percentile}_{gate}",
             "title": f"{words}P{self.percentile}",
-            "budget": 1 - self.percentile / 100,  # share of requests that may exceed the limit
+            "budget": 1 - self.percentile / 100,  # share of requests that may exceed it
         }
 
 
@@ -69,9 +69,9 @@ class Certified(Record):
     """What the passed performance gates showed of one server."""
 
     limits: tuple[CertifiedLimit, ...] = ()
-    rate: float | None = None  # highest, in requests/s
-    concurrency: int | None = None  # highest number of requests in flight
-    hit_rate: float | None = None  # of the prefix cache, as the workload declares it
+    rate: float | None = None  # requests/s
+    concurrency: int | None = None  # requests in flight
+    hit_rate: float | None = None  # the workload's prefix cache hit rate
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ExportedVersion:
     version: str
     deployable: Deployable
     trust_remote_code: bool
-    required_tags: dict[str, str]  # whose digests determine all of its files
+    required_tags: dict[str, str]
     ready_seconds: float
     certified: Certified
     policy: Policy
@@ -94,7 +94,7 @@ class ExportedVersion:
 
     @property
     def app(self) -> str:
-        """Name for all versions: a DNS label."""
+        """The name as a DNS label, equal for all versions."""
         return app_of(self.name)
 
     @property
@@ -103,7 +103,7 @@ class ExportedVersion:
 
     @property
     def python(self) -> Path:
-        """Interpreter of the judged environment in the image; another image does not have it."""
+        """Interpreter of the judged environment in the image."""
         tuple_ = self.deployable
         key = define(self.engine.environment, tuple_.accelerator).key
         name = folder_name(key, tuple_.serve_environment)
@@ -129,7 +129,7 @@ class ExportedVersion:
         compiler = {}
         if self.deployable.accelerator is Accelerator.CUDA:
             compiler = {"CUDA_HOME": str(cuda_home(self.python, own))}
-            own.pop(COMPILES, None)  # the engine reads CUDA_HOME
+            own.pop(COMPILES, None)
         return {**caches, **server_environment({}, own, python=self.python), **compiler}
 
     def rules(self) -> Iterator[dict[str, Any]]:
@@ -146,15 +146,15 @@ class ExportRequest:
 
     version: ExportedVersion
     image: str
-    registry: str  # address
-    source: str  # where files are fetched: a registry, or oci://HOST/REPOSITORY@DIGEST
-    canary: str | None = None  # version that gets a share of the requests
+    registry: str
+    source: str  # a registry, or oci://HOST/REPOSITORY@DIGEST
+    canary: str | None = None
     canary_weight: int = 10  # percent
-    previous: str | None = None  # version before this one
+    previous: str | None = None
 
     @property
     def fetch(self) -> list[str]:
-        """Command of a container that pulls the judged files, unless its volume has them."""
+        """Command that pulls the judged files, unless the volume has them."""
         version = self.version
         where = [f"{version.name}@{version.version}", WEIGHTS, f"--registry={self.source}"]
         if self.source.startswith(("oci://", "hf://")):
@@ -165,14 +165,14 @@ class ExportRequest:
 
     @property
     def shares(self) -> dict[str, int]:
-        """Percentage of the requests by version."""
+        """Percentage of requests by version."""
         if self.canary is None:
             return {self.version.version: 100}
         return {self.version.version: 100 - self.canary_weight, self.canary: self.canary_weight}
 
 
 def app_of(name: str) -> str:
-    """Return a model's name as a DNS label; UsageError if it has other characters."""
+    """Return a name as a DNS label; UsageError if it has other characters."""
     label = re.sub("[^a-z0-9]+", "-", name.lower())[:_LONGEST].strip("-")
     if not _NAME.fullmatch(name) or not label[:1].isalpha():
         raise UsageError(

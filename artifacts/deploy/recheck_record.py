@@ -1,8 +1,7 @@
 """A recheck's tags in the registry: one per tuple, and the newest.
 
-Anyone with write access to the registry can set such a tag. So a positive result counts only if the
-store with the recheck's evidence is available and the evidence gives the verdict. A negative result
-always counts.
+Anyone with write access to the registry can set a tag. So a pass counts only if its evidence is
+available and gives the verdict; a failure always counts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pipeline.core.store import Store
 from pipeline.stages.judge import policy_digest
 
 RECHECK_TAG = "prepare.recheck"
-DIGITS = 12  # of the tuple's digest, in a tag's name
+DIGITS = 12
 
 
 class RecheckRecord(Record):
@@ -55,10 +54,7 @@ def record_of(
     report: VariantReport,
     run: str,
 ) -> RecheckRecord | None:
-    """Return a recheck's record for the registry; None without a verdict.
-
-    `report` is of the tuple `here`, which differs from the past one by `changed`.
-    """
+    """Return the record of the tuple `here` for the registry; None without a verdict."""
     held = stands(past.bundle.variant.verdict, report.verdict)
     if held is None or report.verdict in ("error", "skipped"):
         return None
@@ -76,11 +72,7 @@ def record_of(
 
 
 def rechecks_of(version: Version) -> list[RecheckRecord]:
-    """Return the newest recheck of each tuple.
-
-    Raises:
-        RegistryError: a tag is damaged.
-    """
+    """Return each tuple's newest recheck; raises RegistryError for a damaged tag."""
     found = []
     for tag in sorted(version.tags):
         if not tag.startswith(f"{RECHECK_TAG}."):
@@ -100,7 +92,7 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
 def stands(then: str, now: str) -> bool | None:
     """Return whether a verdict holds after a later one; None for an error.
 
-    A pass always holds. A variant that was promoted without a pass holds if it does no worse.
+    A variant that was promoted without a pass holds if it does no worse.
     """
     if now not in ("pass", "fail", "undecided"):
         return None
@@ -108,10 +100,7 @@ def stands(then: str, now: str) -> bool | None:
 
 
 def proven_tuple(record: RecheckRecord, past: RecordedVerdict, store: Store) -> Deployable | None:
-    """Return the rechecked tuple, if the store's evidence gives that the verdict stands.
-
-    None if the store lacks the run, or the run differs.
-    """
+    """Return the rechecked tuple if this store's evidence confirms it, else None."""
     try:
         run = find_run(store, record.run)
         (check,) = check_run(run, store)
@@ -119,7 +108,7 @@ def proven_tuple(record: RecheckRecord, past: RecordedVerdict, store: Store) -> 
         found = judged.deployable(store.find)
         found.check_servable(f"run {run.run}")
     except (PrepareError, ValueError, LookupError, TypeError):
-        return None  # not made here, or not kept: what it says has nothing to stand on
+        return None
     same = (
         not check.differences
         and check.computed is not None

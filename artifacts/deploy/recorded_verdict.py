@@ -1,4 +1,4 @@
-"""A registered version's verdict, read from the evidence bundle next to its weights."""
+"""A registered version's verdict, from the evidence bundle next to its weights."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from recipes.policy import Policy
 from recipes.schema import Family, Recipe, ServingProfile
 from recipes.workload import read_pinned
 
-SHOWN = 100  # characters of a tag
+SHOWN = 100
 TRUST_OPTION = "--trust-remote-code"
 
 
 @dataclass(frozen=True)
 class RecordedVerdict:
-    """A version's verdict, with all that judging the same weights again needs."""
+    """A version's verdict, with all that judging its weights again needs."""
 
-    bundle: BundleVerdict  # what the evidence says
-    judged: VerdictInputs  # the records of the stages that the verdict depends on
+    bundle: BundleVerdict
+    judged: VerdictInputs
     deployable: Deployable
-    source: str  # name of the source checkpoint, with its commit where it is on the Hub
-    families: Mapping[str, Family]  # of the recipes that were tried with it and judged
-    sources: Mapping[str, QuestionSource]  # where each suite's questions came from
+    source: str  # with the commit if it is on the Hub
+    families: Mapping[str, Family]
+    sources: Mapping[str, QuestionSource]  # by suite
 
     @property
     def policy(self) -> Policy:
@@ -66,11 +66,7 @@ class RecordedVerdict:
 
     @property
     def tried(self) -> tuple[Recipe, ...]:
-        """The variant's recipe and those tried with it, for which the verdict was corrected.
-
-        Only number and families count. A recipe that did not reach its gates counts as one of the
-        variant's family.
-        """
+        """The recipes for which the verdict was corrected; only number and families count."""
         own = self.recipe
         others = [name for name in self.bundle.attempted if name != own.name]
         family = own.family
@@ -84,14 +80,13 @@ class RecordedVerdict:
 
     @property
     def profile(self) -> ServingProfile:
-        """Return the serving profile as used.
+        """The serving profile as used.
 
-        Raises:
-            EvidenceError: it may not be served so, or its draft model is unknown.
+        Raises EvidenceError if it is not permitted, or its draft model is unknown.
         """
         self.deployable.check_servable(f"{BUNDLE}/stages/screen")
         judge = self.judged.judge.parameters
-        assert judge.profile is not None  # weights are there, so we have served them
+        assert judge.profile is not None
         if judge.profile.speculative is not None and judge.profile.speculative.model is not None:
             raise EvidenceError(
                 "it was judged with a draft model, and its evidence does not say where that lies",
@@ -102,7 +97,6 @@ class RecordedVerdict:
         own = judge.policy.speed.workloads if judge.policy.speed is not None else {}
         workloads = {
             each.name: read_pinned(each.workload)
-            # The claim of a limit has the rate.
             for each in [measured.parameters for measured in self.judged.speed.values()][::-1]
             if "file" not in each.workload and each.name not in own
         }
@@ -111,10 +105,9 @@ class RecordedVerdict:
 
 
 def read_past(version: Version, folder: Path) -> RecordedVerdict:
-    """Read and check the bundle in a version's folder, whose digests have been checked.
+    """Read the bundle in a version's folder, whose digests have been checked.
 
-    Raises:
-        EvidenceError: there is no bundle, it is invalid, or it describes another version.
+    Raises EvidenceError if there is none, or it is invalid or another version's.
     """
     bundle = find_bundle(folder)
     if bundle is None:
@@ -160,19 +153,15 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
 
 
 def source_of(version: Version, verdict: BundleVerdict) -> str:
-    """Return the source's name.
-
-    A folder's path is in the tags only, since evidence has no paths.
-    """
+    """Return the source's name; a folder's path is in the tags only."""
     ref = version.tags.get("prepare.source.ref") or verdict.source.ref
     revision = verdict.source.revision
-    # A name that leads nowhere here is reported when it is looked for.
     is_folder = ref.startswith((".", "/", "~")) or Path(ref).exists()
     return f"{ref.partition('@')[0]}@{revision}" if revision and not is_folder else ref
 
 
 def sources_of(judged: VerdictInputs, find: Find) -> dict[str, QuestionSource]:
-    """Return each suite's question source, by its stage's parameters."""
+    """Return each suite's question source."""
     return {
         suite: QUESTIONS.parameters_of(
             record_of(find, judged.judge.record.inputs[f"questions.{suite}"])
@@ -202,12 +191,9 @@ def check_same(
 
 
 def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
-    """Compare a version's tags with the evidence next to its weights.
+    """Raise RegistryError if a tag differs from the evidence.
 
     Anyone with write access to the registry can set a tag, but cannot change the evidence.
-
-    Raises:
-        RegistryError: tags differ from the evidence; the message names them.
     """
     found = tag_differences(version, past)
     if found:
@@ -229,11 +215,7 @@ def tag_differences(version: Version, past: RecordedVerdict) -> list[str]:
 
 
 def refuse_code(version: Version, past: RecordedVerdict) -> None:
-    """Refuse to run a checkpoint's own code without a user's consent on this machine.
-
-    Raises:
-        CheckpointError: it was judged with such code.
-    """
+    """Raise CheckpointError if it was judged with its own code and a user did not consent."""
     if past.judged.trust_remote_code:
         raise CheckpointError(
             "it was judged with Python code that comes with the checkpoint, and serving it runs "

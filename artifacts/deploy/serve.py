@@ -1,4 +1,4 @@
-"""Serves a registered version on this machine, after checking that it is the judged tuple."""
+"""Serving of a registered version, after checking that this is the judged tuple."""
 
 from __future__ import annotations
 
@@ -39,17 +39,13 @@ POLL_INTERVAL_S = 2.0
 
 
 class Deployment:
-    """One registered version, to be served here.
+    """One registered version, to be served as its evidence says, never as a tag says.
 
-    The evidence next to its weights determines how it is served, never a tag. The weights are those
-    in the given folder, or in the version's own source. `trust_remote_code` is a user's consent to
-    run code that comes with it. A draft model is in the folder `draft`; it is checked when a server
-    is to start.
+    `trust_remote_code` is a user's consent to run the checkpoint's code.
 
     Raises:
-        RegistryError: its files are not on this machine, or differ from the judged ones; or its
-            tags differ from the evidence.
-        EvidenceError: there is no evidence, or it does not give the verdict.
+        RegistryError: files are missing or not as judged, or tags differ from the evidence.
+        EvidenceError: the evidence does not give the verdict.
         CheckpointError: it comes with code, without a user's consent.
     """
 
@@ -68,7 +64,7 @@ class Deployment:
         self.weights = folder_of(version, weights, settings.store, command)
         self._settings = settings
         self._progress = progress
-        # Once each: of the tuples that are tried, some may be of another kind of machine.
+        # Cached: several tuples are tried, some on other hardware.
         self._ensure = cache(lambda name, kind: ensure(name, kind, settings, progress))
         self._ask_version = cache(lambda engine, python: engine_version(engine, python))
         check_files(version, self.weights, settings.digests, public_key=settings.signing.public_key)
@@ -83,11 +79,9 @@ class Deployment:
         self._accepted = accepted_tuples(version, past, settings.open_store())
 
     def differences(self) -> list[str]:
-        """Members in which this machine differs from the judged one.
+        """Members in which this machine differs from every accepted tuple; [] if one fits.
 
-        An environment is built only if all else is as judged, so never for another kind of machine:
-        the engine's version is checked last. If a recheck has passed on this tuple, nothing
-        differs.
+        The engine's version comes last, because it may build an environment.
         """
         for judged in self._accepted:
             if not self._differences_to(judged):
@@ -128,7 +122,7 @@ class Deployment:
         *,
         allow_mismatch: bool = False,
     ) -> Iterator[Server]:
-        """Yield a server, on a private socket, whose public port is open.
+        """Yield a server on a private socket, whose public port is open.
 
         Args:
             host: as the user wrote it.
@@ -137,7 +131,7 @@ class Deployment:
         Raises:
             ServingError: it does not start, or the port is taken.
             RegistryError: it has other kernels.
-            UsageError: the draft model differs from the judged one; or the host is not allowed.
+            UsageError: the draft model is not the judged one, or the host is not permitted.
         """
         host, engine = self.check_host(host), find_engine(self.judged.serving.engine)
         draft = find_draft(self.judged, self._draft, self._settings)
@@ -168,14 +162,13 @@ class Deployment:
                 server.stop()
 
     def _other_kernels(self, server: Server) -> list[str]:
-        """Return how its kernels differ from those of each accepted measurement of its tuple."""
         same = [each for each in self._accepted if each.digest == self.judged.digest]
         facts = server.facts()
         found = [each.kernel_differences(facts) for each in (*same, self.judged)]
         return list(map(str, sorted(found, key=len)[0]))
 
     def check_host(self, host: str) -> str:
-        """Return the address to listen on; raise UsageError if it is public and has no key."""
+        """Return the address to listen on; raise UsageError if it is public without a key."""
         variable = find_engine(self.judged.serving.engine).key_variable
         return check_host(host, os.environ.get(variable, ""), variable)
 
@@ -193,11 +186,10 @@ class Deployment:
 
 
 def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Path | None:
-    """Return the folder of the draft model, after checking it; None of a tuple without one.
+    """Return the draft model's checked folder; None for a tuple without one.
 
     Raises:
-        UsageError: the tuple has a draft and no folder is named, or the other way round, or the
-            folder has another checkpoint.
+        UsageError: tuple and folder do not go together.
         CheckpointError: the checkpoint is damaged.
     """
     speculative = judged.serving.speculative
@@ -232,13 +224,9 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
 
 
 def accepted_tuples(version: Version, past: RecordedVerdict, store: Store) -> list[Deployable]:
-    """Return the tuples for which the version's verdict holds: judged, then rechecked ones.
+    """Return the tuples for which the verdict holds: judged, then rechecked ones.
 
-    A failed recheck of the judged tuple removes it. A passed recheck counts if its evidence is in
-    the store.
-
-    Raises:
-        RegistryError: a tag is damaged.
+    A failed recheck of the judged tuple removes it. Raises RegistryError for a damaged tag.
     """
     rechecks = rechecks_of(version)
     refuted = {each.tuple_digest for each in rechecks if not each.stands}

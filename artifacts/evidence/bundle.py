@@ -7,8 +7,7 @@ Layout of `prepare-evidence/`::
     stages.tar.gz    stages/<stage>/<key>/ of the store: all records, byte for byte, and the files
                      of stages that asked, answered, measured or judged
 
-Equal files pack to equal bytes. A copy may lack the archive: questions and answers are private.
-Unpacked, it is a store to read from.
+Equal files pack to equal bytes. A copy may lack the archive, as questions and answers are private.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ ABOUT = (
     "Verdicts on quantized variants of one checkpoint that were tried together, each against the "
     "baseline, and where the evidence of each begins: stages/judge/<key> in stages.tar.gz."
 )
-# Stages whose files are in the bundle, and files that only name paths of this machine.
+# Files left out only name paths of this machine.
 WITH_FILES = ("questions", "evaluate", "speed", "judge")
 LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json", "worker.log")
 MAX_UNPACKED_BYTES = 4096 * MEBIBYTE
@@ -88,9 +87,7 @@ def write_bundle(
 ) -> Manifest:
     """Write a bundle of these stages into the folder of the weights.
 
-    Raises:
-        EvidenceError: the folder contains something that is not a regular file.
-        OSError: the disk is full, or the folder is not writable.
+    Raises EvidenceError for something that is not a regular file, OSError for a full disk.
     """
     bundle = folder / BUNDLE
     _write_json(bundle / VERDICT, verdict.model_dump(mode="json"))
@@ -113,10 +110,9 @@ def write_bundle(
 
 @contextmanager
 def open_bundle(bundle: Path) -> Iterator[tuple[Store, set[str]]]:
-    """Yield a bundle as a store to read from, and its stages as `stages/<stage>/<key>`.
+    """Yield a bundle as a store to read, and its stages as `stages/<stage>/<key>`.
 
-    Raises:
-        EvidenceError: the archive is missing, damaged, too large, or has other files.
+    Raises EvidenceError as `unpack`, or if the archive is missing.
     """
     with TemporaryDirectory(prefix="prepare-evidence-") as folder:
         names = unpack(bundle / Path(ARCHIVE).name, Path(folder))
@@ -141,8 +137,7 @@ def pack(archive: Path, files: dict[str, Path]) -> None:
 def unpack(archive: Path, root: Path) -> set[str]:
     """Unpack an untrusted archive of stages; return the names in it.
 
-    Raises:
-        EvidenceError: it is damaged, too large, or has other files.
+    Raises EvidenceError if it is damaged, too large, or has other files.
     """
     names: set[str] = set()
     try:
@@ -166,7 +161,7 @@ def unpack(archive: Path, root: Path) -> set[str]:
                 with (root / member.name).open("xb") as file:
                     while block := content.read(BLOCK_BYTES):
                         file.write(block)
-            while bounded.read(BLOCK_BYTES):  # to the checksum at its end
+            while bounded.read(BLOCK_BYTES):  # reads the checksum at the end, too
                 pass
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         raise EvidenceError(
@@ -178,7 +173,7 @@ def unpack(archive: Path, root: Path) -> set[str]:
 
 
 class _Bounded:
-    """A decompressed archive to read, of limited size, in limited pieces.
+    """A decompressed archive of limited size, read in limited pieces.
 
     `tarfile` reads a long header in one piece, of the size that the archive states.
     """

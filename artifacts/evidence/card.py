@@ -1,7 +1,4 @@
-"""The model card (README.md) of a judged variant, and its results in the Hub's format.
-
-All facts come from the stages' records; the card omits or marks unknown ones.
-"""
+"""The model card (README.md) of a judged variant, and its results in the Hub's format."""
 
 from __future__ import annotations
 
@@ -37,12 +34,12 @@ FIGURES = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says; the template reads its attributes."""
+    """Attributes of the card's template."""
 
     verdict: BundleVerdict
     judged: VerdictInputs
     deployable: Deployable
-    evaluations: Mapping[str, Evaluation]  # the candidate's, of each suite
+    evaluations: Mapping[str, Evaluation]  # the candidate's, by suite
 
     def write(self, folder: Path) -> None:
         """Write README.md, and `.eval_results/` for benchmarks with all questions asked."""
@@ -109,7 +106,7 @@ class Card:
         facts = {
             "base_model": source.base_model,
             "base_model_relation": "quantized" if source.base_model else "",
-            # A stranger's text.
+            # Text of other people.
             **{
                 name: escape.clip(escape.one_line(text), escape.MAX_NAME_CHARACTERS)
                 for name in ("license", "license_name", "license_link")
@@ -130,13 +127,12 @@ class Card:
         quantization, versions = self.quantization, self.judged.quantize.result.versions
         made = [self.judged.judge.parameters.family, quantization.kind]
         if isinstance(quantization, AdoptedQuantization) and quantization.is_source:
-            made = []  # its weights keep their format
+            made = []
         libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
         engine = self.deployable.serving.engine
         return list(dict.fromkeys([*made, engine, *libraries, self.verdict.recipe]))
 
     def _dataset(self, gate: QualityResult) -> tuple[str, str]:
-        """Return a suite's dataset on the Hub, or in the policy, and its name with its share."""
         suite = self.evaluations[gate.name].parameters.suite
         kind = kind_of(suite)
         if known := kind.benchmark:
@@ -176,7 +172,7 @@ class Card:
 
     @property
     def adopted(self) -> AdoptedQuantization | None:
-        """Return how others made the weights; None if a recipe did."""
+        """How others made the weights; None if a recipe did."""
         made = self.quantization
         return made if isinstance(made, AdoptedQuantization) else None
 
@@ -184,8 +180,9 @@ class Card:
     def kv_cache(self) -> str:
         """Describe the KV cache's type and its effect on attention.
 
-        With an FP8 cache on a GPU, vLLM also computes attention in FP8, with one scale per layer.
-        The scales are 1.0 unless the recipe stores scales of keys and values.
+        With an FP8 cache on a GPU, vLLM also computes attention in FP8. Its one scale per layer is
+        1.0
+        unless the recipe stores scales.
         """
         dtype = str(self.deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
         name = f"`{escape.markdown_code(dtype)}`"
@@ -220,8 +217,7 @@ class Card:
     def serve_command(self) -> str:
         """Return the engine's command with exactly the judged arguments and variables.
 
-        It runs in the weights' folder; a variable prevents imports from there. Variables that only
-        prepare reads are left out.
+        It runs in the weights' folder; a variable prevents imports from there.
         """
         serving = self.deployable.serving
         drafts = serving.speculative is not None and serving.speculative.model is not None
@@ -267,7 +263,7 @@ class Card:
 
 
 def percent(score: float) -> float:
-    """Convert a score from 0 to 1 to percent, with two decimal places."""
+    """Return percent with two decimal places."""
     return round(100 * score, 2)
 
 

@@ -1,7 +1,6 @@
-"""Checks that kept loads are all that a stage measured, by the speed gate's rule.
+"""Checks that recorded loads are all that a stage measured, by the speed gate's rule.
 
-Digests only show that timings are the recorded ones. These checks find omitted, moved and added
-blocks, and a measurement that ended against its rule.
+Digests cannot find omitted, moved and added blocks, or an end against the rule.
 """
 
 from __future__ import annotations
@@ -18,16 +17,9 @@ from pipeline.stages.speed import SPEED
 
 
 def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
-    """Yield where the loads of a stage `speed` differ from its plan.
+    """Yield where the loads of a stage `speed`, in measuring order, differ from its plan.
 
-    Args:
-        role: of the stage.
-        record: of the stage.
-        loads: in the order of measuring.
-
-    Raises:
-        EvidenceError: prepare did not write the record.
-        ValueError: its rule is invalid, or the loads are not blocks.
+    Raises EvidenceError if prepare did not write the record, ValueError for an invalid rule.
     """
     kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
@@ -53,7 +45,6 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
 
 
 def _comes_as_asked(load: LoadRun, workload: Mapping[str, Any]) -> bool:
-    """Return whether arrivals and counted time follow the workload, whose times are the least."""
     arrivals = workload["arrivals"]
     if (load.concurrency, load.rate) != (arrivals["concurrency"], arrivals["rate"]):
         return False

@@ -1,7 +1,6 @@
 """Size and sha256 of each file of an evidence bundle and of the weights.
 
-Paths are relative: bundle files to `prepare-evidence/`, weights to its parent. A copy may lack the
-archive of stages, which has the questions and answers.
+Paths are relative: bundle files to `prepare-evidence/`, weights to its parent.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Manifest(Record):
 
 
 def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestFile, ...]:
-    """Return every file below a folder, by path. Arguments and errors: :func:`plain_files`."""
+    """Return every file below a folder, by path; as :func:`plain_files`."""
     return tuple(
         ManifestFile(path=path, size=file.stat().st_size, sha256=digest_file(file))
         for path, file in plain_files(folder, leave_out)
@@ -89,8 +88,7 @@ def find_changes(
         added: files that may be there without being listed.
         digest: of a file of the weights folder.
 
-    Raises:
-        EvidenceError: as `plain_files`, or a file cannot be read.
+    Raises EvidenceError as `plain_files`, or if a file cannot be read.
     """
     name = Path(ARCHIVE).name
     listed = [e for e in manifest.evidence_files if e.path != name or (bundle / name).exists()]

@@ -1,7 +1,4 @@
-"""Signs a weights folder with its evidence, and checks signatures, by model-signing.
-
-`model.sig` lists every file's digest.
-"""
+"""Signs a weights folder with its evidence, and checks signatures, by model-signing."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from pipeline.core.untrusted import MEBIBYTE, open_regular, read_regular
 from pipeline.environments.settings import Settings
 
 KEY_BYTES = MEBIBYTE
-SIGNATURE_BYTES = 16 * MEBIBYTE  # it lists every file
+SIGNATURE_BYTES = 16 * MEBIBYTE  # every file with its digest
 PASSWORD_VARIABLE = "PREPARE_KEY_PASSWORD"  # noqa: S105 - the variable's name
 CURVES = "an elliptic curve key (P-256, P-384 or P-521) as PEM: "
 PASSWORD = f"its password is asked for, or {PASSWORD_VARIABLE}"
@@ -45,8 +42,8 @@ def find_signer(settings: Settings, *, sign: bool) -> Signer | None:
     """Return the signer of a promotion; None if nothing is to be signed.
 
     Raises:
-        UsageError: no key is named, it cannot be used, or versions must be signed by another key.
-        EvidenceError: the library that signs is not installed.
+        UsageError: the key is not named or usable, or versions have another key.
+        EvidenceError: the signing library is not installed.
     """
     keys = settings.signing
     if not sign:
@@ -74,11 +71,9 @@ def find_signer(settings: Settings, *, sign: bool) -> Signer | None:
 
 
 def fingerprint_of(key: Path) -> str:
-    """Return the sha256 of a public key, in hexadecimal; the file may be the private key's.
+    """Return the sha256 of a public key, or of a private key's public one, in hexadecimal.
 
-    Raises:
-        EvidenceError: the library is not installed.
-        UsageError: the key is missing, of another kind, or its password is wrong.
+    Raises EvidenceError without the library, UsageError for an unusable key.
     """
     with _library_errors("sign", key):
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -104,11 +99,9 @@ def fingerprint_of(key: Path) -> str:
 
 
 def sign_with_key(folder: Path, private_key: Path) -> Path:
-    """Sign every file of a folder with a private key; return the signature's file.
+    """Sign every file of a folder; return the signature's file.
 
-    Raises:
-        EvidenceError: the folder cannot be signed, or the library is not installed.
-        UsageError: the key is missing, of another kind, or its password is wrong.
+    Raises EvidenceError if that fails, UsageError for an unusable key.
     """
     with _library_errors("sign", folder):
         from model_signing import signing
@@ -133,9 +126,7 @@ def sign_with_key(folder: Path, private_key: Path) -> Path:
 def check_with_key(folder: Path, public_key: Path) -> None:
     """Check that the key's owner signed exactly these files.
 
-    Raises:
-        EvidenceError: there is no signature, it is by another key, or a file differs.
-        UsageError: the key is missing or of another kind.
+    Raises EvidenceError if not, UsageError for an unusable key.
     """
     signature = folder / SIGNATURE
     if not signature.is_file():
@@ -156,7 +147,7 @@ def check_with_key(folder: Path, public_key: Path) -> None:
     try:
         with warnings.catch_warnings(action="ignore"):  # of its dependencies
             config.verify(folder, signature)
-    # The library raises what it comes across: its own errors are ValueErrors.
+    # The library's own errors are ValueErrors.
     except Exception as error:
         raise EvidenceError(
             f"the signature does not hold: {plain_message(error)}",
@@ -182,21 +173,16 @@ def plain_message(error: Exception) -> str:
 
 
 def _hashing(folder: Path) -> Any:
-    """Exclude links, the signature and the Hub's own file."""
     from model_signing import hashing
 
     config = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
-    # A copy may lack the answers; the manifest, which is signed, has their digest.
+    # A copy may lack the answers; the signed manifest has their digest.
     there = [path for path in (*ADDED_LATER, ARCHIVE) if (folder / path).is_file()]
-    # Also what git keeps: a hook in .git runs for everyone who works in the folder.
+    # Also git's files: a hook in .git runs for everyone who works in the folder.
     return config.set_ignored_paths(paths=[*{SIGNATURE, *there}], ignore_git_paths=False)
 
 
 def _password(private_key: Path) -> bytes | None:
-    """Return the key's password from the environment or a prompt, if it has one.
-
-    model-signing 1.1.1 documents text, but needs bytes.
-    """
     if b"ENCRYPTED" not in read_regular(private_key, KEY_BYTES):
         return None
     return (os.environ.get(PASSWORD_VARIABLE) or _ask_password(private_key)).encode()
@@ -204,13 +190,12 @@ def _password(private_key: Path) -> bytes | None:
 
 @cache
 def _ask_password(private_key: Path) -> str:
-    """Prompt once per process, because a promotion signs hours after the key check."""
+    """Prompt once per process: a promotion signs hours after the key check."""
     return getpass.getpass(f"Password of {private_key}: ")
 
 
 @contextmanager
 def _key_errors(key: Path, how: str) -> Iterator[None]:
-    """Raise UsageError for what the libraries say of a key."""
     errors = (OSError, ValueError, TypeError, AttributeError)
     with raise_as(UsageError, "the key cannot be used", key, f"{CURVES}{how}", errors=errors):
         yield
@@ -229,7 +214,6 @@ def _library_errors(verb: str, folder: Path) -> Iterator[None]:
         ) from error
     except OSError:
         raise
-    # The library raises its dependencies' errors, too.
     except Exception as error:
         raise EvidenceError(
             f"could not {verb} the folder: {str(error).strip() or type(error).__name__}",

@@ -1,8 +1,7 @@
 """Checks recorded verdicts offline, in a store that is only read; an open bundle is one.
 
-Every record gives its key and every file its digest; `judge` runs again, and its result is compared
-with the recorded one. An author can forge an entire bundle; only a signature (`signing.py`)
-identifies the author.
+Keys and digests are computed again, `judge` runs again, and the results are compared. An author can
+forge an entire bundle; only a signature (`signing.py`) identifies the author.
 """
 
 from __future__ import annotations
@@ -53,18 +52,18 @@ from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import SPEED
 from recipes.workload import read_pinned
 
-# What records raise that do not fit together.
+# Raised by records that do not fit together.
 CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
 UNREADABLE = (*CONTRADICTIONS, OSError, PrepareError)
-# The promotion says more in these, and attribution describes: no verdict depends on them.
+# No verdict depends on these.
 NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "ablation")
-# Sums of floating-point numbers may differ in the last digits on another machine.
+# Sums of floating-point numbers differ in the last digits on other machines.
 RELATIVE_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """One variant's kept and recomputed verdicts, and all differences."""
+    """One variant's recorded and recomputed verdicts, and all differences."""
 
     recipe: str
     kept: str
@@ -77,15 +76,15 @@ class VariantCheck:
 class BundleCheck:
     """Result of a bundle check."""
 
-    run: str  # that it was made in
-    recipe: str  # of the variant that it is about
-    verdict: str  # on that variant, as kept
-    override: str | None  # why it was promoted though it did not pass
-    files: int  # checked against their digests
-    weights_checked: bool  # whether it was next to weights
+    run: str
+    recipe: str
+    verdict: str  # as recorded
+    override: str | None  # why it was promoted without a pass
+    files: int
+    weights_checked: bool
     problems: tuple[str, ...]  # changed files, and contradictions
     variants: tuple[VariantCheck, ...]
-    made_by: str = ""  # who made the weights; '' if a recipe did, or in a copy without answers
+    made_by: str = ""  # '' if a recipe did, or in a copy without answers
     answers_withheld: bool = False  # the copy lacks its stages, so only digests were checked
 
     @property
@@ -102,8 +101,8 @@ class RecordedVerdicts:
     """Recorded verdicts on variants that were tried together.
 
     Attributes:
-        tried: recipes; one without a verdict counts, too.
-        judges: key of the judge stage, by recipe; others have no verdict by gates.
+        tried: recipes, also without a verdict.
+        judges: key of the judge stage, by recipe.
     """
 
     variants: tuple[VariantReport, ...]
@@ -116,15 +115,14 @@ class Evidence:
     """Stages to read.
 
     Attributes:
-        bundle: that the store was unpacked from; None for a store of runs, in which stages that
-            answers depend on may have been deleted.
+        bundle: None for a store of runs, which may lack stages that answers depend on.
     """
 
     store: Store
     bundle: Path | None = None
 
     def place(self, reference: StageReference) -> str:
-        """Location of the stage, for messages."""
+        """Return the stage's location, for messages."""
         if self.bundle is not None:
             return f"{self.bundle.name}: stages/{reference.stage}/{reference.key}"
         return str(self.store.stage_folder(reference.stage, reference.key))
@@ -133,8 +131,7 @@ class Evidence:
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
     """Check every variant of a run that has or should have a verdict.
 
-    Raises:
-        UsageError: gates judged no variant of the run.
+    Raises UsageError if gates judged none.
     """
     if report.tuning is not None:
         return [check_tuning(report, Evidence(store))]
@@ -167,7 +164,7 @@ def find_missing(report: RunReport) -> list[str]:
 
 def claims_of(report: RunReport) -> RecordedVerdicts:
     """Return the verdicts in a run's record."""
-    # A recheck counts all that were tried when the verdict was made, and measures one of them.
+    # A recheck counts all that were tried for the verdict, and measures one of them.
     tried = report.options.attempted or report.options.recipes or ()
     return RecordedVerdicts(
         variants=tuple(report.variants),
@@ -183,8 +180,7 @@ def claims_of(report: RunReport) -> RecordedVerdicts:
 def find_bundle(folder: Path) -> Path | None:
     """Return the bundle that a folder is or contains, or None.
 
-    Raises:
-        EvidenceError: the bundle is a link to another folder.
+    Raises EvidenceError if it is a link to another folder.
     """
     for place in (folder / BUNDLE, folder):
         if not (place / MANIFEST).is_file():
@@ -215,11 +211,7 @@ def read_verdict(bundle: Path) -> BundleVerdict:
 def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> BundleCheck:
     """Check a bundle with the weights next to it, or a bundle's folder alone.
 
-    Args:
-        digest: of a file of the weights folder.
-
-    Raises:
-        EvidenceError: there is no readable bundle.
+    `digest` reads a weights file. Raises EvidenceError without a readable bundle.
     """
     bundle = find_bundle(folder)
     if bundle is None:
@@ -230,7 +222,7 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
         )
     manifest, has_weights = read_manifest(bundle), bundle != folder
     problems = find_changes(bundle, manifest, has_weights=has_weights, digest=digest)
-    # After these: what is listed is a plain file, and no pipe that never ends.
+    # After these checks, each listed file is a plain one, and no endless pipe.
     verdict = read_verdict(bundle)
     if has_weights and verdict.signer and not (folder / SIGNATURE).is_file():
         problems.append(f"{folder / SIGNATURE}: the signature is missing")
@@ -264,7 +256,7 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
                     problems += _find_other_subject(verdict, inputs)
                     if has_weights:
                         problems += _find_other_weights(folder, manifest, inputs)
-            except (EvidenceError, StoreError) as error:  # a record is gone or damaged
+            except (EvidenceError, StoreError) as error:
                 problems.append(f"{error.where}: {error.message}")
     except CONTRADICTIONS as error:
         raise EvidenceError(
@@ -277,7 +269,7 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
 
 
 def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]:
-    """Return where a bundle's manifest and verdict contradict each other, or themselves."""
+    """Return where manifest and verdict contradict each other, or themselves."""
     names = [variant.recipe for variant in verdict.variants]
     attempted, judges, recipe = verdict.attempted, verdict.judges, verdict.recipe
     unjudged = [each for each in verdict.variants if each.recipe not in judges]
@@ -316,7 +308,6 @@ def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]
 
 
 def _find_other_subject(verdict: BundleVerdict, inputs: VerdictInputs) -> Iterator[str]:
-    """Yield where the judged models are not those that the verdict names."""
     if verdict.source.digest != inputs.screen.parameters.checkpoint:
         yield f"{VERDICT}: the source is not the checkpoint that was the baseline"
     profile = inputs.judge.parameters.profile
@@ -325,7 +316,6 @@ def _find_other_subject(verdict: BundleVerdict, inputs: VerdictInputs) -> Iterat
 
 
 def _find_other_weights(folder: Path, manifest: Manifest, inputs: VerdictInputs) -> Iterator[str]:
-    """Yield how the weights and auxiliary files differ from the judged ones."""
     listed = {each.path: each.sha256 for each in manifest.model_files}
     try:
         if not inputs.is_of(weights_digest(folder, lambda file: listed.get(file.name, ""))):
@@ -339,7 +329,6 @@ def _find_other_weights(folder: Path, manifest: Manifest, inputs: VerdictInputs)
 def _check_claims(
     claims: RecordedVerdicts, evidence: Evidence, seen: dict[str, StageRecord] | None = None
 ) -> list[VariantCheck]:
-    """Check every variant that has or needs a judge stage; add the records read to `seen`."""
     found = [
         _VariantEvidence(claims, variant, evidence)
         for variant in claims.variants
@@ -353,8 +342,6 @@ def _check_claims(
 
 
 class _VariantEvidence:
-    """Evidence of one variant's verdict."""
-
     def __init__(
         self, claims: RecordedVerdicts, variant: VariantReport, evidence: Evidence
     ) -> None:
@@ -388,7 +375,7 @@ class _VariantEvidence:
         )
 
     def _read(self, judge: StageReference) -> bool:
-        """Check all that a verdict depends on; return whether there is enough to judge again."""
+        """Check all that a verdict depends on; return whether it can be judged again."""
         is_complete = True
         pending: list[tuple[str, StageReference, str | None, int]] = [("judge", judge, None, 0)]
         for role, reference, digest, depth in pending:
@@ -421,7 +408,7 @@ class _VariantEvidence:
         return is_complete
 
     def _check_file(self, place: str, record: StageRecord) -> bool:
-        """Check a stage's file against the digest in its record; return whether it is there."""
+        """Check a stage's file against its digest; return whether it is there."""
         listed = listed_file(record)
         if listed is None:
             return True
@@ -463,7 +450,7 @@ def key_of(record: StageRecord) -> str:
 
 
 def listed_file(record: StageRecord) -> tuple[str, str] | None:
-    """Return name and digest of the file that a stage's record lists; None without one."""
+    """Return name and digest of the file that a stage's record lists, or None."""
     if record.stage == EVALUATE.name:
         return ANSWERS, EVALUATE.result_of(record).answers_digest
     if record.stage == ASKED.name:
@@ -494,10 +481,9 @@ def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateResul
 
 
 def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
-    """Check a tuning's confirmation of its winner; the screening itself has no gate.
+    """Check a tuning's confirmation of its winner; the screening has no gate.
 
-    Raises:
-        UsageError: the run confirmed nothing.
+    Raises UsageError if the run confirmed nothing.
     """
     tuning = report.tuning
     if tuning is None or tuning.winner is None or tuning.confirmation is None:
@@ -551,7 +537,7 @@ def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
 
 
 def find_differing(kept: VariantReport, computed: VariantReport) -> list[str]:
-    """Return every field of the verdict in which the two reports differ, by path."""
+    """Return every field of the verdict in which the reports differ, by path."""
     ours = kept.model_dump(exclude=set(NOT_OF_THE_VERDICT))
     theirs = computed.model_dump(exclude=set(NOT_OF_THE_VERDICT))
     if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):

@@ -1,4 +1,4 @@
-"""Changed answers of a variant: examples, as text by kind of suite."""
+"""Examples of a variant's changed answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipes.policy import AnySuite
 
 Row = dict[str, Any]
 LONGEST = 4000
-"""Characters of a prompt or an answer that the report shows."""
+"""Characters of a prompt or an answer in the report."""
 EXAMPLES = 10
 """Flips of one suite and variant."""
 
@@ -21,13 +21,12 @@ EXAMPLES = 10
 class FlippedAnswer:
     """A question with a changed answer."""
 
-    question: str  # its id
-    # both scores, 0 to 1
+    question: str
+    # 0 to 1
     before: float
     after: float
-    prompt: str | None  # None where it is not kept as text
-    expected: str | None  # the right answer, where it is a text
-    # both answers
+    prompt: str | None  # None if it is not recorded as text
+    expected: str | None
     baseline: str
     variant: str
 
@@ -49,11 +48,11 @@ class FlippedAnswers:
     asked: int
     changed: int
     shown: list[FlippedAnswer]
-    kept: tuple[float, ...] = ()  # share of each conversation's tokens, of the suite `fidelity`
+    kept: tuple[float, ...] = ()  # share of each conversation's tokens, in the suite `fidelity`
 
 
 def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
-    """Return examples of every variant and suite with kept answers."""
+    """Return examples of every variant and suite with recorded answers."""
     return [
         _examples(variant.recipe, gate.name, answered)
         for variant in evidence.report.variants
@@ -95,10 +94,9 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
 
 
 def prompt_of(question: Row | None) -> str | None:
-    """Return the laid-out prompt, or None without text.
+    """Return the prompt without a chat template, or None if it is not text.
 
-    A chat prompt omits the model's chat template. Tasks of lm-eval have no text, because only their
-    environment reads their dataset.
+    Only lm-eval's environment reads its tasks' datasets, so they have no text.
     """
     prompt = (question or {}).get("prompt")
     return shorten(str(prompt)) if prompt else None
@@ -111,7 +109,7 @@ def expected_of(question: Row | None) -> str | None:
 
 
 def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
-    """Return one side's choice or text; of a conversation, which is private, figures."""
+    """Return one side's choice or text; figures for a conversation, which is private."""
     answer = row["answer"]
     if "nats" in row:
         kept = f"{100 * row['score']:.1f} % of tokens kept, {row['nats']:.3f} nats a token"

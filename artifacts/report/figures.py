@@ -1,7 +1,7 @@
-"""The report's figures: plotly's data, with a description and a table.
+"""The report's figures as plain data in plotly's format, each with a table.
 
-`data` and `layout` are plain data in plotly's format (https://plotly.com/javascript/reference/), so
-writing them needs no plotly. A color is a CSS variable of the theme, such as `var(--ink)`.
+https://plotly.com/javascript/reference/ describes the format. A color is a CSS variable of the
+theme, such as `var(--ink)`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.core.escape import html_text
 from recipes.catalog import BASELINE
 
 SERIES = 6
-"""Colors that the page has for series; more series begin again, with another symbol."""
+"""Colors of series; more begin again, with another symbol."""
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 
 
@@ -27,9 +27,9 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 class Table:
     """A plain table."""
 
-    columns: tuple[str, ...]  # headings
-    rows: list[tuple[str, ...]]  # cells; the first of each names the row
-    # columns of words; the others are numbers, and are aligned right
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]  # the first of each row names it
+    # columns of words; numbers are aligned right
     text: frozenset[int] = frozenset({0})
 
 
@@ -37,13 +37,13 @@ class Table:
 class Figure:
     """One plot."""
 
-    name: str  # unique in the page; of letters, digits and hyphens
-    title: str  # above it
-    says: str  # what there is to see, for those who cannot see it
+    name: str  # of letters, digits and hyphens
+    title: str
+    says: str  # for people who cannot see it
     data: list[dict[str, Any]]  # plotly's traces
     layout: dict[str, Any]  # plotly's layout, where it differs from the page's
-    table: Table  # the same figures
-    height: int = 320  # in CSS pixels
+    table: Table
+    height: int = 320  # CSS pixels
 
     @property
     def drawn(self) -> dict[str, Any]:
@@ -99,14 +99,7 @@ def gate_figure(number: int, variant: VariantReport) -> Figure | None:
 
 
 def conversations_figure(number: int, recipe: str, suite: str, kept: Sequence[float]) -> Figure:
-    """Return how many conversations keep which share of the baseline's tokens.
-
-    Args:
-        number: of the figure in the page.
-        recipe: of the variant.
-        suite: name of the suite `fidelity`.
-        kept: share of each conversation, 0 to 1.
-    """
+    """Return how many conversations keep which share (0 to 1) of the baseline's tokens."""
     tenths = Counter(min(9, int(10 * share)) for share in kept)
     rows: list[tuple[str, ...]] = [
         (f"{10 * n} to {10 * (n + 1)} %", str(tenths[n])) for n in range(9, -1, -1)
@@ -130,7 +123,7 @@ def conversations_figure(number: int, recipe: str, suite: str, kept: Sequence[fl
 
 
 def tradeoff_figures(report: RunReport, baseline_bytes: int | None) -> list[Figure]:
-    """Return the scores' changes against weights and against throughput, where those are known."""
+    """Return the scores' changes against weights and throughput, where known."""
     judged = [variant for variant in report.variants if variant.gates]
     rates = [variant.rate("baseline") for variant in judged]
     megabytes = baseline_bytes / 1e6 if baseline_bytes else None
@@ -226,7 +219,7 @@ def _axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def _make_json_ready(value: Any) -> Any:
-    """Replace numbers that JSON lacks by None, because one invalidates all figures."""
+    """Replace numbers that JSON lacks by None: one invalidates all figures."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -30,12 +30,12 @@ class VariantSection:
 
     recipe: str
     verdict: str  # `promoted`, or the verdict's own word
-    reason: str  # in words; `hint` holds the further lines of an error
+    reason: str  # `hint` has an error's further lines
     hint: str = ""
-    size: str = ""  # of its weights
+    size: str = ""
     gates: tuple[GateResult, ...] = ()
     figure: Figure | None = None
-    collected: tuple[str, ...] = ()  # scores of a variant that was not judged
+    collected: tuple[str, ...] = ()  # of a variant that was not judged
 
 
 def run_page(evidence: RunEvidence) -> str:
@@ -104,7 +104,6 @@ def _section(number: int, variant: VariantReport, evidence: RunEvidence) -> Vari
 
 
 def _collected(evidence: RunEvidence, recipe: str) -> tuple[str, ...]:
-    """Return scores that were measured and not judged."""
     return tuple(
         f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
         for suite, kept in evidence.collect_answers(recipe)
@@ -144,7 +143,6 @@ def _render(figures: list[Figure], **context: Any) -> str:
 
 
 def _make_text_visible(value: Any) -> Any:
-    """Make control characters of a text visible, except in markup."""
     return make_visible(value) if type(value) is str else value
 
 

@@ -96,7 +96,7 @@ def stage_table(report: RunReport) -> Table:
 
 
 def policies_as_json(evidence: RunEvidence) -> dict[str, str]:
-    """Return the applied policies of the judged variants, without duplicates."""
+    """Return the judged variants' policies without duplicates."""
     found: dict[str, list[str]] = {}
     for variant in evidence.report.variants:
         judge = evidence.record("judge", variant.recipe)

@@ -1,7 +1,7 @@
-"""A run's evidence in its store: records of stages, answers, questions, timings.
+"""A run's records of stages, answers, questions and timings, from its store.
 
-A missing part, as after garbage collection, is None with a sentence in `missing`, never an error.
-Only digests of answers are checked; `prepare verify` checks an entire run.
+A missing part is None with a sentence in `missing`, never an error. Only digests of answers are
+checked; `prepare verify` checks an entire run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class PairedAnswers:
     """Both sides' answers to a suite's questions."""
 
     baseline: Rows  # rows of the answer log, in the order of asking
-    candidate: Rows  # rows to the same questions
-    questions: dict[str, dict[str, Any]]  # by id, as far as they are kept
-    suite: AnySuite  # the policy's settings
-    rule: GateRule  # that decided
+    candidate: Rows  # to the same questions
+    questions: dict[str, dict[str, Any]]  # by id, as far as recorded
+    suite: AnySuite
+    rule: GateRule
 
 
 class RunEvidence:
@@ -69,11 +69,11 @@ class RunEvidence:
     def kept(
         self, stage: Stage[Parameters, Any, Result], variant: str
     ) -> TypedStageRecord[Parameters, Result] | None:
-        """Return the result of `record`, validated."""
+        """Return the variant's validated record of a stage."""
         return self._read_shape(stage, self.record(stage.name, variant))
 
     def baseline_bytes(self) -> int | None:
-        """Return the size of the unquantized weights, from any variant's comparison with them."""
+        """Return the unquantized weights' size, from any variant's comparison with them."""
         for recipe in self.recipes:
             found = self.kept(CHECK_WEIGHTS, recipe)
             if found is not None and found.result.size_ratio and found.result.weights_bytes:
