@@ -1,8 +1,7 @@
 """HTTP requests to untrusted servers, bounded in bytes and in total time.
 
-An HTTP library's timeout applies to one read, so a server that sends a byte a minute blocks its
-client for years. A gzip body of 10 MB can expand to 10 GB. Here the timeout covers the whole
-exchange, and a compressed response is rejected.
+An HTTP library's timeout applies to one read, so a byte a minute blocks its client for years. 10 MB
+of gzip can expand to 10 GB, so compressed responses are rejected.
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ class HttpResponse:
         return self.content[:2000].decode(errors="replace")
 
     def json(self) -> Any:
-        """Parse the body as JSON.
-
-        NaN and infinite numbers are allowed, because broken models return them.
-
-        Raises:
-            ValueError: the body is not JSON.
-        """
+        """Parse the body; broken models return NaN, so it passes. ValueError if not JSON."""
         return parse_json(self.content, whole_text=False, finite=False)
 
 
@@ -50,14 +43,13 @@ def send_request(
     headers: dict[str, str] | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> HttpResponse:
-    """Send one request, without a proxy; do not retry.
+    """Send one request, without a proxy or retries; redacted credentials in `url` are restored.
 
     Args:
-        url: absolute URL; redacted credentials are restored.
-        timeout_s: for the whole exchange, from connecting to the last byte.
+        timeout_s: for the whole exchange.
 
     Raises:
-        httpx.HTTPError: no complete response arrived within the time and size limits.
+        httpx.HTTPError: no complete response arrived within the limits.
         httpx.InvalidURL: the URL is invalid.
     """
     address = restore_credentials(url)

@@ -1,7 +1,7 @@
 """x86 CPU features that quantization and serving depend on.
 
-``PREPARE_CPU_FEATURES=avx2`` makes a whole run behave as on a machine with no other feature. It
-changes the recorded facts, the engine's kernel library, and the kernels of torch and oneDNN.
+``PREPARE_CPU_FEATURES=avx2`` makes a whole run behave as on a machine with no other feature:
+recorded facts, the engine's kernel library, the kernels of torch and oneDNN.
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ FLAGS: dict[str, frozenset[str]] = {
     "avx512_bf16": frozenset({"avx512_bf16"}),
     "amx": frozenset({"amx_tile"}),
 }
-"""Flags in /proc/cpuinfo that each feature requires; a feature also requires those before it."""
+"""Flags in /proc/cpuinfo that each feature requires, in addition to those before it."""
 FEATURES = tuple(FLAGS)
 
 
 def cpu_features(
     facts: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """Return the CPU's features, or the subset that the environment selects.
-
-    Raises:
-        UsageError: VARIABLE contains an unknown feature, or one that the CPU lacks.
-    """
+    """Return the CPU's features, or the subset that the environment selects."""
     flags = parse_flags(Path("/proc/cpuinfo").read_text() if facts is None else facts)
     found: list[str] = []
     for name, needed in FLAGS.items():
@@ -72,11 +68,7 @@ def limiting_variables(
 
 
 def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the features in VARIABLE, in the order of FEATURES; None if it is not set.
-
-    Raises:
-        UsageError: it has an unknown feature, or a feature without those that it requires.
-    """
+    """Return the features in VARIABLE, in the order of FEATURES; None if it is not set."""
     text = environ.get(VARIABLE, "").strip()
     if not text:
         return None

@@ -1,8 +1,7 @@
 """Credentials in URLs: removed on input, kept in memory, restored to connect.
 
-`http://me:password@host` becomes `http://***@host` in plans, keys, records, reports, logs and
-messages. A client restores the original URL before it connects. A stage in a separate process
-receives it in an environment variable of that process only.
+`http://me:password@host` becomes `http://***@host` in plans, keys, records, logs and messages. A
+stage in a separate process receives the original in an environment variable of that process.
 
 Standard library only: workers import this module.
 """
@@ -27,8 +26,6 @@ _FILE_SCHEMES = ("sqlite",)
 
 def strip_credentials(address: str) -> str:
     """Return the address without credentials, and store them for :func:`restore_credentials`.
-
-    Text without credentials is returned unchanged.
 
     Raises:
         UsageError: the end of the credentials is ambiguous, or the same address was given before
@@ -84,11 +81,7 @@ def restore_credentials(shown: str) -> str:
 
 
 def credential_variables(told: str) -> dict[str, str]:
-    """Return the variable that passes original addresses to a child process, if any.
-
-    Args:
-        told: what the child is told; of other addresses, such as the registry's, it gets none.
-    """
+    """Return the variable that passes a child the original addresses in its text `told`, if any."""
     known = {shown: given for shown, given in given_addresses().items() if shown in told}
     return {ADDRESSES_VARIABLE: json.dumps(known)} if known else {}
 

@@ -22,9 +22,7 @@ def digest_file(path: Path) -> str:
 
 
 def digest_json(value: Any) -> str:
-    """Return the SHA-256 of canonical JSON: sorted keys, no spaces, ASCII.
-
-    The order of keys does not matter. 1 and 1.0 differ.
+    """Return the SHA-256 of canonical JSON: sorted keys, no spaces, ASCII; 1 and 1.0 differ.
 
     Raises:
         ValueError: a number is NaN or infinite.

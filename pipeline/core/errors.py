@@ -2,21 +2,21 @@
 
 The tree::
 
-    PrepareError                  1   base class: message, where, and a hint
+    PrepareError                  1   base class
     +-- UsageError                2   the command line, or a settings, recipe or policy file
-    +-- CheckpointError           1   a missing, damaged or unsupported checkpoint
-    |   +-- HubError              1   the Hugging Face Hub did not deliver a file
+    +-- CheckpointError           1
+    |   +-- HubError              1
     +-- PreflightError            1   the run would fail later, so it was not started
-    +-- EnvironmentBuildError     1   a managed Python environment is unusable
-    +-- StageError                1   a stage ended without a result
-    |   +-- WorkerError           1   the stage's worker process failed; the message names its log
-    |   +-- VerificationError     1   the quantized weights are not sound
-    +-- ServingError              1   the model server failed; the message quotes its log
-    +-- EvaluationDataError       1   missing or malformed questions
-    +-- RegistryError             1   the model registry rejected a request or is unreachable
-    +-- EvidenceError             1   an invalid evidence bundle or signature
-    +-- StoreError                1   the store is not writable, full or damaged
-        +-- StageLostError        1   another process took over a stage
+    +-- EnvironmentBuildError     1
+    +-- StageError                1
+    |   +-- WorkerError           1
+    |   +-- VerificationError     1
+    +-- ServingError              1
+    +-- EvaluationDataError       1
+    +-- RegistryError             1
+    +-- EvidenceError             1
+    +-- StoreError                1
+        +-- StageLostError        1
 
 Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted. Exit code
 3 is an unexpected error; its traceback is in a log file.
@@ -52,7 +52,7 @@ class ExitCode(IntEnum):
 class PrepareError(Exception):
     """An expected error: what happened, where, and what to do about it.
 
-    Credentials in all three parts are redacted, because the text often comes from libraries.
+    Credentials are redacted in all parts, because the text often comes from libraries.
 
     Args:
         message: one sentence without a full stop.
@@ -78,7 +78,6 @@ class PrepareError(Exception):
         return "\n".join(nonempty)
 
     def to_dict(self) -> dict[str, str]:
-        """Return plain data that crosses a process boundary as JSON."""
         return {
             "kind": type(self).__name__,
             "message": self.message,
@@ -158,8 +157,7 @@ def raise_as(
 ) -> Iterator[None]:
     """Convert `errors` to `kind`, with the original reason appended to `message`.
 
-    Args:
-        where: as for PrepareError; a path is replaced by the file that the original error names.
+    If `where` is a path, the file that the original error names replaces it.
     """
     try:
         yield

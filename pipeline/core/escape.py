@@ -1,8 +1,7 @@
 """Escaping of untrusted text: one function for each sink.
 
-Names, reasons, licenses and answers come from checkpoints, registries and models. Unescaped, they
-could move the cursor, reverse a line's direction, start a workflow command, become a heading, or
-imitate prepare's output.
+Names, reasons and answers come from checkpoints, registries and models. Unescaped, they could move
+the cursor, reverse a line, start a workflow command, become a heading, or imitate prepare's output.
 
 | sink | function |
 | --- | --- |
@@ -21,7 +20,6 @@ import unicodedata
 from urllib.parse import urlsplit
 
 MAX_NAME_CHARACTERS = 200
-"""Limit for a name, a path or a table cell."""
 MAX_REASON_CHARACTERS = 1000
 # Controls, formats (bidi overrides and marks, tags), surrogates, separators and unassigned code
 # points. Joiners are part of names.
@@ -43,10 +41,7 @@ _IN_CODE = str.maketrans({"`": "'", "|": "/", "<": "\u2039"})
 
 
 def make_visible(text: str) -> str:
-    r"""Replace every active or invisible character by its JSON escape, as in '\\u001b'.
-
-    Line ends and tabs stay. JSON text keeps its value.
-    """
+    r"""Replace every active or invisible character except line ends and tabs by its JSON escape."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(letter if _is_plain(letter) else _escape(letter) for letter in text)
@@ -68,7 +63,7 @@ def one_line(text: str) -> str:
 
 
 def clip(text: str, max_characters: int) -> str:
-    """Truncate the text; a truncated text ends in '…'."""
+    """Truncate the text, which then ends in '…'."""
     return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
 
 

@@ -1,10 +1,9 @@
 """Progress events: JSON lines from a worker or a stage to the command line.
 
-One event is one line: ``{"event": "progress", "task": str, "done": int, "total": int | null,
-"unit": str}``, ``{"event": "note", "text": str}`` for the user, or ``{"event": "error", ...}`` as
-:meth:`PrepareError.to_dict` returns it.
+One line is ``{"event": "progress", "task": str, "done": int, "total": int | null, "unit": str}``,
+``{"event": "note", "text": str}``, or ``{"event": "error", ...}`` with a PrepareError's `to_dict`.
 
-Standard library only: workers import this module in their own environments.
+Standard library only: workers import this module.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class EventWriter:
         self.write({"event": "note", "text": text})
 
     def write(self, event: dict[str, Any]) -> None:
-        """Write one event; ignore a closed reader."""
         line = (json.dumps(event) + "\n").encode()
         with self._lock, contextlib.suppress(OSError):
             while line:  # a signal can interrupt a long write
@@ -71,7 +69,7 @@ def worker_progress() -> Progress:
 
 
 def read_event(line: bytes) -> Mapping[str, Any]:
-    """Parse one line; return an empty event if it is not JSON."""
+    """Parse one line; return {} if it is not JSON."""
     try:
         event = parse_json(line, finite=False, whole_text=False)
     except UntrustedJsonError:

@@ -16,7 +16,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Create a complete file durably unless it exists; return whether this call created it.
 
-    A hard link to a complete file is created, so neither a reader nor a kill meets a partial file.
+    A hard link is created, so neither a reader nor a kill meets a partial file.
     """
     temporary = _temporary_path(path)
     try:
@@ -38,7 +38,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
 
 def _create_without_links(path: Path, content: bytes) -> bool:
-    """Do the same without hard links, where a kill may leave a partial file."""
+    """Do the same on file systems without hard links; a kill may leave a partial file."""
     try:
         _write_new(path, content)
     except FileExistsError:

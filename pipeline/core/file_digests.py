@@ -31,13 +31,11 @@ CACHE_INTERVAL_BYTES = 2**30
 class FileDigests:
     """SHA-256 digests of files, cached so that a 150 GB checkpoint is read once.
 
-    A cached digest is valid only while device, inode, size, mtime and ctime are unchanged. A
-    program cannot reset ctime, so a restored mtime is detected. Several processes can share the
-    cache; a damaged cache file is replaced.
+    A cached digest is valid only while device, inode, size, mtime and ctime are unchanged; a
+    program cannot reset ctime. Processes can share the cache; a damaged one is replaced.
 
     Args:
-        cache_file: JSON file; it and its directory are created on first use.
-        now_ns: clock in nanoseconds since 1970, comparable to file times.
+        now_ns: clock comparable to file times.
     """
 
     def __init__(self, cache_file: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -45,7 +43,7 @@ class FileDigests:
         self._now_ns = now_ns
 
     def digest(self, path: Path, progress: Progress | None = None) -> str:
-        """Return the SHA-256 of the file in hexadecimal; progress is in bytes.
+        """Return the SHA-256 in hexadecimal; progress is in bytes.
 
         Raises:
             CheckpointError: the file cannot be read, or changed while it was read.
@@ -90,7 +88,7 @@ class FileDigests:
     def _look_up(
         self, path: Path, cache: Mapping[str, Any], progress: Progress
     ) -> tuple[str, dict[str, Any]]:
-        """Return the digest and a new cache entry; the entry is empty if it was cached."""
+        """Return the digest and a new cache entry, which is empty if it was cached."""
         with (
             raise_as(CheckpointError, "the file cannot be read", path),
             open_regular(path, None) as file,
@@ -141,7 +139,6 @@ class FileDigests:
                 cache = {"schema_version": CACHE_SCHEMA, "files": files}
                 write_atomically(self.cache_file, json.dumps(cache, indent=1))
         except OSError as error:
-            # The digest is valid; the next run only has to compute it again.
             progress.note(f"cannot write the digest cache: {self.cache_file}: {error.strerror}")
 
 
@@ -159,7 +156,7 @@ def _is_sound(entry: object) -> bool:
 
 
 def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int]:
-    """sha256 and how many bytes it is of: past `size` it stops, since the file may never end."""
+    """Return the digest and the bytes read: reading stops after `size`; the file may never end."""
     sha256, done = hashlib.sha256(), 0
     block = bytearray(BLOCK_BYTES)
     view = memoryview(block)
@@ -171,15 +168,12 @@ def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int
 
 
 class _FileProgress:
-    """Progress of one file as part of all files."""
-
     def __init__(self, progress: Progress, before: int, total: int) -> None:
         self._progress = progress
         self._before = before
         self._total = total
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Report `done` bytes in addition to those of earlier files."""
         self._progress.advance("hash checkpoint", self._before + done, self._total, unit)
 
     def note(self, text: str) -> None:

@@ -1,9 +1,8 @@
 """Locks on files of a store, held by the kernel with `flock`: they end with their last holder.
 
 The kernel, or the NFS server, releases a dead holder's lock. Child processes that get the
-descriptor (`SupervisedProcess(held_descriptors=...)`) hold it until the last of them has ended.
-Lock files get the store's mode explicitly. They are removed by garbage collection alone, while it
-holds the store.
+descriptor (`SupervisedProcess(held_descriptors=...)`) hold it too. Lock files get the store's mode
+explicitly. Only garbage collection removes them, while it holds the store.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ LOCAL_ONLY = ("localflock", "nolock", "local_lock=all", "local_lock=flock")
 _held: set[int] = set()
 _guard = threading.Lock()
 _work: list[tuple[str, str]] = []
-"""What this process does, and since when, as others are told that wait for it."""
+"""This process's work and when it began, for the messages of waiting processes."""
 Waits = Callable[[str], None]
 
 
 def held_descriptors() -> list[int]:
-    """Return the locks that this process holds, for the children that work under them."""
+    """Return this process's locks, for the children that work under them."""
     with _guard:
         return sorted(_held)
 
 
 @contextmanager
 def hold_for_children(descriptor: int) -> Iterator[None]:
-    """Have the children that are started meanwhile hold a lock as well."""
+    """Let children started within the block hold the lock too."""
     with _guard:
         _held.add(descriptor)
     try:
@@ -55,7 +54,7 @@ def hold_for_children(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def doing(what: str) -> Iterator[str]:
-    """Tell others that wait for a lock of this process what it does; yield their words."""
+    """Describe this process's work to processes that wait for its locks; yield the description."""
     _work.append((what, datetime.now(UTC).strftime("%H:%M UTC")))
     try:
         yield this_process()
@@ -64,7 +63,7 @@ def doing(what: str) -> Iterator[str]:
 
 
 def this_process() -> str:
-    """Return what others are told of this process: its work, user, id and machine."""
+    """Describe this process: its work, user, id and machine."""
     outer_and_inner = [*_work[:1], *_work[1:][-1:]]
     words = [what for what, _ in outer_and_inner]
     since = [f"since {when}" for _, when in outer_and_inner[-1:]]
@@ -72,7 +71,7 @@ def this_process() -> str:
 
 
 def holder_of(path: Path) -> str:
-    """Return who holds the lock, as its file tells; an empty text if it is free."""
+    """Return the lock holder's description from the file; '' if the lock is free."""
     if not is_locked(path):
         return ""
     with contextlib.suppress(OSError):
@@ -92,7 +91,6 @@ def locked(
 
     Raises:
         StoreError: the file system has no locks.
-        OSError: the file cannot be created.
     """
     descriptor = _open(path)
     try:
@@ -107,7 +105,7 @@ def locked(
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock, shared or alone; False without the file."""
+    """Return whether a process holds the lock, shared or exclusively."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         try:
@@ -130,14 +128,11 @@ def is_locked(path: Path) -> bool:
 
 
 def refuse_local_locks(folder: Path, mounts: str | None = None) -> None:
-    """Refuse a file system whose locks other machines, or processes, do not see.
+    """Refuse a file system whose locks other machines or processes do not see.
 
     Args:
-        folder: of the store; its nearest existing parent decides.
+        folder: the store; its nearest existing parent decides.
         mounts: text of /proc/self/mountinfo.
-
-    Raises:
-        StoreError: names the mount and the cure.
     """
     mount = find_mount(folder, mounts)
     if mount is None:

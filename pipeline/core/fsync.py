@@ -1,7 +1,4 @@
-"""Durable directory entries.
-
-Standard library only: the quantizers' environments import this module.
-"""
+"""Durable directory entries; standard library only: the quantizers' environments import it."""
 
 from __future__ import annotations
 

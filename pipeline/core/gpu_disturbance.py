@@ -1,6 +1,6 @@
 """What disturbed GPUs between two moments, as the driver reports it.
 
-A power limit is none: a server has it in production, too. Slowdowns by heat and power brakes are.
+A power limit also applies in production, so it does not count; heat and power brakes do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.core.gpus import query_driver
 
 MIN_SHARE = 0.01
-"""Part of the time from which on a slowdown counts."""
+"""Share of the time from which on a slowdown counts."""
 # `nvidia-smi -q -x`, drivers 575 and later.
 _GPU = re.compile(r"<gpu id=.*?</gpu>", re.DOTALL)
 _UUID = re.compile(r"<uuid>(\S+)</uuid>")
@@ -36,7 +36,7 @@ class GpuState:
 
 
 def gpu_states(uuids: Sequence[str]) -> list[GpuState]:
-    """Return the states of these GPUs; [] without any, or if the driver does not tell."""
+    """Return the states of these GPUs; [] if there are none or the driver does not report."""
     answer = query_driver("-q", "-x", "-i", ",".join(uuids)) if uuids else None
     return [
         GpuState(

@@ -32,7 +32,7 @@ class VisibleGpu:
     def memory_gib(self) -> float | None:
         """Total memory in GiB; None if unknown.
 
-        The driver does not list a slice's: its name has an upper limit, "MIG 3g.40gb".
+        The driver does not list a slice's memory; its name has an upper limit, "MIG 3g.40gb".
         """
         found = re.fullmatch(r"(\d+) MiB", self.memory)
         if found:
@@ -52,9 +52,9 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
 
 
 def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """Return the GPUs and MIG slices that work can use, all of the first one's kind.
+    """Return the GPUs and MIG slices that work can use.
 
-    Keys and verdicts contain the first one's kind, so results from another kind would be
+    All are of the first one's kind: keys and verdicts contain it, so results from others would be
     mislabeled.
     """
     found = _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
@@ -65,8 +65,7 @@ def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGp
 def busy_gpus() -> set[str]:
     """Return the UUIDs of GPUs with a compute process, if the driver reports them.
 
-    In a container the driver may not report outside processes. With MIG it may report the GPU
-    instead of the slice.
+    In a container it may not report outside processes; with MIG it may report the whole GPU.
     """
     answer = query_driver("--query-compute-apps=gpu_uuid", "--format=csv,noheader") or ""
     return {line.strip() for line in answer.splitlines() if line.strip()}
@@ -79,7 +78,7 @@ def is_driver_too_old(driver: str) -> bool:
 
 
 def query_driver(*arguments: str) -> str | None:
-    """Run ``nvidia-smi`` and return its output; None if it is missing or fails."""
+    """Run ``nvidia-smi``; return None if it is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -28,7 +28,7 @@ class Hardware(SparseRecord):
 
 
 class NodeInfo(Record):
-    """Facts that a node reports: this machine, or a serving node of a cluster."""
+    """Facts of this machine, or of a serving node of a cluster."""
 
     name: str = Field(description="node name, for messages")
     machine: str = Field(
@@ -47,7 +47,7 @@ class NodeInfo(Record):
 
     @property
     def gpu_name(self) -> str | None:
-        """Name of the first GPU, as the driver reports it; None without a GPU."""
+        """Name of the first GPU, as the driver reports it."""
         return self.gpus[0].name if self.gpus else None
 
     def hardware(self, accelerator: str) -> Hardware:
@@ -71,11 +71,7 @@ class NodeInfo(Record):
 def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = True) -> NodeInfo:
     """Return the facts of this machine, as a process with these variables sees it.
 
-    Args:
-        with_gpus: query the driver, which is slow.
-
-    Raises:
-        UsageError: a variable selects CPU features that the CPU lacks.
+    Querying the driver (`with_gpus`) is slow.
     """
     return NodeInfo(
         name=platform.node(),

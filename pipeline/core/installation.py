@@ -1,4 +1,4 @@
-"""Identity of this prepare installation: its version and a digest of its code and data."""
+"""Identity of this prepare installation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def this_prepare() -> str:
 def digest_code(root: Path) -> str:
     """Return the SHA-256 over names and contents of all files of KINDS in PACKAGES.
 
-    Hidden files are excluded: editors create them, and no code imports them.
+    Hidden files are excluded: editors create them.
     """
     digest = hashlib.sha256()
     for file in sorted(file for name in PACKAGES for file in (root / name).rglob("*")):

@@ -16,8 +16,8 @@ from typing import NoReturn
 def is_interruption(error: BaseException | None) -> bool:
     """Return whether a KeyboardInterrupt is the error or its cause.
 
-    Python 3.11 raises RuntimeError if the interrupt arrives while a class is created, and so during
-    an import. An interrupt during cleanup can surface as the cleanup's error.
+    Python 3.11 raises RuntimeError if the interrupt arrives while a class is created. An interrupt
+    during cleanup can surface as the cleanup's error.
     """
     seen = set()
     while error is not None and id(error) not in seen:
@@ -50,7 +50,7 @@ def on_hangup(number: int, frame: FrameType | None) -> NoReturn:
 def detach_lost_terminals() -> None:
     """Redirect output to the null device if its terminal is gone.
 
-    A write to it would fail and end this process before its children are stopped.
+    A failed write would end this process before its children are stopped.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
@@ -64,10 +64,7 @@ def detach_lost_terminals() -> None:
 
 @contextmanager
 def hold_interruptions() -> Iterator[None]:
-    """Delay INTERRUPTIONS until the block ends, for work that must not stop halfway.
-
-    Only the main thread is interrupted, so in other threads this does nothing.
-    """
+    """Delay INTERRUPTIONS until the block ends; only the main thread can be interrupted."""
     held: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:

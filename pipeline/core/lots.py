@@ -1,19 +1,19 @@
-"""What a piece of work has alone on this node: GPUs, all cores, or quiet.
+"""Exclusive resources of this node: GPUs, all cores, or quiet.
 
 Locks are files in a directory that every user can write to, never in a home directory, which nodes
 may share. `flock` holds them, so the kernel releases them when the last process with the descriptor
 ends, a model server included. The files stay empty and are opened read-only: in a sticky directory
 the kernel refuses O_CREAT on another user's file (`fs.protected_regular`).
 
-    node     shared by all work; a measurement on a CPU, or with `quiet: node`, has it alone
+    node     shared by all work; exclusive for a CPU measurement, or with `quiet: node`
     gate     taken for a moment before `node`; a measurement keeps it while it waits for `node`,
              so that later work waits behind it
     cores    work that uses every core
-    gpus     held while GPUs are collected, so that who comes first gets them first
+    gpus     held while GPUs are collected, so that the first process gets them first
     UUID     one GPU or MIG slice
 
-Who holds a lock is told by a note of the process that took it (/proc/locks has its id). Runs in
-containers share locks only if they share the directory that $PREPARE_NODE_LOCKS names.
+A note of the process that took a lock describes the holder (/proc/locks has its id). Containers
+share locks only if they share the directory that $PREPARE_NODE_LOCKS names.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Waits = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a piece of work has alone: whole GPUs or MIG slices, or every core."""
+    """Resources that work needs exclusively: whole GPUs or MIG slices, or every core."""
 
     gpus: int = 0
     cores: bool = False
@@ -58,16 +58,12 @@ NOTHING = Needs()
 
 
 class _TakenError(Exception):
-    """A lock is taken; who has it."""
+    """Another process has the lock; the message describes it."""
 
 
 @dataclass
 class Lot:
-    """Resources that this process has until it gives them back.
-
-    Attributes:
-        gpus: for this process alone; CUDA_VISIBLE_DEVICES names them meanwhile.
-    """
+    """Resources that this process holds; CUDA_VISIBLE_DEVICES names `gpus` meanwhile."""
 
     node: Node
     share: int  # descriptor of the lock `node`
@@ -75,11 +71,11 @@ class Lot:
 
     @contextmanager
     def quiet(self, on_wait: Waits = lambda text: None) -> Iterator[None]:
-        """Have the node alone meanwhile, to measure speed; wait for the work that is on it."""
+        """Hold the node exclusively to measure speed; wait for other work to finish."""
         # Two lots that both wait would wait for each other's share.
         fcntl.flock(self.share, fcntl.LOCK_UN)
         with self.node.acquire(GATE, on_wait):
-            # Our servers have copies of the descriptor: the lock itself changes its kind.
+            # Our servers have copies of the descriptor, so the lock itself changes its kind.
             self.node.lock(self.share, NODE, on_wait)
         try:
             yield
@@ -92,9 +88,6 @@ class Node:
 
     Args:
         folder: of the locks; None for the one that all users share.
-
-    Raises:
-        UsageError: $PREPARE_NODE_LOCKS is not a writable directory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -102,7 +95,7 @@ class Node:
 
     @cached_property
     def gpus(self) -> list[VisibleGpu]:
-        """GPUs that work may have; the driver is asked once."""
+        """GPUs that work may have; the driver is queried once."""
         return allottable_gpus()
 
     def count_lots(self, needs: Needs) -> int:
@@ -120,14 +113,11 @@ class Node:
         *,
         wait: bool = True,
     ) -> Iterator[Lot | None]:
-        """Have the resources until the end of the block.
+        """Hold the resources until the end of the block.
 
         Args:
-            doing: what for, as others are told.
-            wait: else None is yielded, and `on_wait` told, where others have them.
-
-        Raises:
-            UsageError: the node never has as much, or its locks cannot be used.
+            doing: description for waiting processes.
+            wait: if False and the resources are taken, yield None and call `on_wait`.
         """
         self._check(needs)
         with ExitStack() as held:
@@ -206,11 +196,7 @@ class Node:
         shared: bool = False,
         wait: bool = True,
     ) -> Iterator[int]:
-        """Hold a lock, for this process and the children that it starts meanwhile.
-
-        Raises:
-            UsageError: the lock's path is not a regular file.
-        """
+        """Hold a lock, for this process and the children that it starts meanwhile."""
         path = self._path(name)
         while True:
             descriptor = self._open(path)
@@ -227,7 +213,6 @@ class Node:
     def lock(
         self, descriptor: int, name: str, on_wait: Waits, *, shared: bool = False, wait: bool = True
     ) -> None:
-        """Lock an open file, or change the kind of its lock."""
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
@@ -238,7 +223,7 @@ class Node:
             fcntl.flock(descriptor, how)
 
     def holder(self, name: str) -> str:
-        """Return who holds the lock, in words: run, user, process, what it does, since when."""
+        """Describe the lock's holder: run, user, process, what it does, since when."""
         for pid in _lockers(self._path(name)):
             if pid == os.getpid():
                 continue
@@ -321,7 +306,7 @@ def lock_folder() -> Path:
 
 @contextmanager
 def _visible(gpus: list[VisibleGpu]) -> Iterator[None]:
-    """Have workers and servers see these GPUs alone."""
+    """Let workers and servers see only these GPUs."""
     before = os.environ.get(GPUS_VARIABLE)
     os.environ[GPUS_VARIABLE] = ",".join(gpu.uuid for gpu in gpus)
     try:

@@ -18,7 +18,7 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the memory that is available now, or the container's limit if it is lower."""
+    """Return the available memory, or the container's limit if it is lower."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
     return min(available, memory_bytes())

@@ -1,8 +1,7 @@
 """Capabilities that packages declare as entry points, such as suites and engines.
 
-An entry point is ``name = "module:class"`` in a group such as ``prepare.suites``; ours stand in
-pyproject.toml as those of any other package do. Listing them reads metadata only; a module is
-imported when its capability is used.
+An entry point is ``name = "module:class"`` in a group such as ``prepare.suites``. Listing reads
+metadata only; a module is imported when its capability is used.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Plugin:
         return f"package {self.package}, entry point {self.name} = {self.value} in {self.group}"
 
     def load(self) -> Any:
-        """Import the class; raise UsageError if its module cannot be imported or lacks it."""
+        """Import the class; raise UsageError if that fails."""
         module, _, attribute = self.value.partition(":")
         try:
             return getattr(import_module(module), attribute)
@@ -53,7 +52,7 @@ class Plugin:
             ) from error
 
     def for_worker(self) -> dict[str, str]:
-        """Give what a worker in another environment imports the class by, as plain data."""
+        """Return plain data by which a worker in another environment imports the class."""
         top = self.value.partition(":")[0].partition(".")[0]
         spec = find_spec(top)
         if spec is None or spec.origin is None:
@@ -65,7 +64,7 @@ _given: dict[tuple[str, str], Plugin] = {}
 
 
 def use_given(plugin: Mapping[str, str]) -> None:
-    """Make the capability of :meth:`Plugin.for_worker` found in this process, by its file."""
+    """Make the capability of :meth:`Plugin.for_worker` available in this process, by its file."""
     facts = dict(plugin)
     file = Path(facts.pop("file"))
     found = Plugin(**facts)
@@ -82,7 +81,7 @@ def use_given(plugin: Mapping[str, str]) -> None:
 
 
 def plugin_names(group: str) -> list[str]:
-    """List the names in a group, sorted."""
+    """Return the sorted names in a group."""
     return sorted({plugin.name for plugin in _declared(group)})
 
 
@@ -109,10 +108,9 @@ def find_plugin(group: str, name: str) -> Plugin:
 
 
 def load_class(group: str, name: str, base: Any) -> Any:
-    """Import the class of that name.
+    """Import the class of that name; LookupError as :func:`find_plugin`.
 
     Raises:
-        LookupError: as :func:`find_plugin`.
         UsageError: it cannot be imported, is not a subclass of `base`, or lacks a method of it.
     """
     plugin = find_plugin(group, name)
@@ -147,7 +145,7 @@ def _declared(group: str) -> tuple[Plugin, ...]:
 
 
 def _read_tree() -> dict[str, dict[str, str]]:
-    """Ours, of the source tree that runs: metadata of an editable installation may be older."""
+    """Return our entry points in the source tree: an editable installation's may be older."""
     project = _TREE / "pyproject.toml"
     if not project.is_file():
         return {}

@@ -1,7 +1,7 @@
 """Files and directories private to the user: questions, answers and weights may be confidential.
 
 A directory that its owner shared with its group (`chmod 2770`) is the exception: the group may
-read, change and remove everything in it. Sharing applies to one directory, not to those below it.
+change everything in it, but not in directories below it.
 """
 
 from __future__ import annotations
@@ -71,11 +71,7 @@ def untrusted_reason(*folders: Path) -> str:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Open a log to append; a new one is readable by the users of its folder.
-
-    Raises:
-        OSError: it is a link or not a regular file, or it cannot be opened.
-    """
+    """Open a log to append; OSError if it is a link or not a regular file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with private_umask(path.parent):
         descriptor = os.open(path, flags, 0o666)
@@ -90,7 +86,6 @@ def make_private(folder: Path) -> None:
 
     Raises:
         PermissionError: another user owns it, and it is open to others.
-        OSError: it cannot be created.
     """
     with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +108,7 @@ def make_folder(folder: Path) -> None:
 def share_with_group(folder: Path) -> None:
     """Give the group the owner's rights, and others none, on all files below that we own.
 
-    The umask covers most files, except those that libraries create with explicit modes.
+    The umask does not cover files that libraries create with explicit modes.
     """
     for path in (folder, *folder.rglob("*")):
         found = path.lstat()

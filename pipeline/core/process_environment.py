@@ -1,8 +1,7 @@
 """Environment variables of child processes: an allowlist.
 
 A shell holds tokens, `LD_PRELOAD` and other engines' settings. Checkpoint code may run in workers
-and in the model server, and a shell's settings could change measurements without being part of a
-key. So a child inherits only listed variables, and credentials only if it needs them.
+and model servers, and settings could change measurements without being part of a key.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _ALWAYS_PASSED = (
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_*"),
     # An engine's compilers and their caches.
     *("CC", "CXX", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"),
-    # Caches of downloaded models, data sets and word lists.
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_HUB_OFFLINE"),
     *("HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "NLTK_DATA"),
     *("NO_PROXY", "no_proxy"),
@@ -51,13 +49,13 @@ _BY_NETWORK_ACCESS: dict[NetworkAccess, tuple[str, ...]] = {
     NetworkAccess.ENDPOINT: (ENDPOINT_KEY, ADDRESSES_VARIABLE),
 }
 _LOADS_CODE = ("OMP_TOOL",)  # libraries that a process would load
-# For the registry alone: the main copy of a run promotes, and no other needs them.
+# For the registry alone: only a run's main copy promotes.
 _REGISTRY_ALONE = (
     *("MLFLOW_", "DATABRICKS_", "PGPASSWORD", "PGPASSFILE", "PGSSL"),
     *("PREPARE_REGISTRY", "PREPARE_PRIVATE_KEY", "PREPARE_KEY_PASSWORD"),
 )
-# Never import from the working directory: it may be a pulled model with Python code next to the
-# weights. Python 3.10 and older ignores this variable.
+# Never import from the working directory: it may be a pulled model with Python code. Python 3.10
+# and older ignores this variable.
 SAFE_PATH_VARIABLES = {"PYTHONSAFEPATH": "1"}
 # No telemetry, and no Hugging Face Hub requests for local models.
 OFFLINE_VARIABLES = {
@@ -77,8 +75,7 @@ def server_environment(
     """Return variables of a model server or worker: the listed ones, offline mode, then `own`.
 
     Args:
-        base: this process's environment.
-        own: set by a profile, or by a stage for its worker; takes precedence.
+        own: set by a profile, or by a stage for its worker.
         python: interpreter of the process; its directory comes first in PATH.
         needs: network access; with the Hub the process is not offline.
     """
@@ -101,7 +98,7 @@ def without_registry(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def registry_variables(base: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that such a copy does not get."""
+    """Return the variable names that such a copy does not get."""
     return sorted(name for name in base if name.startswith(_REGISTRY_ALONE))
 
 

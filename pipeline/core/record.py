@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 
 
 class CheckedCopyModel(BaseModel):
-    """Model whose copies change only fields that it declares."""
+    """Model whose copies change only declared fields; other names raise ValueError."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy with these fields; raises ValueError for a name of no field."""
         unknown = set(update or ()) - type(self).model_fields.keys()
         if unknown:
             raise ValueError(f"{type(self).__name__} has no field {sorted(unknown)}")

@@ -89,5 +89,5 @@ class RedactingStream:
 
 
 def redact_streams() -> None:
-    """Redact standard output and error, a worker's log, for the rest of this process."""
+    """Redact standard output and error for the rest of this process."""
     sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)

@@ -23,11 +23,9 @@ class RunFolders:
         self._folder = store.root / "runs"
 
     def make(self, run_id: str, *, is_new: bool = True) -> Path:
-        """Create and return a run's folder; raise StoreError if that fails.
+        """Create and return a run's folder; StoreError if that fails.
 
-        Args:
-            run_id: its name.
-            is_new: else the folder may exist: another copy of the run made it.
+        It may exist unless `is_new`: another copy of the run made it.
         """
         folder, store = self._folder / run_id, self._store
         store.make_root()

@@ -1,7 +1,4 @@
-"""Declaration of a stage: its name, code revision, parameters and result.
-
-Stored records are validated against these models.
-"""
+"""Declaration of a stage; stored records are validated against these models."""
 
 from __future__ import annotations
 
@@ -41,8 +38,7 @@ class Stage(Generic[Parameters, Runtime, Result]):
     """One kind of stage.
 
     Attributes:
-        revision: of the code; increment it if the stage or its worker writes something else for the
-        same parameters.
+        revision: of the code; increment it if the output changes for the same parameters.
         parameters: everything that can change the output.
         runtime: settings that cannot change the output.
         result: facts that later stages and reports read.
@@ -96,11 +92,7 @@ _Result = TypeVar("_Result", bound=Record, covariant=True)
 
 @dataclass(frozen=True)
 class TypedStageRecord(Generic[_Parameters, _Result]):
-    """A finished stage's record with typed parameters and result.
-
-    Raises:
-        EvidenceError: on access, if the record does not fit the stage.
-    """
+    """A finished stage's record; EvidenceError on access if it does not fit the stage."""
 
     stage: Stage[Any, Any, Any]
     record: StageRecord

@@ -8,16 +8,14 @@ Layout::
     STORE/lock                                shared by all users, exclusive for `prepare gc`
     STORE/runs/<run id>/                      run.json and the logs of one run
 
-The store is private to its owner (0700) unless the owner shared it with a group (private_files.py).
-A directory with its final name is complete, because `rename` is the last step. Two runs can share a
-store: the second waits for a stage of the first, then reuses it.
+The store is private to its owner unless the owner shared it with a group (private_files.py). A
+directory with its final name is complete, because `rename` is the last step. If two runs share
+a store, the second waits for a stage of the first, then reuses it.
 
 Locks save work; names keep results right. A writer that was cut off and lost its lock may return:
 its successor has renamed its directory and copied what it continues, so the old writer finds
 nothing to rename, and writes into files that are not read. If two processes finish, the first
 result is used.
-
-An unreadable record, a full disk or a read-only store raises StoreError.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ class Store:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a process works on the store, or collects garbage."""
         with self.explain_errors():
             return is_locked(self.root / LOCK)
 
@@ -115,8 +112,8 @@ class Store:
     def find_current(self, stage: str, key: str) -> StageRecord | None:
         """Return the record of a finished stage unless an input was recomputed with another result.
 
-        A key covers a stage's inputs, not its output, and GPU quantization is not bit-stable.
-        Answers of replaced weights do not apply to new ones. A missing input changes nothing.
+        A key does not cover a stage's output, and GPU quantization is not bit-stable. Answers of
+        replaced weights do not apply to new ones. A missing input changes nothing.
         """
         record = self.find(stage, key)
         if record is None:
@@ -128,7 +125,6 @@ class Store:
         return record
 
     def discard(self, stage: str, key: str) -> None:
-        """Remove a finished stage, so that it runs again; ignore a missing one."""
         with self.hold(key), self.explain_errors():
             _discard(self.stage_folder(stage, key))
 
@@ -145,8 +141,7 @@ class Store:
         Yields None if another process finished the stage during the wait. If the block ends without
         an exception and wrote a record, the directory is flushed and renamed to its final name.
         Otherwise it stays as `<key>.*.partial` for its log. The next attempt keeps only the entries
-        in `resumed`, which the stage continues. A stage with `resumed` may end without a record, to
-        run again later.
+        in `resumed`; a stage with `resumed` may end without a record, to run again later.
 
         Raises:
             StoreError: the disk is full, the store is not writable, or another process took over.
@@ -184,11 +179,7 @@ class Store:
         return (self.stage_folder(stage, key) / RECORD).is_file()
 
     def _publish(self, partial: Path, final: Path) -> None:
-        """Flush the directory and rename it to its final name.
-
-        Raises:
-            StoreError: another process took over and has not finished.
-        """
+        """Flush and rename; StoreError if another process took over and has not finished."""
         try:
             if is_shared(self.root):
                 share_with_group(partial)
@@ -220,7 +211,7 @@ class Store:
         root = self.root.resolve()
         with self.explain_errors():
             _enter(root, lambda _: on_wait("waiting for `prepare gc` on this store"))
-        # No generator: Python closes one that was dropped at any moment, within `_enter` too.
+        # No generator: Python may close a dropped one at any moment, within `_enter` too.
         held = ExitStack()
         held.callback(_leave, root)
         return held
@@ -338,12 +329,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _partial_name(final: Path) -> Path:
-    """Return a new name of an unfinished stage, which no other process has."""
     return final.with_name(f"{final.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{PARTIAL}")
 
 
 def _unfinished(final: Path) -> list[Path]:
-    """Return what earlier attempts left, the last one first."""
+    """Return earlier attempts' directories, the last one first."""
     names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}", f"{final.name}.*{PARTIAL}{DEAD}")
     found = {path for name in names for path in final.parent.glob(name)}
     return sorted(found, key=lambda path: (_changed_at(path), path.name), reverse=True)
@@ -360,8 +350,8 @@ def _changed_at(folder: Path) -> float:
 def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
     """Return a new directory with these entries of earlier attempts, which it removes.
 
-    Files are copied, so that a writer that was cut off has another one open; directories are moved.
-    A kill at any moment leaves each whole in one directory or another.
+    Files are copied, since a writer that was cut off has another one open; directories are moved. A
+    kill at any moment leaves each whole in one directory or another.
     """
     partial = _partial_name(final)
     earlier = _unfinished(final)
@@ -375,7 +365,7 @@ def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
             found = earlier[place] / name
             if (partial / name).exists():
                 continue
-            # Without locks another process may take it: then that work is done again.
+            # Without locks another process may take it; then that work is repeated.
             with contextlib.suppress(FileNotFoundError):
                 if found.is_dir():
                     found.rename(partial / name)
@@ -398,7 +388,7 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(doomed)
 
 
-# The stores that this process uses: the lock, and how often it is held.
+# This process's stores: the lock, and how often it is held.
 _stores: dict[Path, tuple[ExitStack, int]] = {}
 _stores_guard = threading.Lock()
 

@@ -22,7 +22,6 @@ class SupervisedProcess:
     """A running command whose process group ends when it, this process or `stop` ends it.
 
     Args:
-        pass_descriptors: descriptors that the command inherits.
         held_descriptors: locks that stay open until the whole group has ended; not inherited.
         grace_seconds: between SIGTERM and SIGKILL.
     """
@@ -68,7 +67,7 @@ class SupervisedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the supervisor, which is also the process group's id."""
+        """Process id of the supervisor, also the process group's id."""
         return self._process.pid
 
     @property
@@ -84,7 +83,6 @@ class SupervisedProcess:
         return self._exit_code
 
     def wait(self) -> int:
-        """Wait for the end; return the exit code as a shell reports it."""
         while self._exit_code is None:
             self._poll_exit(0)
         return self._exit_code

@@ -1,11 +1,11 @@
 """Supervisor process: a small parent of each child process, so that no child outlives prepare.
 
-Run as ``python supervisor.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` in a new session. It
+``python supervisor.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` runs in a new session. It
 starts the command in its process group and ends the whole group (SIGTERM, then SIGKILL after the
-grace period) when the command ends or the lifeline pipe closes. The starting process holds the
-other end of that pipe; the kernel closes it however the process dies, including SIGKILL. The
-supervisor then waits for descendants in other sessions, such as nested supervisors. Other listed
-descriptors are locks; they stay open until no descendant is left.
+grace period) when the command ends or the lifeline pipe closes. The kernel closes the pipe however
+the process at its other end dies, including SIGKILL. The supervisor then waits for descendants in
+other sessions, such as nested supervisors. Other listed descriptors are locks; they stay open until
+no descendant is left.
 
 Standard library only: any interpreter runs it by path.
 """
@@ -123,8 +123,7 @@ class Child(Protocol):
 def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], Child]) -> int:
     """Run the child until it or the lifeline ends; return the exit code as a shell reports it.
 
-    Args:
-        descriptors: the lifeline, and others that the child must not inherit.
+    Descriptors are the lifeline, and others that the child must not inherit.
     """
     lifeline, asked_to_stop = descriptors[0], False
 

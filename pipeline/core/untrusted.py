@@ -1,9 +1,9 @@
 """Bounded, unambiguous readers of what others wrote: files, JSON, lines, records.
 
 A checkpoint, bundle, registry or data folder may contain a named pipe, which blocks `open`, a link
-to the endless /dev/zero, 60 GB instead of a manifest, a key twice, or lists nested 100,000 deep. A
-file that is not regular, too large or unreadable raises an OSError. Damaged, ambiguous or oversized
-content raises UntrustedJsonError or UntrustedLinesError, which are ValueErrors.
+to the endless /dev/zero, a 60 GB manifest, a key twice, or lists nested 100,000 deep. A file that
+is not regular, too large or unreadable raises an OSError. Damaged, ambiguous or oversized content
+raises UntrustedJsonError or UntrustedLinesError, which are ValueErrors.
 
 Workers import this module: the standard library alone, and pydantic for records.
 """
@@ -56,7 +56,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class UntrustedFileError(OSError):
-    """A file that is not regular, too large, or has an impossible path: `strerror` has which."""
+    """A file that is not regular, too large, or has an impossible path: see `strerror`."""
 
 
 class UntrustedJsonError(ValueError):
@@ -79,7 +79,7 @@ def open_regular(path: Path, limit: int | None) -> FileIO:
 
     Raises:
         UntrustedFileError: it is not regular, too large, or its path has a NUL.
-        OSError: it does not exist, is not readable, or its links form a loop.
+        OSError: it is missing, not readable, or a loop of links.
     """
     try:
         _check(Path(path).stat(), path, limit)  # opening a device can have effects
@@ -158,10 +158,9 @@ def read_json_file(
 def parse_json(
     content: bytes | str, *, finite: bool = True, whole_text: bool = True, values: int = MAX_VALUES
 ) -> Any:
-    """Return the value of untrusted JSON.
+    """Return the value of untrusted JSON; the caller limits its size.
 
     Args:
-        content: text or UTF-8 bytes; the caller limits its size.
         finite: reject NaN, Infinity and numbers that overflow. Off for config.json: transformers
         writes `Infinity` for Mamba-like models.
         whole_text: reject unpaired surrogates in strings. Off for model output.
@@ -227,8 +226,6 @@ def _decoder(*, finite: bool) -> json.JSONDecoder:
 
 
 class _JsonErrors:
-    """Converts the decoder's errors."""
-
     def __init__(self, where: str = "") -> None:
         self._where = where
 
@@ -267,7 +264,7 @@ def _parse_finite(text: str) -> float:
 
 
 def _check_value(value: Any, text: str) -> None:
-    """Check depth, without recursion; and strings, if `text` may have half of a pair."""
+    """Check depth, without recursion, and strings if `text` may have half of a surrogate pair."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
         level = [
@@ -300,8 +297,7 @@ def read_record(path: Path, model: type[Model]) -> Model:
 def parse_record(content: bytes, model: type[Model]) -> Model:
     """Return the record; the caller limits the content's size.
 
-    Lists in such records use `fail_fast`: pydantic collects every fault, and 4 MB of `{}` in a list
-    have three million.
+    Lists in such records use `fail_fast`: pydantic collects every fault, which may be millions.
     """
     from pydantic import ValidationError
 
@@ -328,8 +324,7 @@ def read_lines(
 ) -> Iterator[str]:
     """Yield the lines of a UTF-8 file without line ends; `.gz` files are decompressed.
 
-    Args:
-        max_characters: limit for all lines, decompressed.
+    Lines have at most `max_characters` in total, decompressed.
     """
     letters, number = 0, 0
     with open_regular(path, None) as file:
@@ -355,7 +350,7 @@ def read_lines(
 def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield recorded rows, an object a line, without nested values except for lists of counts.
 
-    Verdicts need only numbers and strings, and 128 MB of text can contain 40 million lists.
+    Verdicts need no others, and 128 MB of text can contain 40 million lists.
     """
     kept = 0
     lines = read_lines(path, max_lines=MAX_ROWS, max_characters=MAX_ROWS_CHARACTERS)

@@ -36,12 +36,11 @@ def read_yaml_file(path: Path) -> Any:
 def parse_yaml(
     content: bytes, *, finite: bool = True, function: Callable[[str], Any] | None = None
 ) -> Any:
-    """Return the value of one YAML document: mappings, lists, strings, numbers, booleans and null.
+    """Return the value of one YAML document; the caller limits its size.
 
     Dates stay strings: no key needs one, and a revision can look like one.
 
     Args:
-        content: UTF-8; the caller limits its size.
         finite: reject `.nan`, `.inf` and numbers that overflow.
         function: handles lm-eval's tag `!function`; without it the tag is unknown.
     """
@@ -79,7 +78,6 @@ class _Loader(_Base):  # type: ignore[misc]
     }
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct one value; convert PyYAML's internal errors."""
         kind = node.tag.rpartition(":")[2]
         written = node.value[:40] if isinstance(node, yaml.ScalarNode) else "a collection"
         if kind in ("int", "float") and len(node.value) > MAX_NUMBER_CHARACTERS:
@@ -95,7 +93,7 @@ class _Loader(_Base):  # type: ignore[misc]
         return value
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a mapping; reject duplicate keys, except over a merged mapping's."""
+        """Reject duplicate keys, except over a merged mapping's."""
         seen = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):

@@ -1,7 +1,4 @@
-"""Paths in recipes, policies, settings and on the command line.
-
-Standard library only: suites import this module.
-"""
+"""Paths in recipes, policies and settings; standard library only: suites import this module."""
 
 from __future__ import annotations
 
@@ -14,11 +11,7 @@ MAX_BYTES = 4095  # Linux's PATH_MAX without the final NUL
 
 
 def user_path(text: str | Path, where: str) -> Path:
-    """Return the path with `~` expanded; do not access the file system.
-
-    Raises:
-        UsageError: the path is impossible, or contains the home directory of an unknown user.
-    """
+    """Return the path with `~` expanded; do not access the file system."""
     problem = _find_problem(str(text))
     if not problem:
         try:

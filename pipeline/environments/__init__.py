@@ -1,5 +1,1 @@
-"""Managed Python environments, and the settings of this machine.
-
-An unusable environment or interpreter raises EnvironmentBuildError; an unknown name or setting
-raises UsageError.
-"""
+"""Managed Python environments, and the settings of this machine."""

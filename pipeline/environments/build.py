@@ -61,7 +61,7 @@ class Interpreter(Record):
 
 
 def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
-    """Describe `python`; import none of the top-level modules that are looked for.
+    """Describe `python` without importing the top-level modules that are looked for.
 
     Raises:
         EnvironmentBuildError: it does not start, or does not behave like Python.
@@ -174,7 +174,7 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
     run_uv(new, folder=folder.parent)
     constraints = folder / "constraints.txt"
     torch = definition.pins.get("torch")
-    # A find-links folder may offer the CPU build of torch, whose version sorts higher.
+    # A find-links folder may offer torch's CPU build, whose version sorts higher.
     refused = f"torch!={torch}+cpu\n" if torch and definition.needs_cuda_torch else ""
     constraints.write_text(refused)
     find_links = installer_variables().get("UV_FIND_LINKS", "")

@@ -20,7 +20,6 @@ VARIABLES = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Cache folder for each compiler's variable."""
 
 _IDENTITY_CHARACTERS = 16
 _FOR_OTHERS_TO_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -32,11 +31,7 @@ def caches_folder(home: Path) -> Path:
 
 
 def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]:
-    """Return variables that direct a server's compiled code to its cache.
-
-    Returns:
-        nothing if the folder is not private; the engine then uses its default.
-    """
+    """Return variables that direct a server's compiled code to its cache; {} if not private."""
     folder = caches_folder(home) / identity[:_IDENTITY_CHARACTERS]
     try:
         is_ours = (_is_volume(folder.parent) or _make_private(folder.parent)) and _make_private(

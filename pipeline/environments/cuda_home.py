@@ -1,8 +1,8 @@
 """The CUDA_HOME of servers: a managed environment's own toolkit, or none, never the host's.
 
-vLLM 0.33 decides by `$CUDA_HOME/bin/nvcc`, else by that of PATH or /usr/local/cuda, whether
-FlashInfer's kernels and the fusion of all-reduce and RMSNorm are used. So the kernels of a server
-would depend on what else the host has. The CUDA lock has a compiler, but not in a toolkit's layout.
+vLLM 0.33 uses FlashInfer's kernels and the fusion of all-reduce and RMSNorm if it finds nvcc in
+$CUDA_HOME, PATH or /usr/local/cuda, so a server's kernels would depend on the host. The CUDA lock
+has a compiler, but not in a toolkit's layout.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from recipes.engine_arguments import COMPILES
 
 FOLDER, TOOLKIT, WITHOUT_COMPILER = "cuda", "toolkit", "none"
 PARTS = ("bin", "include", "nvvm")
-# Found when something is linked, because the driver belongs to the host.
+# Resolved at link time, because the driver belongs to the host.
 DRIVER_LINKS = "/* GNU ld script: the driver of this host */\nINPUT(-l:libcuda.so.1)\n"
 
 
 def make_cuda_home(environment: Path) -> None:
-    """Lay out the environment's compiler as a toolkit; nothing without a compiler, or if done.
+    """Lay out the environment's compiler as a toolkit, unless there is none or it is done.
 
     Libraries also get the names without a version, which linkers look for.
     """
@@ -50,7 +50,6 @@ def compiler_variables(python: Path, variables: Mapping[str, str]) -> dict[str, 
     """Return CUDA_HOME for a server; {} if its environment has no such folder.
 
     Args:
-        python: the server's interpreter.
         variables: the profile's; `PREPARE_NVCC=1` lets the engine compile kernels.
     """
     home = cuda_home(python, variables)

@@ -63,10 +63,7 @@ def environments_for(others: Iterable[str]) -> tuple[EnvironmentName, ...]:
     """Return the environments of a run, in the order of EnvironmentName.
 
     Args:
-        others: of the recipes and of the profile's engine.
-
-    Raises:
-        UsageError: a name is unknown.
+        others: of the recipes and of the profile's engine; UsageError if unknown.
     """
     required = {*RUN_ENVIRONMENTS, *map(environment_name, others)}
     return tuple(name for name in EnvironmentName if name in required)
@@ -148,11 +145,7 @@ def environment_name(name: str) -> EnvironmentName:
 
 
 def parse_lock(text: str) -> dict[str, str]:
-    """Return version by normalized name from a lock (``name==version`` lines).
-
-    Raises:
-        ValueError: a line is not a pin, which is a bug in the project's lock.
-    """
+    """Return version by normalized name from a lock (``name==version`` lines)."""
     pins = {}
     for line in significant_lines(text):
         match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([^\s;]+)", line)
@@ -204,8 +197,7 @@ _MODULES = {
     ),
 }
 
-# Measured sizes on the CPU (1.2, 1.2, 2.1 and 0.6 GB, in the order of names) plus a
-# reserve; CUDA sizes are estimated from wheels.
+# CPU sizes are measured, with a reserve; CUDA sizes are estimated from wheels.
 _DISK_BYTES = {
     "quantize-cpu": 2 * GIGABYTE,
     "quantize-cuda": 8 * GIGABYTE,

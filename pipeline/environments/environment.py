@@ -1,8 +1,7 @@
 """Managed Python environments: identify, ensure and use one.
 
-An environment is built with uv on first use from a lock of this repository, in a folder under
-`home` named after its identity. Its record, written last, is trusted from then on, unless other
-users can write to its folders; `prepare doctor --build --force` builds it again. A site's
+An environment is built with uv on first use, in a folder under `home` named after its identity. Its
+record, written last, is trusted from then on, unless other users can write to its folders. A site's
 interpreter (``environments: {serve: {python: ...}}``) can replace any of them.
 """
 
@@ -183,7 +182,7 @@ def processes_using(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended, or belongs to another user
-            # Only the program counts, not its arguments: an editor may have a file open.
+            # Only the program counts: an editor may have a file open.
             program = (process / "cmdline").read_bytes().partition(b"\0")[0]
             if needle in program or needle in (process / "maps").read_bytes():
                 found.append(int(process.name))
@@ -269,7 +268,6 @@ def _distrust(folder: Path) -> str:
 
 
 def _check_trusted(folder: Path, key: str) -> None:
-    """Raise EnvironmentBuildError if another user may have changed the environment."""
     if why := _distrust(folder):
         raise EnvironmentBuildError(
             f"the {key} environment is not trusted: {why}",

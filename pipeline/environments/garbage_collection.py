@@ -77,7 +77,7 @@ def _remove(folder: Path, reason: str, *, dry_run: bool) -> list[RemovedItem]:
     if not dry_run:
         cure = "remove it by hand, as the user who made it"
         with raise_as(EnvironmentBuildError, "it cannot be removed", str(folder), cure):
-            # The record first: an interrupted removal then leaves an incomplete build.
+            # The record first: an interrupted removal leaves an incomplete build.
             (folder / RECORD_NAME).unlink(missing_ok=True)
             shutil.rmtree(folder)
     return [found]

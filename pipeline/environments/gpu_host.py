@@ -68,10 +68,7 @@ def check_driver() -> Iterator[DoctorCheck]:
 
 
 def check_compilers() -> Iterator[DoctorCheck]:
-    """Check for a C compiler and Python's headers.
-
-    Triton compiles a launcher for each kernel while serving.
-    """
+    """Check for a C compiler and Python's headers: Triton compiles launchers while serving."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc"))), None)
     if compiler:
         yield DoctorCheck("C compiler", Severity.OK, compiler)

@@ -1,7 +1,6 @@
 """uv with a clean process environment and the site's package sources.
 
-uv does not read pip's settings. A site that configured an index or a wheel folder for pip should
-not have to configure it twice.
+uv does not read pip's settings, which a site should not have to repeat.
 """
 
 from __future__ import annotations
@@ -63,9 +62,6 @@ def run_uv(
     Args:
         folder: working directory; uv would read a project in it.
         on_line: receives each line of uv's output.
-
-    Raises:
-        EnvironmentBuildError: uv failed; the message quotes its last lines.
     """
     command = [str(find_uv()), *arguments]
     lines: deque[str] = deque(maxlen=_LINES_QUOTED)
@@ -78,7 +74,7 @@ def run_uv(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # Otherwise the uv of a killed build would write to the folder of the next build.
+        # Otherwise the uv of a killed build would write to the next build's folder.
         preexec_fn=die_with_parent,
     ) as process:
         try:
@@ -124,8 +120,7 @@ def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def pip_settings() -> dict[str, str]:
     """Return pip's settings for installing, by option; none without a working pip.
 
-    `pip config list` prints ``section.option='value'``. `install` takes precedence over `global`;
-    other sections, such as the caller's environment, are left out.
+    `pip config list` prints ``section.option='value'``. `install` takes precedence over `global`.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["PYTHONSAFEPATH"] = "1"  # a pip.py in the working directory is not pip

@@ -1,7 +1,7 @@
 """Settings of a machine or site, in contrast to those of one run.
 
-The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the default is
-``$XDG_CONFIG_HOME/prepare/settings.yaml``. It is optional. Its keys::
+``--settings`` or ``$PREPARE_SETTINGS`` names the optional file; the default is
+``$XDG_CONFIG_HOME/prepare/settings.yaml``. Its keys::
 
     home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME takes precedence
     store: /shared/prepare-store      # $PREPARE_STORE takes precedence
@@ -36,7 +36,6 @@ from recipes.config_file import parse
 
 VARIABLE = "PREPARE_SETTINGS"
 SUGGESTED_NAME = "prepare.yaml"
-"""Usual name of a settings file in a project directory."""
 
 
 def find_settings_file() -> Path | None:
@@ -146,7 +145,7 @@ class RaySettings(Record):
 
 
 class SettingsFile(Record):
-    """What a settings file may say; what it leaves out has a default."""
+    """A settings file; missing keys have defaults."""
 
     home: Path | None = Field(default=None, description="folder of the managed environments")
     store: Path | None = Field(default=None, description="folder of the stages' outputs")
@@ -179,7 +178,6 @@ class Settings(SettingsFile):
         return FileDigests(self.home / "digests.json")
 
     def open_store(self) -> Store:
-        """Return the store; raises StoreError if its file system may keep no locks."""
         if self.store_locks != "trusted":
             refuse_local_locks(self.store)
         return Store(self.store)

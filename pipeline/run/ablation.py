@@ -1,8 +1,7 @@
 """`--ablate`: separates a variant's loss into that of its weights and that of its KV cache.
 
-Two more served models read the conversations of the policy's suites of kind `fidelity`: the
-variant's weights with the baseline's KV cache, and the reverse. Their answers go into answer logs.
-No verdict changes, and no attempt is counted.
+Two more served models answer the policy's suites of kind `fidelity`: the variant's weights with the
+baseline's KV cache, and the reverse. No verdict changes, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class AblationRun:
                 self._log.note_variant(report.model_copy(update={"ablation": found}))
 
     def _attribute(self, arm: Arm, judged: VariantReport) -> list[AttributionReport] | str:
-        """Ask both further models all suites, with one server start each; or say why not."""
+        """Ask both further models all suites, with one server start each; or return why not."""
         baseline, asked = self._plan.baseline, {gate.name for gate in judged.quality}
         suites = [
             name

@@ -27,20 +27,17 @@ GiveUp = Callable[[Arm, PrepareError], None]
 
 @dataclass(frozen=True)
 class _Gate:
-    """A variant's stage of one speed gate, and what was measured for it."""
-
     variant: Arm
     spec: StageSpec
     arm: str
     wanted: int
-    """Quiet blocks that are missing."""
 
 
 class Blocks:
     """Finds pieces for speed gates with fresh starts.
 
-    A block has every arm whose gate is open. All copies of a run hand out the same numbers, as many
-    as quiet blocks are missing, so that none is measured that no gate needs.
+    A block has every arm whose gate is open. All copies of a run hand out the same numbers, one for
+    each missing quiet block.
 
     Args:
         give_up: receives a variant whose server did not start or ended.
@@ -54,11 +51,7 @@ class Blocks:
         self._known: dict[str, Block] = {}
 
     def find(self, variants: Sequence[Arm]) -> Iterator[Piece]:
-        """Yield the pieces that are ready, of variants that passed everything else.
-
-        Raises:
-            StoreError: a block's loads are damaged.
-        """
+        """Yield the pieces that are ready, of variants that passed everything else."""
         measurements: dict[str, list[tuple[Arm, StageSpec]]] = {}
         for variant in variants:
             stages = self._plan.fresh_stages(variant, self._stages.find_reusable)

@@ -1,11 +1,11 @@
-"""Copies of a run: the choice that they share, what they tell the main one, and their start.
+"""Copies of a run: their shared choice, their events for the main one, and their start.
 
-    runs/<run>/request.json   what was asked for; written by the first copy, or the launcher
-    runs/<run>/plan.json      what the first copy that planned came to
+    runs/<run>/request.json   the request; written by the first copy, or the launcher
+    runs/<run>/plan.json      the plan of the first copy
     runs/<run>/copies/        events of all copies but the main one, and logs of those on its node
 
-A copy that comes later takes the request from the first, and leaves if it would do something else:
-another version of prepare, other hardware, another plan.
+A later copy takes the request from the first, and leaves if it would do something else: another
+version of prepare, other hardware, another plan.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PREPARE = ("-P", "-m", "pipeline.cli.main")
 
 
 class SharedRequest(Record):
-    """What a run was asked for, for every copy of it."""
+    """The request of a run, for every copy of it."""
 
     schema_version: int = Field(1, description="of this record")
     prepare: str = Field(description="version, with a digest of the code")
@@ -72,7 +72,7 @@ class SharedRequest(Record):
 
 
 class SharedPlan(Record):
-    """What every copy of a run must come to."""
+    """The plan and machine that every copy must have."""
 
     schema_version: int = Field(1, description="of this record")
     hardware: str = Field(description="kind of machine")
@@ -80,11 +80,7 @@ class SharedPlan(Record):
 
 
 def copy_index(variables: Mapping[str, str] = os.environ) -> int | None:
-    """Return which copy of its run this process is; None if no launcher numbered it.
-
-    Raises:
-        UsageError: the number is none.
-    """
+    """Return which copy of its run this process is; None if no launcher numbered it."""
     for name in INDEX_VARIABLES:
         if (text := variables.get(name)) is not None:
             if not text.isdecimal():
@@ -98,11 +94,9 @@ class JoinedRun:
     """The run that this process works on.
 
     Args:
-        request: of all copies.
         run_id: None for a new run.
-        index: of this copy.
         nodes: whether copies run on several nodes, each of which may do any piece.
-        ended: the record of a run that has ended, and is not to be tried again.
+        ended: the record of a run that has ended, and will not be retried.
     """
 
     request: ModelRequest
@@ -119,12 +113,11 @@ def join_run(
 
     Args:
         request: options as given; None to take those of the run.
-        run_id: that the user or a launcher named.
         retry: try failed pieces again, of a run that may have ended.
 
     Raises:
-        UsageError: the run was asked for something else, or by another version of prepare; or it is
-            in progress, and failed pieces are to be tried again.
+        UsageError: the run has another request or version of prepare, or it is in progress and
+        failed pieces should be tried again.
     """
     index = copy_index()
     if run_id is None:
@@ -177,7 +170,7 @@ def join_run(
 
 
 def _reopen(folder: Path) -> None:
-    """Have a run that ended go on: who follows or starts copies would take its old outcome."""
+    """Remove a run's old outcome, which its followers and copies would take."""
     with contextlib.suppress(StoreError):  # it never began, or its record is damaged
         if not is_alive(folder) and (report := read_run(folder)).status in ("finished", "failed"):
             again = report.model_copy(update={"status": "interrupted"})
@@ -185,7 +178,7 @@ def _reopen(folder: Path) -> None:
 
 
 def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -> None:
-    """Write what a run was asked for, unless that is done."""
+    """Write the request of a run, unless that is done."""
     plain = TypeAdapter(ModelRequest).dump_python(request, mode="json")
     is_indexed = copy_index() is not None
     shared = SharedRequest(
@@ -195,11 +188,7 @@ def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -
 
 
 def check_plan(folder: Path, plan: Plan, hardware: str) -> None:
-    """Check that this copy would do what the first one planned; the first writes it down.
-
-    Raises:
-        UsageError: it would do something else.
-    """
+    """Check this copy's plan against the first one's, which is written down."""
     sides = (plan.baseline, *plan.variants)
     specs = [*plan.shared.values(), *(spec for side in sides for spec in side.stages.values())]
     mine = SharedPlan(hardware=hardware, keys=digest_json(sorted(spec.key for spec in specs)))
@@ -221,10 +210,10 @@ def check_plan(folder: Path, plan: Plan, hardware: str) -> None:
 
 
 class OtherCopies:
-    """What the other copies of a run tell, for the main one's record and display.
+    """Events of a run's other copies, for the main one's record and display.
 
     Args:
-        only_new: skip what they told so far; the main copy that died has recorded it.
+        only_new: skip earlier events, which the main copy that died has recorded.
     """
 
     def __init__(self, log: RunRecorder, progress: Progress, *, only_new: bool = False) -> None:
@@ -237,7 +226,6 @@ class OtherCopies:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Pass on what they tell meanwhile."""
         over = threading.Event()
 
         def listen() -> None:
@@ -254,7 +242,6 @@ class OtherCopies:
             self.read()
 
     def read(self) -> None:
-        """Pass on what is new."""
         for path in sorted(self._folder.glob("*.jsonl")):
             if path.name == self._log.events_name:
                 continue
@@ -296,12 +283,12 @@ class OtherCopies:
 
 
 class Lead:
-    """What the main copy does besides pieces: reads the other copies, has some on this node.
+    """The main copy's further work: it reads the other copies' events and starts some on this node.
 
-    A copy that becomes the main one because that was killed does the same.
+    A copy that replaces a killed main copy does the same.
 
     Args:
-        further_copies: to start on this node, one for each further lot of GPUs; they end with it.
+        further_copies: one for each further lot of GPUs on this node; they end with it.
     """
 
     def __init__(
@@ -341,7 +328,7 @@ class Lead:
 
 
 def _visible(value: Any) -> Any:
-    """Return the JSON value with its text escaped: it comes from a file that others may write."""
+    """Return the JSON value with its text escaped: others may write to its file."""
     if isinstance(value, str):
         return make_visible(value)
     if isinstance(value, list):
@@ -359,7 +346,7 @@ def _request_of(shared: SharedRequest, folder: Path) -> ModelRequest:
 
 
 def _differences(mine: ModelRequest, first: ModelRequest) -> str:
-    """Return which options differ, in words; '' if none does."""
+    """Describe which options differ; '' if none does."""
     plain = TypeAdapter(ModelRequest)
     one, other = plain.dump_python(mine, mode="json"), plain.dump_python(first, mode="json")
     return ", ".join(

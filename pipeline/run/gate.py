@@ -79,7 +79,7 @@ class GateRequest:
 
     @property
     def folder(self) -> Path:
-        """The tokenizer's, where a folder is wanted; without one nothing reads it."""
+        """The tokenizer's folder, or any: without one nothing reads it."""
         return self.tokenizer or Path()
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,14 +103,11 @@ class GateRequest:
 
 
 def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> RunReport:
-    """Judge the candidate against the baseline.
-
-    Returns:
-        the report, whose `exit_code` is 0 for pass, 4 for fail, 5 for undecided.
+    """Judge the candidate against the baseline; `exit_code` is 0 pass, 4 fail, 5 undecided.
 
     Raises:
         PrepareError: the request is invalid, or an endpoint cannot answer what the policy asks;
-            nothing is stored then.
+        nothing is stored then.
     """
     wanted, left_out = without_uncontained(check_policy(request))
     model = model_of(request, wanted)
@@ -121,7 +118,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
         if wanted.claims_on(None):
             endpoint.check_stream()
     refuse(generation_faults(wanted, model, length_of(request)))
-    # Which accelerator someone else serves on does not matter for the asking.
+    # The accelerator of an external server does not matter for the questions.
     session = RunSession("gate", request.to_dict(), Accelerator.CPU, settings, progress)
     if request.by_chat:
         session.progress.note("both endpoints are asked by the chat API")
@@ -133,11 +130,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
 
 
 def model_of(request: GateRequest, policy: Policy) -> ModelGeneration:
-    """Return what is known of the models' template.
-
-    Raises:
-        PrepareError: a suite cannot be asked in it.
-    """
+    """Return what is known of the models' template."""
     model = ModelGeneration("the endpoints' own templates")
     if request.tokenizer:
         model = folder_generation(request.tokenizer)
@@ -161,7 +154,7 @@ def model_of(request: GateRequest, policy: Policy) -> ModelGeneration:
 
 def judge_endpoints(request: GateRequest, policy: Policy, session: RunSession) -> ExitCode:
     """Ask, judge, and return the exit code."""
-    # Whose load generator loads them.
+    # This node's load generator loads them.
     node, settings = this_node(), session.settings
     plan = plan_of(request, policy, settings, session.log.run_id, session.progress, node)
     session.carry_out(plan, lambda: ask_first_rows(plan, session.stages))
@@ -170,13 +163,10 @@ def judge_endpoints(request: GateRequest, policy: Policy, session: RunSession) -
 
 
 def ask_first_rows(plan: Plan, stages: StageRunner) -> None:
-    """Ask both endpoints the first question of every suite that is open; nothing is kept.
+    """Ask both endpoints the first question of every open suite; store nothing.
 
-    So an endpoint that cannot be asked a suite is refused before an hour of other questions, and no
+    An endpoint that cannot be asked a suite is refused before an hour of other questions, and no
     attempt is counted.
-
-    Raises:
-        StageError: an endpoint does not answer one.
     """
     rows = list(_first_rows(plan, stages))
     if not rows:
@@ -194,7 +184,6 @@ def ask_first_rows(plan: Plan, stages: StageRunner) -> None:
 
 
 def _first_rows(plan: Plan, stages: StageRunner) -> Iterator[list[StageSpec]]:
-    """Yield the stages of both sides for each suite, with their endpoints."""
     for name in plan.policy.suites:
         sides = [(arm, arm.stages[name]) for arm in (plan.baseline, *plan.variants)]
         if not all(stages.find_reusable(spec) for _, spec in sides):
@@ -244,7 +233,7 @@ def plan_of(
         policy=policy,
         baseline=baseline,
         variants=[candidate],
-        # Not the URL: a port is another each time, and so would the baseline be.
+        # Not the URL: its port differs each time, and so would the baseline.
         reference={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
         sources=sources,
         identities=identities,
@@ -260,7 +249,7 @@ def plan_of(
 
 
 def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
-    """Digest of all files that a prompt's tokens depend on: another tokenizer is another suite."""
+    """Return the digest of all files that a prompt's tokens depend on."""
     files = {path for pattern in SMALL_FILES for path in folder.glob(pattern) if path.is_file()}
     return digest_json([[path.name, digests.digest(path)] for path in sorted(files)])
 
@@ -268,8 +257,8 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
 def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> ExternalModel:
     """Return the identity of a side's answers.
 
-    The endpoint may serve another model another day: answers are kept for one deployment id only. A
-    model may be judged against itself, which is then asked twice.
+    The endpoint may serve another model later, so answers are kept for one deployment id only. A
+    model judged against itself is asked twice.
     """
     endpoint = endpoint_of(request, name)
     return ExternalModel(
@@ -278,7 +267,7 @@ def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]
 
 
 def endpoint_of(request: GateRequest, name: str) -> OpenAIEndpoint:
-    """Where that side is served."""
+    """Return where that side is served."""
     return request.baseline if name == "baseline" else request.candidate
 
 
@@ -288,11 +277,7 @@ def length_of(request: GateRequest) -> int:
 
 
 def check_policy(request: GateRequest) -> Policy:
-    """Return the policy, which must have margins for a variant of that family.
-
-    Raises:
-        UsageError: it has none, or the tokenizer's folder has no tokenizer.
-    """
+    """Return the policy, which must have margins for a variant of that family."""
     policy = load_policy(request.policy)
     for name, suite in policy.suites.items():
         if request.family not in suite.margins:
@@ -331,11 +316,7 @@ def check_policy(request: GateRequest) -> Policy:
 
 
 def resolve_models(request: GateRequest) -> GateRequest:
-    """Return the request with the endpoints' own model names.
-
-    Raises:
-        ServingError: an endpoint does not answer, or serves several models and none was named.
-    """
+    """Return the request with the endpoints' own model names."""
     if request.baseline.url == request.candidate.url and not (
         request.baseline.model and request.candidate.model
     ):

@@ -53,7 +53,6 @@ def run_model(
 
     Args:
         request: None to take that of the run.
-        run_id: of the run, where it is named.
         retry: try failed pieces of that run again.
 
     Returns:
@@ -136,9 +135,6 @@ def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) 
     """Return how many copies this machine's GPUs can have; one on cores or under a launcher.
 
     Args:
-        plan: of the run; more copies than models are of no use.
-        choices: the options, with the profile.
-        session: of this process.
         memory: bytes that making a variant takes.
     """
     if session.log.is_numbered or choices.profile.accelerator != "cuda" or not choices.node.machine:
@@ -150,11 +146,7 @@ def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) 
 
 
 def check_serving(plan: Plan, session: RunSession) -> None:
-    """Let the engine's parser read the arguments of what is to be served here.
-
-    Raises:
-        UsageError: it refuses one.
-    """
+    """Let the engine's parser read the arguments of arms served here, or raise UsageError."""
     stages = session.stages
     planned = plan.stages(stages.find_reusable)
     if all(map(stages.find_reusable, planned)):
@@ -199,7 +191,7 @@ def promote_passed(
 ) -> ExitCode:
     """Promote if a variant passed; return the run's exit code. Errors: as `promote`."""
     run = log.report()
-    # In the plan's order: which verdict came first is chance.
+    # In the plan's order: the verdicts' order is chance.
     order = [variant.recipe.name for variant in plan.variants]
     passed = sorted(
         (report for report in run.variants if report.verdict == "pass"),

@@ -1,9 +1,9 @@
 """The pieces of a run, up to its verdicts: what is ready, by the plan and the store.
 
-Questions come first. Then each variant is made and its weights are checked; the baseline answers
-everything from one server start, a variant after it. When all have answered, blocks of fresh starts
-follow. What can fail early does not fail after an hour of other work. A variant's failure does not
-stop the others; the baseline's, or that of what all share, ends the run.
+Questions come first. Then each variant is made and its weights are checked. The baseline answers
+everything from one server start, a variant after it. Blocks of fresh starts follow. What can fail
+early does not fail after an hour of other work. A variant's failure does not stop the others; the
+baseline's, or a shared one, ends the run.
 """
 
 from __future__ import annotations
@@ -57,11 +57,7 @@ class Pieces:
         """Work up to the verdicts.
 
         Args:
-            copy: that works.
-            before_each: called before it looks for the next piece.
-
-        Raises:
-            PrepareError: the baseline or something that all variants share failed.
+            before_each: called before the copy looks for its next piece.
         """
         if self._plan.trial is not None:
             self._log.note_counted(sorted(self._plan.trial.variants))
@@ -79,7 +75,6 @@ class Pieces:
         copy.work(find)
 
     def find(self, failures: Failures) -> list[Piece]:
-        """Return what can be done now; as `work.Find`."""
         if shared := self._find_shared(failures):
             return shared
         self._check_laid_out()
@@ -92,14 +87,8 @@ class Pieces:
             *self._find_blocks(failures),
         ]
 
-    # --- checks -------------------------------------------------------------------------------
-
     def _check_sandbox(self) -> None:
-        """Refuse model-written code now if it cannot be isolated.
-
-        Raises:
-            SandboxError: no isolation satisfies the policy.
-        """
+        """Refuse now to run model-written code that cannot be isolated as the policy demands."""
         plan = self._plan
         for name, suite in plan.policy.suites.items():
             if not all(
@@ -109,11 +98,7 @@ class Pieces:
                 kind_of(suite).check_machine(suite)
 
     def _check_laid_out(self) -> None:
-        """Refuse questions that show too little or count twice, and what the caller refuses.
-
-        Raises:
-            PrepareError: the questions must not be used.
-        """
+        """Refuse questions that show too little or count twice, and what the caller refuses."""
         if self._is_checked:
             return
         stages = {
@@ -126,8 +111,6 @@ class Pieces:
         check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
         self._before_asking()
         self._is_checked = True
-
-    # --- what is to be done -------------------------------------------------------------------
 
     def _find_shared(self, failures: Failures) -> list[Piece]:
         found = []
@@ -158,7 +141,6 @@ class Pieces:
                     yield piece
 
     def _find_serving(self) -> Iterator[Piece]:
-        """Yield the baseline's, then the variants'."""
         baseline = self._plan.baseline
         if self._serving.undone(self._served(baseline)):
             if self._going:
@@ -170,7 +152,7 @@ class Pieces:
                 yield self._serving_piece(variant)
 
     def _find_blocks(self, failures: Failures) -> list[Piece]:
-        """Return blocks once every variant that goes on has answered: they share the baseline's.
+        """Return blocks once every remaining variant has answered: they share the baseline's.
 
         Raises:
             PrepareError: a block failed, other than by one of its variants.
@@ -237,14 +219,8 @@ class Pieces:
         on_gpus = self._stages.accelerator is Accelerator.CUDA
         return Needs(gpus=1) if on_gpus else Needs(cores=True)
 
-    # --- what came of it ----------------------------------------------------------------------
-
     def _drop_failed(self, failures: Failures) -> None:
-        """Add failures to their variants' reports, also of what came to an end before it failed.
-
-        Raises:
-            PrepareError: the baseline failed.
-        """
+        """Add failures to their variants' reports, also of results before the failure."""
         if error := failures.get(_name_of_serving(self._plan.baseline)):
             raise error
         for variant in list(self._going):
@@ -255,11 +231,7 @@ class Pieces:
                     break
 
     def _drop_broken(self) -> None:
-        """Stop asking a broken variant.
-
-        Raises:
-            BrokenModelError: the baseline is broken.
-        """
+        """Stop asking a broken variant; BrokenModelError if the baseline is broken."""
         self._serving.check_screened(self._plan.baseline)
         for variant in list(self._going):
             try:

@@ -1,7 +1,7 @@
 """A dry plan of `prepare model`: sizes, power of the gates, refusals; cached stages and times.
 
-Options, hardware, config and headers come first. The weights are hashed last, and only if that
-takes seconds or is asked for: what is cached cannot be known before.
+The weights are hashed last, and only if that takes seconds or is asked for: cached stages are
+unknown before.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class PlannedStage:
 
     @property
     def row(self) -> list[str]:
-        """Cells of a table: name, variant, state, expected time."""
         seconds = self.expected_seconds
         expected = NOT_MEASURED if seconds is None else f"{seconds:.0f} s"
         state = ["cached", "-"] if self.cached else ["to run", expected]
@@ -86,11 +85,11 @@ class PlanReport:
     Args:
         checkpoint: None: refused, or not here.
         power: of the suites, then of the speed gates.
-        weights_bytes: by variant; empty if not known.
-        not_here: why stages after it are not known.
+        weights_bytes: by variant; empty if unknown.
+        not_here: why stages after it are unknown.
         source_bytes: of the checkpoint's weights.
         forms: by suite, how it is asked.
-        exit_code: of `prepare model`, where it would refuse to begin.
+        exit_code: of `prepare model`, if it would refuse to begin.
         notes: what the preflight could not check.
     """
 
@@ -129,7 +128,6 @@ class PlanReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield what comes before the power of the gates."""
         name = self.choices.reference.text
         if (c := self.checkpoint) is not None:
             yield (
@@ -147,7 +145,6 @@ class PlanReport:
             yield f"{variant}: {size / 1e6:,.1f} MB, {share}"
 
     def last_lines(self) -> Iterator[str]:
-        """Yield attempts, missing environments, refusals, notes and the expected time."""
         if self.attempt:
             yield self.attempt
         if missing := [env.key for env in self.environments if env.state in ("missing", "broken")]:
@@ -280,7 +277,6 @@ def _planned(specs: Sequence[StageSpec], store: Store, seen: Seen) -> Iterator[P
 
 
 def _is_answered(spec: StageSpec, store: Store) -> bool:
-    """Return whether the kept answers suffice for a suite."""
     try:
         inputs = all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
         return bool(spec.stage == "evaluate" and inputs and is_answered(spec, store))

@@ -1,9 +1,9 @@
 """`prepare recheck`: judges a registered version on the present deployable tuple.
 
-A verdict is about a tuple. If no member has changed, the verdict stands and nothing is measured.
-Kernels are known, and compared, only if a server is started. Else a request of `prepare model` is
-built from the evidence: the recorded policy and profile, the source as baseline, the registered
-weights as the variant. Nothing is quantized or promoted; the outcome is a tag of the version.
+If no member of the tuple has changed, nothing is measured. Kernels are compared only if a server is
+started. Else a request of `prepare model` is built from the evidence: the recorded policy and
+profile, the source as baseline, the registered weights as the variant. Nothing is quantized or
+promoted; the outcome is a tag of the version.
 """
 
 from __future__ import annotations
@@ -79,11 +79,10 @@ class RecheckOutcome:
     """What a recheck found.
 
     Args:
-        version: that was rechecked.
-        past: its verdict.
+        past: the version's verdict.
         changed: members of the tuple that differ here.
-        report: the run that measured; None where nothing had to be measured.
-        refuted: an earlier recheck of this very tuple, which did not stand.
+        report: the run that measured; None if nothing had to be measured.
+        refuted: an earlier recheck of this very tuple that failed.
     """
 
     version: Version
@@ -134,14 +133,11 @@ class RecheckOutcome:
 
 
 def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress) -> RecheckOutcome:
-    """Compare, and measure if something changed.
-
-    Returns:
-        the outcome; an error of the measurement is in its report.
+    """Compare, and measure if something changed; a measurement's error is in its report.
 
     Raises:
         PrepareError: the version, its files or its evidence are unavailable or invalid, or
-            this machine cannot measure it.
+        this machine cannot measure it.
     """
     registry = Registry(registry_uri(request.registry, settings))
     version = find_version(registry, request.reference)
@@ -229,12 +225,7 @@ def _choices(
     profile: ServingProfile,
     node: NodeInfo,
 ) -> Choice:
-    """Return the evidence as options of `prepare model`.
-
-    Raises:
-        UsageError: a speed gate of the policy cannot be measured on this kind of machine.
-        CheckpointError: the source's name does not exist here.
-    """
+    """Return the evidence as options of `prepare model`."""
     find_claims(past.policy, profile)
     source = request.source or past.source
     try:
@@ -274,9 +265,6 @@ def _plan(
     Args:
         folder: of the registered files, which have been checked.
         gates: to measure again.
-
-    Raises:
-        PrepareError: the source is unavailable or another one, or this machine cannot measure it.
     """
     settings, progress, run = session.settings, session.progress, session.log.run_id
     sources, source = find_data(choices, settings, progress), choices.reference.text
@@ -350,7 +338,7 @@ def _discard_if_gone(adopt: StageSpec, store: Store, settings: Settings) -> None
 
 
 def _profile(request: RecheckRequest, past: RecordedVerdict, node: NodeInfo) -> ServingProfile:
-    """Return the judged profile, or the one asked for; raise UsageError if it cannot serve here."""
+    """Return the judged or requested profile; UsageError if it cannot serve here."""
     profile = past.profile
     if request.profile:
         profile = choose_profile(request.profile, node)

@@ -31,11 +31,11 @@ Ended = Literal["finished", "failed", "interrupted"]
 class RunRecorder:
     """The growing RunReport of one run, as one of its copies sees it.
 
-    The main copy writes run.json. Every other copy appends what it does to a separate file, which
-    the main one reads (copies.py).
+    The main copy writes run.json. Every other copy appends its events to a separate file
+    (copies.py).
 
     Args:
-        run_id: of the run; None for a new one.
+        run_id: None for a new run.
         index: of the copy; the first copy without one, or with 0, is the main one.
 
     Raises:
@@ -61,7 +61,7 @@ class RunRecorder:
         self.folder: Path = folders.make(self.run_id, is_new=run_id is None)
         self._held = ExitStack()
         self._held.enter_context(store.in_use(waits))
-        # Held as long as we live, however we end: a run that says 'running' without it was killed.
+        # Held as long as we live: a run that says 'running' without it was killed.
         self.is_main = index == 0 and self._held.enter_context(folders.hold_alive(self.folder))
         self._held.enter_context(doing(f"run {self.run_id}"))
         self._events: EventWriter | None = None
@@ -137,12 +137,12 @@ class RunRecorder:
             self._update(notes=[*self._report.notes, text])
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Tell the main copy how far a task is; nothing is recorded."""
+        """Send a task's progress to the main copy; nothing is recorded."""
         if self._events is not None:
             self._events.advance(task, done, total, unit)
 
     def take_over(self) -> bool:
-        """Be the main copy from now on, if that was killed; return whether this one is it.
+        """Become the main copy if that was killed; return whether this one is it.
 
         Children of a killed main copy hold its lock for seconds. A copy that is started meanwhile
         finds the run led, and no other would record and promote.

@@ -1,4 +1,4 @@
-"""Serving one side of a run: its stages are answered by one server start, on this machine."""
+"""Serving one side of a run: one server start on this machine answers its stages."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Endpoints(Protocol):
         """Raise ServingError, with a reason, if an open endpoint has ended."""
 
     def close(self) -> None:
-        """Close the open endpoints, if there are any."""
+        """Close the open endpoints."""
 
 
 CachesOf = Callable[[str], Mapping[str, str]]
 
 
 def no_caches(environment: str) -> Mapping[str, str]:
-    """Return the engine's own folders."""
+    """Return no variables: the engine uses its own folders."""
     return {}
 
 
@@ -111,7 +111,7 @@ class LocalServers:
             draft=Path(model.draft) if model.draft else None,
             caches=self._caches_of(environment),
         )
-        # Kept before it starts, so that it is always stopped.
+        # Stored before it starts, so that it is always stopped.
         self._servers[model.name] = server
         ready = self._await(server, model)
         facts = {"ready_seconds": ready, "command": server.command[1:]}
@@ -126,9 +126,9 @@ class LocalServers:
         }
 
     def _make_log(self, name: str) -> Path:
-        """Return a new log for a start of a model's server: NAME.log, NAME.2.log and so on.
+        """Return a new log of a model's server: NAME.log, NAME.2.log and so on.
 
-        Copies on several nodes that share the run's folder may each serve the baseline.
+        Copies on several nodes may each serve the baseline.
         """
         folder, server_run = self._stages.log.folder, 1
         while True:
@@ -182,10 +182,7 @@ class Serving:
         self.node = node
 
     def undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
-        """Return stages from the first unfinished one on.
-
-        Its result decides whether later ones must run.
-        """
+        """Return stages from the first unfinished one on; its result decides about later ones."""
         for place, spec in enumerate(specs):
             if self._stages.reuse(spec) is None:
                 return list(specs[place:])
@@ -205,7 +202,7 @@ class Serving:
         return Needs(gpus=max(count_gpus(side.engine_arguments) for side in sides))
 
     def hold(self, variant: Arm, specs: Sequence[StageSpec]) -> None:
-        """Wait for the resources and run these stages of the variant, as far as unfinished.
+        """Wait for the resources and run the variant's unfinished stages among these.
 
         Raises:
             BrokenModelError: the model is broken.
@@ -234,15 +231,9 @@ class Serving:
         return SCREEN.result_of(record).fault(self._plan.policy.broken)
 
     def run(self, variant: Arm, specs: Sequence[StageSpec], lot: Lot) -> None:
-        """Run the stages, with servers from the first one that needs them; then stop these.
+        """Run the stages on the lot, with servers from the first one that needs them; stop these.
 
         It ends early if the model is broken, by the record of that stage.
-
-        Args:
-            lot: that they run on.
-
-        Raises:
-            PrepareError: a server did not start or died, or a stage failed.
         """
         try:
             for spec in self.undone(specs):
@@ -253,7 +244,7 @@ class Serving:
                 if spec.stage == SCREEN.name and self._fault(record):
                     return
         finally:
-            # We may be told to end several times, and the servers are to be gone before us.
+            # The user may interrupt several times, and the servers must end before us.
             with hold_interruptions():
                 self.endpoints.close()
 
@@ -280,13 +271,12 @@ class Serving:
 
     @property
     def is_alone(self) -> bool:
-        """Whether a measurement of speed has the node alone."""
         speed = self._plan.policy.speed
         wanted = speed is not None and speed.quiet == "node"
         return wanted or self._stages.accelerator is not Accelerator.CUDA
 
     def tell_of_quiet(self, who: str) -> None:
-        """Note for whom a measurement waits."""
+        """Note for which work a measurement waits."""
         self._stages.progress.note(f"waiting for quiet: {who}")
 
     def _open(self, variant: Arm, spec: StageSpec) -> dict[str, Any]:

@@ -34,12 +34,7 @@ class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
 
 
 class RunSession:
-    """One run, or one copy of it: its settings, its record, and its stage runner.
-
-    Raises:
-        UsageError: the folder of the node's locks cannot be used.
-        StoreError: the store cannot be written, or its file system keeps no locks.
-    """
+    """One run, or one copy of it: its settings, its record, and its stage runner."""
 
     def __init__(
         self,
@@ -61,7 +56,6 @@ class RunSession:
         self.stages = StageRunner(store, python_of, self.log, self.progress, accelerator)
 
     def serving(self, plan: Plan) -> Serving:
-        """Return what serves the plan's models, on this machine."""
 
         def caches_of(name: str) -> Mapping[str, str]:
             found = identity(name, self.stages.accelerator, self.settings)
@@ -79,7 +73,7 @@ class RunSession:
 
         Args:
             before_asking: as for Pieces.
-            further_copies: to start on this machine by the main copy.
+            further_copies: for the main copy to start on this machine.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
@@ -98,8 +92,8 @@ class RunSession:
             work: returns the exit code; a PrepareError becomes part of the record.
 
         Raises:
-            RunInterrupted: the user or the system ended it; the record is closed.
-            Exception: any other error, raised again once the record is closed.
+            RunInterrupted: the user or the system ended it.
+            Exception: any other error.
         """
         try:
             code = work()
@@ -107,7 +101,7 @@ class RunSession:
             is_stopped = is_interruption(error)
             expected = error if isinstance(error, PrepareError) and not is_stopped else None
             code = ExitCode.INTERRUPTED if is_stopped else ExitCode.UNEXPECTED
-            # The disk may be full: the first error is the one to tell, whether it can be kept.
+            # The disk may be full; the first error is raised, whether the record is stored or not.
             with hold_interruptions(), contextlib.suppress(StoreError):
                 self.log.finish(
                     "interrupted" if is_stopped else "failed",

@@ -24,11 +24,11 @@ ExtraRuntime = Callable[[], Mapping[str, Any]]
 
 
 class StageLog(Protocol):
-    """Keeps what became of stages, and has a folder for their logs."""
+    """Record of stages, with a folder for their logs."""
 
     @property
     def folder(self) -> Path:
-        """The run's."""
+        """The run's folder."""
 
     def stage(self, stage: StageReport) -> None:
         """Record the end of a stage."""
@@ -53,7 +53,6 @@ class StageRunner:
 
     Args:
         python_of: interpreter of an environment by name; builds it on first use.
-        accelerator: that these environments are for.
     """
 
     def __init__(
@@ -77,14 +76,11 @@ class StageRunner:
         extra_runtime: ExtraRuntime | None = None,
         servers: Servers | None = None,
     ) -> StageRecord:
-        """Run the stage, or reuse its result.
+        """Run the stage, or reuse its result; raise what the stage reports.
 
         Args:
             extra_runtime: called if the stage must run; for an endpoint, it opens it.
             servers: that the stage starts by itself.
-
-        Raises:
-            PrepareError: as the stage reported it.
         """
         if (record := self.reuse(spec)) is not None:
             return record
@@ -100,18 +96,12 @@ class StageRunner:
         return self.find_finished(spec)
 
     def do(self, spec: StageSpec, servers: Servers | None = None) -> bool:
-        """Carry out a stage that has to run; return whether no other process did meanwhile.
-
-        Raises as the stage.
-        """
+        """Carry out a stage that has to run; return False if another process did meanwhile."""
         with private_umask(self.store.root):
             return advance(spec, self.store, self.progress, servers)[1]
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
-        """Return the stage's record if it need not run; else None, after removing its remains.
-
-        The first time that it is found in the store the log has it as reused.
-        """
+        """Return the stage's record if it need not run; else None, after removing its remains."""
         if spec.key not in self._found:
             started = time.monotonic()
             record = self._find_reusable(spec)
@@ -122,11 +112,7 @@ class StageRunner:
         return self._found[spec.key]
 
     def output_of(self, spec: StageSpec) -> Path:
-        """Run the stage, or reuse its result; the folder that it has filled.
-
-        Raises:
-            PrepareError: as the stage reported it.
-        """
+        """Run the stage, or reuse its result; return its folder."""
         self.run(spec)
         return self.store.stage_folder(spec.stage, spec.key) / "output"
 

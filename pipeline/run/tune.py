@@ -1,8 +1,8 @@
 """One `prepare tune`: a screening of serving arguments, then one speed gate on its winner.
 
-Each candidate is the model served with other arguments. They are added to the best so far, and stay
-if it is faster. The screening is no evidence: the best of many equal candidates looks faster than
-it is. Only the winner's speed gate against the engine defaults counts, on new starts and prompts.
+Each candidate is added to the best so far, and stays if it is faster. The screening is no evidence:
+the best of many equal candidates looks faster than it is. Only the winner's speed gate against the
+engine defaults counts, on new starts and prompts.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ PROFILE = "tuned-profile.yaml"
 NOT_THERE = "the tuned profile cannot be written there"
 ELSEWHERE = "name a file in a folder that exists and that you may write"
 STAYS = 1.01  # ratio to the best so far from which a candidate's arguments stay
-# The profile sets the number of GPUs and what their division needs, and a backend that needs no
-# download where the engine's own does.
+# The profile sets the number of GPUs and what their division needs, and a backend without a
+# download.
 NEVER_MOVED = (*DIVIDES_GPUS, EXPERT_PARALLEL, "attention-backend")
 
 
@@ -101,7 +101,7 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class TunedArm:
-    """One way to serve the model; the profile is as its file would say it, for any machine."""
+    """One way to serve the model; the profile is as in its file, for any machine."""
 
     name: str
     profile: ServingProfile
@@ -114,7 +114,7 @@ class TunedArm:
 def make_defaults(profile: ServingProfile, candidates: CandidateFile) -> TunedArm:
     """Return the profile with engine defaults for every option or variable that a candidate sets.
 
-    If a candidate sets whether kernels are compiled, they are, as the engine would by itself.
+    If a candidate sets whether kernels are compiled, the engine's default applies: they are.
     """
     each = candidates.candidates.values()
     moved = {subject_of(name) for one in each for name in one.engine_arguments}
@@ -136,11 +136,7 @@ def make_defaults(profile: ServingProfile, candidates: CandidateFile) -> TunedAr
 
 
 def add_candidate(name: str, added: ServingCandidate, base: TunedArm) -> TunedArm:
-    """Return the base with the candidate's options.
-
-    Raises:
-        UsageError: a profile may not set an option, or the engine does not have it.
-    """
+    """Return the base with the candidate's options."""
     profile = base.profile
     try:
         check_arguments(added.engine_arguments, profile.engine)
@@ -168,7 +164,7 @@ def claim_gain(policy: Policy, profile: ServingProfile, workload: str | None) ->
     """Return the policy with one gate alone: faster than the defaults under the workload.
 
     Args:
-        workload: its name or file; None: that of the policy's ratio of speed, or 'chat'.
+        workload: name or file; None: that of the policy's ratio of speed, or 'chat'.
     """
     speed = policy.speed
     before = speed.ratio if speed else None
@@ -291,11 +287,7 @@ class Tuning:
     trust_remote_code: bool = False
 
     def run(self, output: Path | None = None) -> ExitCode:
-        """Screen, confirm the winner, write its profile.
-
-        Raises:
-            PrepareError: the defaults failed, or the cause is no candidate's.
-        """
+        """Screen, confirm the winner, write its profile."""
         self._best, self._rate = self.defaults, 0.0  # output tokens/s
         assert self.policy.speed is not None
         self._report = TuningReport(
@@ -435,7 +427,6 @@ class Tuning:
             self._note(profile=str(output))
 
     def _plan(self, candidate: TunedArm) -> Plan:
-        """Return the plan of the candidate against the engine's defaults."""
         run = self.log.run_id
         return Builder(
             policy=self.policy,

@@ -1,11 +1,11 @@
 """Works on a run until it is done; start as many copies as there are GPUs or nodes.
 
 A copy computes from the plan and the store what is ready, takes the resources and the lock of one
-piece, and does it. A piece that failed is written down in the run's folder, and no copy of this run
-tries it again. One that died without a word is tried again, TRIES times at most.
+piece, and does it. A failed piece is recorded in the run's folder and not tried again. If a process
+dies, its piece is tried again, TRIES times at most.
 
     runs/<run>/failed/<piece>          the error of a piece
-    runs/<run>/tries/<piece>.<number>  a try that is going on, or died
+    runs/<run>/tries/<piece>.<number>  a try that is in progress, or died
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Piece:
     Args:
         name: of its lock and files; the same in every run that does it.
         title: for people.
-        do: carries it out, with what it has alone on the node; may raise a PrepareError.
+        do: carries it out on its resources; may raise a PrepareError.
         is_done: whether there is nothing left to do, by the store.
     """
 
@@ -53,19 +53,13 @@ class Piece:
 
 
 Failures = Mapping[str, PrepareError]
-"""By piece."""
 Find = Callable[[Failures], Sequence[Piece]]
-"""Pieces that are ready and not done, what is more urgent first; none once nothing is left."""
+"""Pieces that are ready and not done, urgent ones first; none once nothing is left."""
 
 
 @dataclass
 class Copy:
-    """One process that works on a run.
-
-    Args:
-        folder: of the run.
-        node: on which it works.
-    """
+    """One process that works on a run."""
 
     store: Store
     folder: Path
@@ -93,7 +87,8 @@ class Copy:
         with ExitStack() as held:
             words = held.enter_context(doing(piece.title))
             tell = self._tell if wait else lambda text: None
-            # First what the node has, then the piece: no one waits while it holds a piece.
+            # First the node's resources, then the piece: a process never waits while it holds a
+            # piece.
             lot = held.enter_context(self.node.take(piece.needs, words, tell, wait=wait))
             if lot is None or not held.enter_context(self.store.hold(piece.name, wait=False)):
                 return False
@@ -147,7 +142,6 @@ class Copy:
         return None
 
     def fail(self, name: str, error: PrepareError) -> None:
-        """Write down that a piece failed."""
         make_folder(self.folder / FAILED)
         write_atomically(self.folder / FAILED / name, json.dumps(error.to_dict()))
 

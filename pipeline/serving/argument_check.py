@@ -25,15 +25,12 @@ def check_engine_arguments(
 ) -> None:
     """Let the engine's parser read arguments that it has not accepted yet.
 
-    Only the parser's own refusal counts: an engine that cannot be imported is told at its start.
+    Only the parser's own refusal counts: an engine that cannot be imported fails at its start.
 
     Args:
         served: identity of the engine's environment, and arguments.
         python_of: interpreter of an environment by name; builds it on first use.
         accepted: folder with an empty file for each accepted pair.
-
-    Raises:
-        UsageError: names the option and what the parser says.
     """
     for identity, serving in served:
         engine, arguments = find_engine(serving.engine), serving.for_engine()

@@ -14,11 +14,7 @@ ANSWER_TIMEOUT_S = 120
 
 
 def engine_version(engine: str, python: Path) -> str:
-    """Return the version that the engine reports.
-
-    Raises:
-        ServingError: it does not report one.
-    """
+    """Return the version that the engine reports, or raise ServingError."""
     with raise_as(
         ServingError,
         "the engine does not report its version",

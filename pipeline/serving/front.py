@@ -1,10 +1,9 @@
 """Public port in front of a model server that listens on a private socket.
 
 Engines ask for their key on some paths only (vLLM: those below /v1, /v2 and /inference). Here every
-request needs it, except that for the server's health, which the front asks for itself: no byte of a
-client without the key reaches the server. A connection is for one request, so that a proxy which
-shares connections between its clients lends no client another one's key. Bodies and answers pass
-unread, so answers can stream.
+request needs it except the server's health: no byte of a client without the key reaches the server.
+A connection is for one request, so that a proxy which shares connections lends no client another
+one's key. Bodies and answers pass unread, so answers can stream.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pipeline.core.errors import ServingError, raise_as
 MAX_HEAD_BYTES = 1 << 16
 HEAD_SECONDS, LINGER_SECONDS = 30.0, 2.0
 _CHUNK = 1 << 16  # bytes
-# The loop's rounds until a connection that was just accepted has its task, and one is closed.
+# Loop rounds until an accepted connection has its task, and one is closed.
 _ROUNDS = 8
 _REQUEST = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.[01]")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
@@ -44,7 +43,7 @@ class _RefusedError(Exception):
 
 @contextmanager
 def reserve(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket bound to the port, which does not listen yet; ServingError if it is taken."""
+    """Yield a socket bound to the port, not listening yet; ServingError if it is taken."""
     family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
     with socket.socket(family) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -59,7 +58,7 @@ def open_front(bound: socket.socket, server: Path, key: str, health: str) -> Ite
 
     Args:
         server: socket of the model server.
-        key: that clients have to show as a bearer token; "" for none.
+        key: bearer token of clients; "" for none.
         health: path that needs no key.
     """
     front = _Front(server, key.encode(), health.encode())
@@ -91,7 +90,7 @@ class _Front:
         server = await asyncio.start_server(self.answer, sock=listening, limit=MAX_HEAD_BYTES)
         async with server:
             await end.wait()
-            # A closed server would drop, and not close, what was just accepted.
+            # A closed server would drop, and not close, accepted connections.
             asyncio.get_running_loop().remove_reader(listening.fileno())
             await _let_run(_ROUNDS)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

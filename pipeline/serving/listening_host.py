@@ -11,11 +11,7 @@ HOST = "127.0.0.1"
 
 
 def check_host(text: str, key: str, key_variable: str) -> str:
-    """Return the listening address for a user's input.
-
-    Raises:
-        UsageError: it is not an address of this machine, or it is public and there is no key.
-    """
+    """Return the listening address for a user's input."""
     where = f"--host {text}"
     try:
         address = ip_address(HOST if text == "localhost" else text)

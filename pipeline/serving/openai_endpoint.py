@@ -61,10 +61,10 @@ class OpenAIEndpoint:
         return replace(self, model=model, max_length=length, adapts=adapts)
 
     def request(self, method: str, path: str, json: Any = None) -> HttpResponse:
-        """Send one request with the environment's API key; asked directly, without a proxy.
+        """Send one request with the environment's API key, without a proxy.
 
         Raises:
-            ValueError: there is no complete response, or not one of status 200.
+            ValueError: there is no complete response of status 200.
         """
         import httpx
 
@@ -88,11 +88,7 @@ class OpenAIEndpoint:
         return answer
 
     def check_stream(self) -> None:
-        """Refuse an endpoint whose streams do not count their tokens, by which loads are measured.
-
-        Raises:
-            ServingError: it does not.
-        """
+        """Raise ServingError if streams do not count their tokens, by which loads are measured."""
         body = {
             "model": self.model,
             "prompt": "The capital of France is",

@@ -86,11 +86,7 @@ class Server:
         return engine_facts(self._log, self._engine, self._log_begins)
 
     def start(self, timeout_seconds: float, progress: Progress) -> float:
-        """Start the server and wait until it answered one request; return the seconds that took.
-
-        Raises:
-            ServingError: it exited or was not ready in time; includes the log's reason.
-        """
+        """Start the server and wait for its first answer; return the seconds that took."""
         if not self._has_port:
             self.address = private_socket()
         try:
@@ -147,10 +143,7 @@ class Server:
         self.address.remove()
 
     def _is_ready(self) -> bool:
-        """Return whether this server responds.
-
-        Another process may have taken the port, so the listener's process group is checked first.
-        """
+        """Return whether this server responds, not another process that took its port."""
         import httpx
 
         if self._process is None or not self.address.is_owned_by(self._process.pid):

@@ -1,8 +1,8 @@
 """Address of prepare's model server, and the check that the listener is that server.
 
 A run's server has a Unix socket in a private folder: no other user can query it, load it, read its
-metrics, or replace it. What other programs may reach is in front of it (`front.py`). A server with
-a port is on the loopback, and the listening socket must belong to the server's process group.
+metrics, or replace it. Other programs reach it through `front.py`. A server with a port is on the
+loopback, and the listening socket must belong to the server's process group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_SOCKET_PATH_BYTES = 107  # bytes; of Linux's sockaddr_un
 _LISTENING = "0A"
-# The loopback and all addresses, as the kernel's tables write them: words in the machine's order.
+# The loopback and all addresses, as in the kernel's tables: words in the machine's order.
 _ADDRESSES = ("0100007F", "0" * 8, "0" * 32)
 
 

@@ -14,9 +14,9 @@ _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*e
 
 
 def find_reason(log: Path, engine: Engine) -> str:
-    """Return the first line that contains an exception, except echoes of another.
+    """Return the first line with an exception that echoes no other.
 
-    If there are only echoes, the first echo; without any exception, the last line.
+    Without one, return the first echo, or the last line.
     """
     try:
         lines = log.read_text(errors="replace").splitlines()

@@ -1,7 +1,6 @@
 """The stages: one folder each, with its declaration (`__init__.py`) and its code (`run.py`).
 
-The declaration has the models of parameters, runtime and result, and a `Stage` in capitals. The
-code reads parameters, runtime and the folders of inputs, and writes into its own folder only.
+The code reads parameters, runtime and the folders of inputs, and writes into its own folder only.
 """
 
 from __future__ import annotations
@@ -22,28 +21,24 @@ if TYPE_CHECKING:
 
 
 class StageImplementation(Protocol):
-    """A module `run.py`.
-
-    It may have `RESUMED`: names in the stage's folder that an interrupted attempt leaves for the
-    next.
-    """
+    """A module `run.py`; names in its `RESUMED` survive an interrupted attempt for the next."""
 
     def run(self, context: StageContext[Any, Any], /) -> Record:
         """Return the declared result."""
 
 
 def stage_code(name: str) -> StageImplementation:
-    """Import the code of that stage; raises KeyError when there is none."""
+    """Import the code of that stage; raise KeyError if there is none."""
     return cast(StageImplementation, import_module(f"{_stage_folders()[name]}.run"))
 
 
 def stage_names() -> list[str]:
-    """List the names of all stages, sorted."""
+    """Return the sorted names of all stages."""
     return sorted(_stage_folders())
 
 
 def stage_named(name: str) -> Stage[Any, Any, Any]:
-    """Import the declaration of that stage; raises KeyError when there is none."""
+    """Import the declaration of that stage; raise KeyError if there is none."""
     stage: Stage[Any, Any, Any] = getattr(import_module(_stage_folders()[name]), name.upper())
     return stage
 

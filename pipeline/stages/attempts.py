@@ -2,7 +2,7 @@
 
 An **attempt** is a set of variants tried together against one baseline under one policy, or a gate
 of theirs measured again. It is recorded before the first answer or load of a candidate is stored.
-Verdict, report and card state how many there were. `attempts: N` of a policy gives each alpha / N.
+Verdict, report and card state their number. `attempts: N` of a policy gives each alpha / N.
 
     STORE/attempts/<baseline>/<number>.json    one file an attempt, never changed or collected
 """
@@ -143,7 +143,6 @@ class AttemptLedger:
         """Record an attempt durably, before a stage stores results.
 
         Args:
-            counted: the trial and the gate.
             number: of the gate's measurement.
 
         Raises:
@@ -175,7 +174,6 @@ class AttemptLedger:
                     return
 
     def attempts(self, baseline: dict[str, str]) -> list[Attempt]:
-        """List all attempts against a baseline, in order."""
         found: list[Attempt] = []
         for path in sorted(self._folder(baseline).glob("[!.]*.json")):
             message, kinds = "a record of the attempt ledger cannot be read", (OSError, ValueError)
@@ -209,10 +207,7 @@ class AttemptLedger:
         """Return the number of a gate's measurement to continue or begin.
 
         Args:
-            trial: of the gate.
-            gate: its name.
             is_over: whether the measurement of that number is finished.
-            remeasured: gates to measure again.
         """
         same = [each for each in self.attempts(trial.baseline) if trial.is_of(each.trial)]
         begun = [(each.measured.get(gate, 1), each.run) for each in same]

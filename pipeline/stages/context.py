@@ -36,7 +36,7 @@ class Servers(Protocol):
     """Model servers that a stage starts one after another."""
 
     def up(self, arm: str) -> AbstractContextManager[dict[str, Any]]:
-        """Serve the arm meanwhile; yields facts on its endpoint, raises ServingError."""
+        """Serve the arm meanwhile; yield facts on its endpoint; raise ServingError."""
 
     def leave(self, arm: str, error: PrepareError, *, under_load: bool) -> None:
         """Go on without the arm; raises the error if the stage cannot do without it.
@@ -61,23 +61,20 @@ class StageContext(Generic[Parameters, Runtime]):
 
     @property
     def parameters(self) -> Parameters:
-        """All that can change the output."""
         found: Parameters = stage_named(self.spec.stage).parameters_of(self.spec)
         return found
 
     @property
     def runtime(self) -> Runtime:
-        """Paths, addresses and all else that does not change the output."""
         found: Runtime = stage_named(self.spec.stage).runtime_of(self.spec)
         return found
 
     def input_folder(self, role: str) -> Path:
-        """Return the folder of the earlier stage in that role."""
         reference = self.spec.inputs[role]
         return self.store.stage_folder(reference.stage, reference.key)
 
     def input_record(self, role: str) -> StageRecord:
-        """Return the record of the earlier stage in that role; raises StageError if missing."""
+        """Return the earlier stage's record; StageError if missing."""
         reference = self.spec.inputs[role]
         record = self.store.find(reference.stage, reference.key)
         if record is None:
@@ -93,7 +90,6 @@ class StageContext(Generic[Parameters, Runtime]):
         return {role: digest_json(self.input_record(role).result) for role in self.spec.inputs}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Report progress, named by the variant."""
         self.progress.advance(f"{self.spec.variant}: {task}", done, total, unit)
 
     def note(self, text: str) -> None:
@@ -102,7 +98,7 @@ class StageContext(Generic[Parameters, Runtime]):
         self.progress.note(f"{self.spec.variant}: {text}")
 
     def output_folder(self) -> Path:
-        """Make the folder `output/`; with RESUMED, it may have content of a killed attempt."""
+        """Create `output/`; with RESUMED, it may have content of a killed attempt."""
         folder = self.folder / "output"
         folder.mkdir(exist_ok=True)
         return folder
@@ -123,7 +119,7 @@ class StageContext(Generic[Parameters, Runtime]):
             worker: module with `run(spec, progress, output)`.
             output: existing folder for its files; None for the stage's own.
             environment: variables in addition to those of every worker.
-            needs: networks that it needs; it gets only their credentials.
+            needs: networks; the worker gets only their credentials.
             plugins: modules that it imports, as from `Plugin.for_worker`.
 
         Raises:

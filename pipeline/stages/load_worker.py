@@ -15,8 +15,8 @@ from pipeline.stages.context import StageContext
 from recipes.engines import find_engine
 from recipes.traffic_file import prompts_of
 
-# One of vLLM's data sets draws prompts with Python's hash of a text, which is another one in each
-# process unless this is set.
+# One of vLLM's data sets draws prompts with Python's hash of a text, which otherwise differs in
+# each process.
 VARIABLES = {"PYTHONHASHSEED": "0"}
 PROMPTS = "prompts.jsonl"
 
@@ -31,9 +31,6 @@ def measure_loads(
     Args:
         servers: what each side serves, and where.
         start: see pipeline/workers/speed.py.
-
-    Raises:
-        ServingError: an endpoint did not answer any request.
     """
     parameters, runtime = context.parameters, context.runtime
     is_ours = all(endpoint.socket is not None for _, endpoint in servers.values())

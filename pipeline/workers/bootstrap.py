@@ -1,7 +1,7 @@
 """Start a worker inside a managed environment: ``python bootstrap.py MODULE SPEC RESULT OUTPUT``.
 
-The environment does not have this project installed, and the project's site-packages would conflict
-with its own. So only the three packages that workers use are registered, by their location.
+The environment lacks this project, and the project's site-packages would conflict with its own, so
+only the three packages that workers use are registered, by their location.
 """
 
 import importlib
@@ -25,8 +25,8 @@ def register_packages(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    # The script's own folder would shadow modules by its files' names. It is first on the path, or
-    # not there at all (PYTHONSAFEPATH, from Python 3.11 on).
+    # The script's own folder would shadow modules by its files' names; PYTHONSAFEPATH (Python 3.11)
+    # leaves it out.
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)
     register_packages(Path(__file__).resolve().parents[2])

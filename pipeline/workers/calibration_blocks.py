@@ -21,9 +21,6 @@ def calibration_blocks(
 
     Packing (as AutoAWQ does) needs no padding, which would distort the statistics. Too few texts
     for the requested blocks are reported.
-
-    Raises:
-        StageError: there are fewer tokens than one block needs.
     """
     texts = read_texts(calibration, file, tokenizer)
     random.Random(calibration["seed"]).shuffle(texts)  # noqa: S311 - not for secrets

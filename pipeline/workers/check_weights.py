@@ -1,7 +1,7 @@
 """Worker: compares a variant's numbers with its source's, by compressed-tensors' dequantizers.
 
-Rows are read a few at a time, so memory does not grow with the model. Where columns were rescaled,
-no single weight can be compared, and `compare_outputs` runs both models instead.
+Rows are read a few at a time, so memory does not grow with the model. If columns were rescaled, no
+single weight can be compared, and `compare_outputs` runs both models instead.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from recipes.weight_format import PLAIN, WeightFormat
 ROW_STEP = 128  # a multiple of all packing
 CHUNK_ELEMENTS = 2**21  # 8 MB in float32
 PIECE_COLUMNS = 128
-# Noise above this share of a piece's energy is no rounding: that to 4 bits has a few hundredths.
+# Noise above this share of a piece's energy is no rounding, which has a few hundredths at 4 bits.
 DAMAGED_OVER = 0.5
 FAINT_ROW = 1e-3  # share of the mean row's energy, below which a row may be rounded to zero
 MAX_LISTED = 20
 # Relative and absolute error of conversion from bf16 or float32 to float16 or bf16. The absolute
-# part is float16's smallest normal number, below which precision drops.
+# part is float16's smallest normal number.
 ROUNDED, FLUSHED = 2.0**-8, 2.0**-14
 THREADS = 4
 HINT = "quantize again; what changed it is in the worker.log, if anywhere"
@@ -44,11 +44,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec: comparison (a `WeightComparison`), texts, trust_remote_code (of `compare_outputs`).
 
     Returns:
-        layers: of each `LayerCheck` its name and what is measured; altered: changes of type by
-        name; rescaled: whether columns were; outputs: of `compare_outputs`, None if they were not.
-
-    Raises:
-        VerificationError: names the first wrong tensor and its file.
+        layers: name and measurements of each `LayerCheck`; altered: changes of type by name;
+        rescaled: whether columns were; outputs: of `compare_outputs`, or None.
     """
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
     comparison = WeightComparison.from_plain(spec["comparison"])
@@ -90,7 +87,6 @@ class Numbers:
         return file.get_slice(tensor.name)[where]
 
     def advance(self, tensor: StoredTensor) -> None:
-        """Report that a source's tensor was compared."""
         self.done = min(self.total, self.done + tensor.size)
         self.progress.advance("check_weights", self.done, self.total, "bytes")
 
@@ -175,11 +171,7 @@ class Numbers:
         return altered
 
     def measure(self, module: str, form: WeightFormat, *, rescaled: bool) -> dict[str, Any]:
-        """Return a layer's name and its rounding noise, unless it was rescaled.
-
-        Raises:
-            VerificationError: weights or scales are no finite numbers.
-        """
+        """Return a layer's name and its rounding noise, unless it was rescaled."""
         source = self.before[f"{module}.weight"]
         own = {
             name.removeprefix(f"{module}."): tensor
@@ -222,7 +214,6 @@ class Numbers:
     def check_scales(
         self, own: dict[str, StoredTensor], form: WeightFormat, rows: slice, source: StoredTensor
     ) -> None:
-        """Check the scales of these rows."""
         if form.name == PLAIN:
             return
         for suffix in (scale_of(form), "scales", "weight_global_scale", "weight_scale_2"):

@@ -13,7 +13,7 @@ LOAD_AVERAGE = Path("/proc/loadavg")
 
 
 class ClientClock:
-    """Seconds since a load began, and the lateness of what was to run at a certain second."""
+    """Seconds since a load began, and the lateness of scheduled events."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -39,7 +39,7 @@ class ClientClock:
         self._sent_late.append(max(0.0, self.now() - second))
 
     def facts(self) -> dict[str, float]:
-        """Return a LoadRun's fields on the client; without those that are not known."""
+        """Return a LoadRun's known fields on the client."""
         found = {}
         if self._late:
             worst = max(_percentile_99(each) for each in (self._late, self._sent_late) if each)

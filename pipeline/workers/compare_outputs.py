@@ -1,9 +1,8 @@
 """Whether a variant whose columns were rescaled computes what its source computes.
 
 The scales of AWQ and SmoothQuant move between a layer and the one before it, so single weights
-cannot be compared. Each block of the variant gets the inputs that the source's block got, and its
-output is compared with the source's; so a fault is found where it is. The last distributions of
-the whole variant are compared, too.
+cannot be compared. Each block of the variant gets the inputs that the source's block got, so a
+fault in its output is located. The last distributions of the whole variant are compared, too.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ TOKENS = 512
 IN_FLOAT32 = 3  # memory of a model in float32, over its 16-bit files, with what is copied meanwhile
 BLOCK = re.compile(r".*\.(?:layers|h|blocks|block)\.\d+")
 # The demo model's blocks have 15 to 25 dB with 4-bit AWQ, and at most 2 with a matrix of the MLP
-# doubled or exchanged; docs/explanation/limits.md has the measurements.
+# doubled or exchanged (docs/explanation/limits.md).
 MIN_BLOCK_DB = 6.0
-# The demo model, which is small and loses much, has 0.15 with AWQ and 0.27 with symmetric AWQ.
+# The demo model, which is small, has 0.15 with AWQ and 0.27 with symmetric AWQ.
 MAX_DIVERGENCE_NATS = 1.0
 HINT = (
     "scales were folded into one layer and not taken out of the next, or weights were damaged: "
@@ -53,12 +52,9 @@ def compare_outputs(
     Returns:
         tokens: positions compared; divergence_nats: mean Kullback-Leibler divergence of the
         variant's next-token distribution from the source's, in nats; same_next_token: share of
-        positions where both find the same token most likely; worst_block: its name; worst_block_db:
+        positions with the same most likely token; worst_block: its name; worst_block_db:
         its signal-to-noise ratio, of what a block adds to its input. None if no library here
         converts the variant to 16 bits.
-
-    Raises:
-        VerificationError: a block computes something else than the source's.
     """
     source, variant = Path(comparison.source), Path(comparison.variant)
     trust = spec["trust_remote_code"]
@@ -145,7 +141,7 @@ def first_tokens(source: Path, texts: str, trust: bool) -> Any:
 
 
 def load(checkpoint: Path, trust: bool) -> Any:
-    """Return a model: in float32 if memory allows, which CPUs multiply fast, else in its own type.
+    """Return a model: in float32 if memory allows, else in its own type.
 
     CPUs without instructions for bf16 take five to fifty times as long in it.
     """
@@ -165,7 +161,7 @@ def log_probabilities(model: Any, tokens: Any) -> Any:
 
 
 def blocks_of(model: Any) -> dict[str, Any]:
-    """Return the numbered blocks that are in no other."""
+    """Return the outermost numbered blocks."""
     found = {name: module for name, module in model.named_modules() if BLOCK.fullmatch(name)}
     return {n: m for n, m in found.items() if not any(n.startswith(f"{o}.") for o in found)}
 

@@ -10,11 +10,7 @@ from typing import Any
 
 
 class ComputeDtype:
-    """The floating-point type of a model's tensors during calibration.
-
-    Args:
-        name: "float32", or None to leave the model unchanged.
-    """
+    """The floating-point type of a model's tensors during calibration; None leaves it unchanged."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name

@@ -1,7 +1,7 @@
 """Worker: converts a GGUF file to a bf16 safetensors checkpoint, for the demo model.
 
-Runs in the `quantize` environment (transformers 5, gguf, torch). The result is an ordinary
-unquantized checkpoint, but its weights carry the rounding of the GGUF file.
+Runs in the `quantize` environment (transformers 5, gguf, torch). The weights carry the rounding of
+the GGUF file.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Returns:
         Facts: source file name, its metadata name, tensors, parameters, dtype.
-
-    Raises:
-        CheckpointError: the file is missing or is no GGUF file.
     """
     source = Path(spec["gguf"])
     metadata = _read_metadata(source)
@@ -57,8 +54,8 @@ def _read_metadata(source: Path) -> dict[str, Any]:
     """Return the GGUF file's short key-value pairs, without the vocabulary's arrays."""
     import gguf
 
-    # transformers parses the file, 49,000 tokens one by one in Python, four times over and
-    # builds the table of tensor names once a module: with both remembered, a third of the time.
+    # transformers parses the file four times over, 49,000 tokens one by one, and builds the table
+    # of tensor names once a module: caching both takes a third of the time.
     gguf.GGUFReader = cache(gguf.GGUFReader)
     gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
     with raise_as(
@@ -79,8 +76,8 @@ def _load_model(source: Path) -> Any:
     loaded = AutoModelForCausalLM.from_pretrained(
         source.parent, gguf_file=source.name, dtype=torch.bfloat16
     )
-    # The library refuses to save what it loaded from GGUF, so a model that it knows nothing
-    # bad about takes over the tensors themselves (no copy).
+    # The library refuses to save what it loaded from GGUF, so another model takes over the tensors
+    # (no copy).
     left_out = ("quantization_config", "_name_or_path", "_model_name_or_path", "model_name")
     values = {key: value for key, value in loaded.config.to_dict().items() if key not in left_out}
     with torch.device("meta"):
@@ -96,14 +93,14 @@ def _load_tokenizer(source: Path, pre_tokenizer: str) -> Any:
     """Return the tokenizer, with what its conversion from GGUF loses restored.
 
     Args:
-        pre_tokenizer: the file's name of the rule that splits text before BPE; "smollm" splits off
-            every digit, which the conversion forgets.
+        pre_tokenizer: the file's rule that splits text before BPE; "smollm" splits off every
+            digit, which the conversion forgets.
     """
     from tokenizers import decoders, pre_tokenizers  # type: ignore[import-not-found]
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    # The file names the token that ends a document; a chat turn ends with this one (id 2).
+    # The file's end token ends a document; a chat turn ends with this one (id 2).
     tokenizer.eos_token = END_OF_TURN
     tokenizer.pad_token = END_OF_TURN
     backend = tokenizer.backend_tokenizer
@@ -113,7 +110,7 @@ def _load_tokenizer(source: Path, pre_tokenizer: str) -> Any:
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     else:
         backend.pre_tokenizer = byte_level
-    # The converter's decoder also turns a real U+2581 into a blank, as if it were SentencePiece.
+    # The converter's decoder also turns a real U+2581 into a blank, as SentencePiece does.
     backend.decoder = decoders.ByteLevel()
     return tokenizer
 

@@ -86,7 +86,6 @@ def compressed(source: Path, unquantized: list[str]) -> Any:
         """Drops the scales of activations."""
 
         def process(self, tensors: dict[str, Any]) -> dict[str, Any]:
-            """Convert one file's tensors."""
             kept = {n: t for n, t in tensors.items() if n.rpartition(".")[2] not in INPUT_SCALES}
             found: dict[str, Any] = super().process(kept)
             return found

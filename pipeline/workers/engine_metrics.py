@@ -38,8 +38,7 @@ class SpecDecodeCounter:
     """Counters of an endpoint's speculative decoding from now on.
 
     Args:
-        url: of the endpoint.
-        names: as in `counters_in`; empty without speculative decoding: then nothing is requested.
+        names: as in `counters_in`; if empty, nothing is requested.
         socket: of our own server.
     """
 

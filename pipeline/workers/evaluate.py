@@ -1,7 +1,6 @@
 """Worker: asks an endpoint one suite's questions in batches, until its gate is decided.
 
-Runs in the `evaluate` environment. The answers to a batch are appended to the answer log before the
-next look, so a kill loses one batch at most.
+A batch's answers are appended to the log before the next look, so a kill loses one batch at most.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
             asks_once (try one request a question), backwards (each batch from its end), baseline
             (files of its rows, if the suite reads them), socket (of our server), counters (the
             engine's names, if it drafts), by_chat (its chat API alone is asked). Or `first_rows`:
-            such objects of the two sides of each suite, whose first question is asked and not kept.
-
-    Raises:
-        StageError: the server did not answer a question, or a prompt does not fit.
+            such objects of the two sides of each suite, whose first question is asked, not stored.
     """
     if "first_rows" in spec:
         for sides in spec["first_rows"]:
@@ -54,11 +50,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
-    """Ask the baseline and then the candidate a suite's first question.
-
-    Raises:
-        StageError: a side does not answer it, by name.
-    """
+    """Ask the baseline and then the candidate a suite's first question."""
     baseline: dict[str, Answer] | None = None
     for each in sides:
         suite = OpenSuite(each["suite"], Path(each["questions"]))
@@ -90,11 +82,6 @@ class OpenSuite:
 
     Args:
         suite: what an answer depends on.
-        file: the stage's questions.
-
-    Raises:
-        EvaluationDataError: an lm-eval task's documents differ from those of the stage.
-        SandboxError: programs cannot be isolated as the policy requires.
     """
 
     def __init__(self, suite: dict[str, Any], file: Path) -> None:
@@ -110,7 +97,6 @@ class OpenSuite:
     def ask(
         self, client: Client, asked: Sequence[Question], baseline: Mapping[str, Answer] | None
     ) -> list[list[Reply]]:
-        """Return the replies to a batch."""
         return self._kind.ask(self._task, client, asked, baseline)
 
     def render(self, batch: range, template: Render) -> list[Question]:
@@ -125,7 +111,6 @@ class OpenSuite:
         replies: Sequence[Sequence[Reply]],
         progress: Progress,
     ) -> list[Answer]:
-        """Return the answers to a batch."""
         given = [
             Asked(question, found, self.questions[self._others[number]])
             for number, question, found in zip(batch, asked, replies, strict=True)
@@ -158,21 +143,16 @@ class BatchAsker:
         self.client = open_client(spec, suite, self._count, progress)
 
     def ask(self, batch: range) -> list[Answer]:
-        """Return the answers to these questions, in their order.
-
-        Raises:
-            StageError: nearly all of them are none.
-        """
+        """Return the answers to these questions; StageError if nearly all are empty."""
         self._done = batch.start
         asked, replies = self.replies(batch)
         rows = self._suite.score(batch, asked, replies, self._progress)
-        # Answers that are none are not kept: the server may be started otherwise.
+        # Unusable answers are not stored: the server may be started otherwise.
         check_answers(self._name, rows, max_tokens=self._max_tokens, is_complete=False)
         self._progress.advance(self._name, batch.stop, self._limit, "questions")
         return rows
 
     def replies(self, batch: range) -> tuple[list[Question], list[list[Reply]]]:
-        """Return the questions as they are asked, and the replies to each."""
         asked = self._suite.render(batch, template_of(self.client))
         # The first question alone shows in which form the endpoint can be asked the suite.
         first = 1 if batch.start == 0 else 0

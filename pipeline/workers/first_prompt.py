@@ -16,10 +16,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Args:
         spec: as of the workers `questions` and `evaluate`.
-
-    Raises:
-        EvaluationDataError: the source has no such questions.
-        StageError: the chat template refuses the messages.
     """
     questions.run(spec, progress, output)
     suite = OpenSuite(spec["suite"], output / QUESTIONS)

@@ -1,9 +1,8 @@
 """Client that sends one load to one endpoint and times every answer, in a separate process.
 
-It uses aiohttp: on one core of this machine it takes 55 us per streamed part, httpx 200 us, and
-64 answers of a GPU have 6,000 parts a second. A client that cannot keep up would measure itself.
-What an endpoint sends is not trusted: answers are bounded, redirects are not followed, and counts
-must be numbers.
+It uses aiohttp, which takes 55 us per streamed part, httpx 200 us: 64 answers of a GPU have 6,000
+parts a second, and a slow client would measure itself. Endpoints are not trusted: answers are
+bounded, redirects are not followed, and counts must be numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class BadAnswerError(Exception):
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """What is put under load."""
+    """The endpoint under load."""
 
     url: str  # without `/v1`
     model: str  # as requests call it
@@ -75,9 +74,6 @@ class LoadClient:
 
         Returns:
             fields of a LoadRun (eval_gates/speed/load_run.py) that come from measuring.
-
-        Raises:
-            ServingError: not one request was answered.
         """
         return asyncio.run(self._measure(target, prompts, at))
 
@@ -106,7 +102,7 @@ class LoadClient:
             "started": unix,
             "seconds": max((row[2] for row in rows if row[2] is not None), default=lasted),
             "requests": {name: [row[n] for row in rows] for n, name in enumerate(COLUMNS)},
-            # The first requests of a prefix cannot find it in the cache: counted is what follows.
+            # The first requests of a prefix cannot find it in the cache, so they do not count.
             "before": begun if is_begun else before,
             "after": after,
             "cpus": os.cpu_count(),
@@ -123,7 +119,7 @@ class LoadClient:
 
 
 class _Load:
-    """One load that is under way."""
+    """One load in progress."""
 
     def __init__(
         self,
@@ -144,7 +140,7 @@ class _Load:
         }
 
     async def send_at_once(self, number: int) -> list[Row]:
-        """Keep `number` requests in flight: one is sent where another ends."""
+        """Keep `number` requests in flight."""
         rest = iter(self._prompts)
         done = count(1)
 
@@ -250,8 +246,8 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         content = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or content == b"[DONE]":
             continue
-        # The plain reader takes a tenth of the time of the one for untrusted files. The answer's
-        # limit bounds memory, counts are checked, and text is only repeated in errors.
+        # The plain reader is ten times as fast as the one for untrusted files. The answer's limit
+        # bounds memory, counts are checked, and text is only repeated in errors.
         try:
             part = json.loads(content)
         except RecursionError as error:

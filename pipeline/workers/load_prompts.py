@@ -28,8 +28,7 @@ class PromptSource:
     Args:
         datasets: the module `vllm.benchmarks.datasets`.
         workload: as in recipes/workload.py, with the file that the stage laid out.
-        tokenizer: of both sides. Prompts are not aligned to an endpoint's own one, by which a
-            candidate would choose what it is asked.
+        tokenizer: of both sides. An endpoint's own one would let a candidate choose its prompts.
     """
 
     datasets: Any
@@ -37,7 +36,7 @@ class PromptSource:
     tokenizer: Any
 
     def draw(self, number: int, seed: int) -> Sequence[Prompt]:
-        """Draw a load's prompts; another seed has other ones."""
+        """Draw a load's prompts, which differ by seed."""
         workload = self.workload
         if workload["kind"] == "requests":
             return self._of_file(number, seed)
@@ -51,7 +50,7 @@ class PromptSource:
                 "prefix_len": workload["prefix_tokens"],
                 "suffix_len": workload["suffix_tokens"],
             }
-            # It draws as many prompts for each prefix, and would leave a rest out.
+            # The data set draws equally many prompts for each prefix, and would leave a rest out.
             drawn_number = -(-number // workload["prefixes"]) * workload["prefixes"]
         drawn = reader.sample(
             tokenizer=self.tokenizer,

@@ -28,9 +28,9 @@ def model_class(config: Any) -> Any:
 def check_experts(config: Any, trust: bool, *, where: str) -> None:
     """Check, without the weights, that llm-compressor can separate the model's experts.
 
-    transformers keeps a layer's experts in one tensor of three dimensions, without linear layers.
-    llm-compressor replaces the modules that it supports by linear layers, and sends every
-    calibration token through every expert.
+    transformers keeps a layer's experts in one tensor of three dimensions. llm-compressor replaces
+    the modules that it supports by linear layers, and sends every calibration token through every
+    expert.
 
     Raises:
         StageError: it does not support these experts, so they would stay in 16 bits, or be
@@ -56,7 +56,7 @@ def load_with_separate_experts(checkpoint: str, config: Any, trust: bool, *, sav
 
     Args:
         saved: the model will be saved, under the checkpoint's names. Later loads in this process
-            would not find them.
+        would not find them.
 
     llm-compressor's `load_quantizable_moe` has transformers search all its modules, and those for
     images need torchvision, which the environment lacks.
@@ -126,11 +126,7 @@ class ExpertTokenCounter:
         return count
 
     def check_counts(self) -> dict[str, int]:
-        """Return the smallest number of tokens of any expert; {} for a dense model.
-
-        Raises:
-            StageError: an expert received none.
-        """
+        """Return the smallest number of tokens of any expert; {} for a dense model."""
         if not self.seen:
             return {}
         expert = min(self.seen, key=lambda name: self.seen[name])

@@ -1,7 +1,6 @@
 """A worker's protocol: spec JSON in, result JSON out, progress events next to it.
 
-Runs inside a managed environment, so it uses the standard library only. An expected failure is
-raised as a PrepareError and crosses the process boundary in the result file.
+Standard library only. A PrepareError crosses the process boundary in the result file.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def versions_of(*libraries: str) -> dict[str, str]:
 
 def explain(error: Exception) -> PrepareError:
     """Return an unexpected exception as an error for the user."""
-    # Libraries written in other languages put the system's error into their message only.
+    # Libraries in other languages have the system's error in their message only.
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
         return StoreError(
             "the disk is full",
@@ -58,10 +57,9 @@ def explain(error: Exception) -> PrepareError:
 
 
 def main(load: Callable[[], Run]) -> None:
-    """Run a worker's `run(spec, progress, output_folder)` by its command line.
+    """Run a worker's `run` by the command line ``SPEC.json RESULT.json OUTPUT_FOLDER``.
 
-    The worker is loaded after the packages of plugins are registered, because it may be in one of
-    them. The command line is ``SPEC.json RESULT.json OUTPUT_FOLDER``.
+    The worker is loaded after the packages of plugins are registered, because it may be in one.
     """
     redact_streams()
     spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])

@@ -2,8 +2,8 @@
 
 AutoAWQ 0.2.9 tries each scale on the weights themselves and restores them from a state dict that it
 takes by ``tensor.cpu()``. On a CPU that is the tensor itself: nothing is restored, the trials
-accumulate, and the result is garbage without an error. Here the state dict holds copies on every
-device. Whether the variant computes what its source computes, `compare_outputs` tells afterwards.
+accumulate, and the result is garbage without an error. Here the state dict holds copies.
+`compare_outputs` checks the variant afterwards.
 """
 
 from __future__ import annotations
@@ -27,22 +27,15 @@ from recipes.ignored_modules import is_ignored
 PACKED_ROWS = 8
 """Output rows that share an int32; AutoAWQ packs no rest."""
 LIBRARIES = ("autoawq", "transformers", "torch")
-"""Those whose change can change the weights."""
+"""Libraries whose change can change the weights."""
 HINT = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Write the quantized checkpoint into `output`.
+    """Write the quantized checkpoint into `output`; return sizes and versions.
 
     Args:
         spec: as in `Quantization.worker`.
-
-    Returns:
-        facts for the record: sizes and versions.
-
-    Raises:
-        StageError: AutoAWQ does not support the architecture, no group size divides, or there are
-            too few calibration tokens.
     """
     from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
@@ -98,7 +91,7 @@ def quantize(
             "w_bit": 4,
             "version": "GEMM",
         },
-        # Longer samples than the limit would be dropped whole, without a word.
+        # Longer samples than the limit would be dropped silently.
         calib_data=blocks,
         max_calib_samples=len(blocks),
         max_calib_seq_len=len(blocks[0]),
@@ -130,7 +123,7 @@ def mended_quantizer(progress: Progress) -> type:
     from awq.quantize.quantizer import AwqQuantizer
 
     class MendedAwqQuantizer(AwqQuantizer):  # type: ignore[misc]
-        """AutoAWQ's, with weights that are restored, and progress by layers."""
+        """AutoAWQ's quantizer, which restores weights and reports layers."""
 
         layers_done = 0
 
@@ -196,9 +189,6 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
 
     Returns:
         parts of names, for its `modules_to_not_convert`; no other layer's name contains them.
-
-    Raises:
-        StageError: the list names a layer that AutoAWQ cannot leave out.
     """
     meant = {name for name in linears if is_ignored(name, ignore)}
     words = {".".join(name.split(".")[-2:]) for name in meant if name.split(".")[-1] in ROUTERS}
@@ -228,8 +218,7 @@ def check_rows(linears: Iterable[Any]) -> None:
 def keep_sources_config(source: Path, output: Path) -> None:
     """Replace the saved config.json by the source's, with the quantization added.
 
-    The saved one is in the form of transformers 4 and lacks newer keys. So the variant is read as
-    its baseline is.
+    The saved one has transformers 4's form and lacks newer keys.
     """
     saved = output / "config.json"
     added = json.loads(saved.read_text(encoding="utf-8"))["quantization_config"]

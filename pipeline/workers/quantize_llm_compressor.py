@@ -1,7 +1,6 @@
 """Worker: AWQ, GPTQ and calibrated presets, by llm-compressor on a whole model.
 
-The format is compressed-tensors'. Recipes without calibration are cast file by file
-(workers/quantize_model_free).
+Recipes without calibration are cast file by file (workers/quantize_model_free).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from recipes.ignored_modules import is_ignored, to_expression
 # How a group's range is found. Both read the weights alone, again every time.
 OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
-"""Those whose change can change the weights."""
+"""Libraries whose change can change the weights."""
 TRIAL_BLOCKS, TRIAL_TOKENS = 2, 64
 LAYER = re.compile(r"(?!.*(?:vis|aud|image)).*?\.layers\.(\d+)\.(.*)")
 EXPERT = re.compile(r"(?<=\.)\d+\.")
@@ -44,9 +43,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Returns:
         facts of QuantizeResult, with the digest of the calibration texts.
-
-    Raises:
-        StageError: the architecture, the group sizes or the calibration texts do not fit.
     """
     import torch
     from transformers import AutoTokenizer, set_seed
@@ -94,11 +90,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def modifiers(quantization: dict[str, Any], model: Any, group_size: int | None) -> list[Any]:
-    """Return llm-compressor's modifiers, in the order in which they run.
-
-    Args:
-        group_size: None for a recipe without groups.
-    """
+    """Return llm-compressor's modifiers, in the order in which they run."""
     from compressed_tensors.quantization import preset_name_to_scheme
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -138,11 +130,7 @@ def modifiers(quantization: dict[str, Any], model: Any, group_size: int | None) 
 
 
 def group_size_of(spec: dict[str, Any], model: Any) -> int | None:
-    """Return the recipe's first group size that divides all layers to quantize.
-
-    Raises:
-        StageError: no size divides them.
-    """
+    """Return the first group size that divides all layers to quantize; StageError if none does."""
     import torch
 
     ignore = spec["quantization"]["ignore"]
@@ -214,11 +202,7 @@ def load_model(checkpoint: str, trust: bool, layers: int | None = None) -> Any:
     """Return the model, with every expert's matrices as separate linear layers.
 
     Args:
-        layers: of its first layers alone, to be thrown away; None for all.
-
-    Raises:
-        StageError: transformers does not support the architecture, or its experts cannot be
-            calibrated.
+        layers: of its first layers alone, for a trial; None for all.
     """
     from transformers import AutoConfig
 
@@ -322,7 +306,6 @@ def follow_bars(progress: Progress, kind: str) -> None:
     """Convert the library's progress bars to events: it offers no other hook.
 
     The sequential pipeline names its bars ``(layer/layers): ...``; a last one is over all modules.
-    `model_free_ptq` has one over the weight files.
     """
     import tqdm.std
 

@@ -48,9 +48,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Returns:
         facts of QuantizeResult.
-
-    Raises:
-        StageError: names and shapes do not determine how to quantize the checkpoint.
     """
     source = Path(spec["checkpoint"])
     quantization = spec["quantization"]
@@ -141,11 +138,7 @@ def check_tie(
     config: dict[str, Any],
     source: Path,
 ) -> None:
-    """Check that a stored lm_head of a tied model repeats the embedding.
-
-    Raises:
-        StageError: it differs, so weights and config.json disagree.
-    """
+    """Check that a stored lm_head of a tied model repeats the embedding."""
     from safetensors import safe_open
 
     head = next(filter(is_head, tensors), None)

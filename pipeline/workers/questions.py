@@ -1,7 +1,4 @@
-"""Worker: writes one suite's questions, in their seeded order.
-
-Runs in the `evaluate` environment, whose packages carry questions and read the Hub's.
-"""
+"""Worker: writes one suite's questions, in their seeded order."""
 
 from __future__ import annotations
 
@@ -35,9 +32,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: suite (what an answer depends on), source, folder (of --eval-data, or of a task's
             file; None for other sources), seed.
-
-    Raises:
-        EvaluationDataError: the source has no such questions, or they are malformed.
     """
     kind = kind_named(spec["suite"]["kind"])
     task = kind.task.model_validate(spec["suite"])
@@ -71,13 +65,7 @@ def without_copies(rows: Rows, progress: Progress, place: str = "") -> Rows:
     Copies within one cluster stay; they count as one value.
 
     Args:
-        rows: the questions.
-        progress: for a note.
         place: names of the files, for the error.
-
-    Raises:
-        EvaluationDataError: more than a few are copies, as if a folder has a file twice, or an id
-            occurs twice.
     """
     ids = Counter(str(row["id"]) for row in rows)
     name, times = ids.most_common(1)[0] if ids else ("", 1)
@@ -121,11 +109,7 @@ def with_fields(rows: Rows, files: list[Path]) -> Rows:
 
 
 def with_clusters(rows: Rows, field: str) -> Rows:
-    """Return the rows with a key `cluster`, equal for equal values of that field.
-
-    Raises:
-        EvaluationDataError: a question has no such field, or all of them are one cluster.
-    """
+    """Return the rows with a key `cluster`, equal for equal values of that field."""
     missing = next((row for row in rows if field not in row.get(FIELDS, row)), None)
     if missing is not None:
         raise EvaluationDataError(

@@ -1,9 +1,9 @@
 """Worker: measures the loads of running servers, inside the `serve` environment.
 
 A block is one load per side with the same prompts, in drawn order. With fresh starts, one server
-runs and receives one load of a block. A short load precedes the first one on each server: it warms
-the server up, and its speed decides how many requests a load has. Each block has a separate seed:
-with one seed, every prompt would be in the server's cache.
+receives one load of a block. A short load precedes the first one on each server: it warms the
+server up, and its speed decides how many requests a load has. Each block has a separate seed:
+otherwise every prompt would be in the server's cache.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ FIRST_LOOK = 2  # waves of the short load at a fixed concurrency
 NATURAL_WAVES = 6
 
 Measure = Callable[[str, int, int, Sequence[float]], dict[str, Any]]
-"""(side, requests, seed, times) to the fields of a load that come from measuring; times are seconds
-at which requests are sent, () at a fixed concurrency."""
+"""(side, requests, seed, times) to a load's measured fields; times are seconds at which requests
+are sent, () at a fixed concurrency.
+"""
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Measure on the running servers, until the rule has its blocks or this start's load is done.
+    """Measure until the rule has its blocks or this start's load is done.
 
     Args:
         spec: name and workload, rule (eval_gates/speed/rules.py), endpoints by side, tokenizer
@@ -133,7 +134,7 @@ def look(
 ) -> tuple[int, Timing | None]:
     """Measure a short load of each side; return the number of requests of a load, or its timing.
 
-    At a fixed concurrency the faster side is to be busy for the workload's seconds.
+    At a fixed concurrency the faster side must be busy for the workload's seconds.
     """
     from eval_gates.speed.load_run import LENGTH_FACTOR, MIN_LOAD_WAVES
     from eval_gates.speed.schedule import arrival_times, timing_after

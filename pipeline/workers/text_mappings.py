@@ -1,8 +1,8 @@
 """Mappings of AWQ and SmoothQuant, limited to the text model of a model of images or sound.
 
-A mapping names a norm, and the layers that read what it gives. Where some of a model's blocks lack
-one of these layers (dense blocks have no router), the library pairs norms of several blocks and
-fails; such a mapping is divided into one for each kind of block.
+A mapping names a norm, and the layers that read its output. If some of a model's blocks lack one of
+these layers (dense blocks have no router), the library pairs norms of several blocks and fails;
+such a mapping is divided into one for each kind of block.
 """
 
 from __future__ import annotations

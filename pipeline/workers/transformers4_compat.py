@@ -1,8 +1,8 @@
 """A checkpoint saved by transformers 5, prepared for a library that uses transformers 4.
 
 Version 5 keeps all of a rotary embedding under `rope_parameters`, calls the data type `dtype`, and
-names tokenizers after their backend. Version 4 ignores these without an error: it uses a
-`rope_theta` of 10,000 for any model. The weights are the same in both.
+names tokenizers after their backend. Version 4 ignores these silently: it uses a `rope_theta` of
+10,000 for any model. The weights are the same in both.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ def transformers4_view(checkpoint: Path, view: Path) -> Path:
     """Return the checkpoint's folder if version 4 reads it correctly, else a converted `view`.
 
     Args:
-        checkpoint: folder; nothing in it is changed.
         view: an empty folder; gets links to the files, and converted copies.
-
-    Raises:
-        StageError: version 4 cannot express the configuration.
     """
     rewritten = {}
     for name, rewrite in ((CONFIG, config_of_4), (TOKENIZER_CONFIG, tokenizer_config_of_4)):
@@ -46,11 +42,7 @@ def transformers4_view(checkpoint: Path, view: Path) -> Path:
 
 
 def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json in the form of transformers 4; one in that form is unchanged.
-
-    Raises:
-        StageError: layer types have different rotary embeddings.
-    """
+    """Return a config.json in the form of transformers 4; one in that form is unchanged."""
     converted = dict(config)
     if "dtype" in converted:
         converted.setdefault("torch_dtype", converted.pop("dtype"))

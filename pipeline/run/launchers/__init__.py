@@ -1,7 +1,7 @@
 """Launchers have an engine start the copies of a run, and follow it.
 
-The engine places copies, gives each its resources and starts those again that it lost. A launcher
-that is killed leaves the run going, if the engine does; the same command follows it again.
+The engine places copies, allots resources and restarts lost ones. If a launcher is killed, the run
+continues if the engine does; the same command follows it again.
 """
 
 from __future__ import annotations
@@ -29,17 +29,13 @@ class Launcher(Protocol):
     """Starts copies by one engine."""
 
     def start(self, count: int) -> str:
-        """Start them, unless an earlier call's are there; return a note on how to end them.
-
-        Raises:
-            UsageError: the engine refuses.
-        """
+        """Start them unless they exist; return a note on how to end them; UsageError if refused."""
 
     def state(self) -> str:
         """Return what they are doing, in words; '' once none is left."""
 
     def close(self) -> None:
-        """Leave them alone."""
+        """Release resources; the copies may continue."""
 
 
 def launch(
@@ -56,10 +52,10 @@ def launch(
 
     Args:
         on: slurm or ray.
-        copies: how many; None for one each of the baseline and the variants.
+        copies: None for one each of the baseline and the variants.
 
     Raises:
-        UsageError: the engine refuses, or the run was asked for something else.
+        UsageError: the engine refuses, or the run has another request.
         StageError: all copies are gone, and the run has not ended.
     """
     store = settings.open_store()

@@ -1,7 +1,6 @@
-"""Copies of a run as Ray tasks, which Ray starts again where their node is lost.
+"""Copies of a run as Ray tasks, which Ray restarts if their node is lost.
 
-Ray ends its tasks with the process that started them, so a launcher that is killed ends its copies;
-the same command goes on from what is in the store.
+Ray ends its tasks with the process that started them; the same command resumes from the store.
 """
 
 from __future__ import annotations
@@ -23,14 +22,7 @@ PASSED = ("PREPARE_", "HF_", "UV_", "PIP_", "MLFLOW_", "DATABRICKS_")
 
 
 class RayLauncher:
-    """The tasks of one run.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        UsageError: the package is missing, or no cluster answers.
-    """
+    """The tasks of one run."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         try:
@@ -54,7 +46,6 @@ class RayLauncher:
             ) from error
 
     def start(self, count: int) -> str:
-        """Start the tasks; as `Launcher.start`."""
         make_folder(self._folder / "copies")
         options = self._settings.ray
         copy = self._ray.remote(run_copy).options(
@@ -71,7 +62,6 @@ class RayLauncher:
         return f"{count} Ray tasks; Ctrl-C ends them"
 
     def state(self) -> str:
-        """Return how many tasks are left."""
         over, left = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0.1)
         for task in over:
             try:
@@ -81,7 +71,6 @@ class RayLauncher:
         return f"{len(left)} Ray tasks" if left else ""
 
     def close(self) -> None:
-        """End the tasks."""
         for task in self._tasks:
             self._ray.cancel(task, force=False)
         self._ray.shutdown()
@@ -91,9 +80,6 @@ def run_copy(index: int, run: str, store: str, folder: str, variables: dict[str,
     """Be one copy, on a node; return its exit code.
 
     Args:
-        index: of the copy.
-        run: id of the run.
-        store: folder of the store.
         folder: for its log.
         variables: of its process, in addition to the node's own.
     """

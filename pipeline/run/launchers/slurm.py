@@ -1,7 +1,7 @@
 """Copies of a run as the elements of a Slurm job array.
 
-Slurm requeues an element that is preempted or whose node is lost, and it goes on with the run. Jobs
-survive the launcher. What of a site must be asked for is in `slurm.flags` of the settings.
+Slurm requeues an element that is preempted or whose node is lost, and it resumes the run. Jobs
+survive the launcher. `slurm.flags` of the settings has what a site requires.
 """
 
 from __future__ import annotations
@@ -35,14 +35,7 @@ exec {command}
 
 
 class SlurmLauncher:
-    """The job array of one run.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        UsageError: Slurm's commands are missing.
-    """
+    """The job array of one run."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         for command in ("sbatch", "squeue"):
@@ -56,7 +49,7 @@ class SlurmLauncher:
         self._job = ""
 
     def start(self, count: int) -> str:
-        """Submit the array, unless one is there whose main element is not over."""
+        """Submit the array, unless one exists whose main element is not over."""
         file = self._folder / JOB
         self._job = file.read_text().strip() if file.exists() else ""
         if not (self._job and self.state(f"{self._job}_0")):
@@ -114,7 +107,7 @@ class SlurmLauncher:
 
 
 def _ask(command: list[str]) -> str:
-    """Return the answer; '' where Slurm forgot the job."""
+    """Return the answer; '' if Slurm forgot the job."""
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     if found.returncode and "Invalid job id" not in found.stderr:
         return "UNKNOWN"  # the controller does not answer: no element is known to be over

@@ -1,4 +1,4 @@
-"""The stage that takes over weights that exist, instead of quantizing."""
+"""The stage that adopts existing weights, instead of quantizing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AdoptParameters(WeightsProvenance):
 
 
 class AdoptRuntime(Record):
-    """Where they lie."""
+    """Place of the weights."""
 
     folder: str
 

@@ -1,8 +1,7 @@
-"""Takes weights that exist into `output/` instead of quantizing, and checks their digests.
+"""Takes existing weights into `output/` instead of quantizing, and checks their digests.
 
-Registered weights that are measured again become hard links if the file system supports it, else
-symbolic links. Weights of others are copied, because their folder may change after a
-promotion. The record has the form of `quantize`'s.
+Registered weights become hard or symbolic links. Weights of others are copied, because their folder
+may change after a promotion. The record has the form of `quantize`'s.
 """
 
 from __future__ import annotations
@@ -19,16 +18,12 @@ from pipeline.stages.adopt import AdoptParameters, AdoptRuntime
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeResult
 
-# Another file system, one without hard links, or files of another process (fs.protected_hardlinks).
+# Another file system, one without hard links, or another user's files (fs.protected_hardlinks).
 NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 
 
 def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
-    """Link or copy every file of the checkpoint that counts.
-
-    Raises:
-        StageError: a file is missing, or differs from what was registered or planned.
-    """
+    """Link or copy every file of the checkpoint that counts."""
     folder = Path(context.runtime.folder)
     output = context.output_folder()
     wanted = context.parameters.files
@@ -61,7 +56,7 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
 def link(source: Path, place: Path) -> None:
     """Link the file at that place without copying it."""
     try:
-        # A link that is given as a folder's file is followed, so that none points to a link.
+        # A link in the folder is followed, so that no link points to a link.
         os.link(source.resolve(), place)
     except OSError as error:
         if error.errno not in NO_HARD_LINK:

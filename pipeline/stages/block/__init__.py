@@ -35,7 +35,6 @@ class LoadParameters(Record):
 
     @property
     def kind(self) -> str:
-        """What its duration depends on most."""
         return f"{self.rule.kind} {self.name}"
 
 

@@ -29,11 +29,7 @@ Context = StageContext[BlockParameters, BlockRuntime]
 
 
 def run(context: Context) -> BlockResult:
-    """Measure the block.
-
-    Raises:
-        PrepareError: the baseline was not served, or the policy allows no further attempt.
-    """
+    """Measure the block."""
     parameters, runtime = context.parameters, context.runtime
     assert context.servers is not None
     assert runtime.arms.keys() <= set(parameters.arms)
@@ -78,17 +74,13 @@ def run(context: Context) -> BlockResult:
 
 
 def seed_of(parameters: BlockParameters) -> int:
-    """Return a measurement's seed: it follows from all that is measured, so it is not chosen."""
+    """Return a measurement's seed, which follows from all that is measured: it is not chosen."""
     whole = parameters.model_copy(update={"number": 0})
     return int(digest_json(whole.model_dump(mode="json"))[:12], 16)
 
 
 def digest_of(screen: StageReference, store: Store) -> str:
-    """Return the digest of what an arm serves, and of what its server said first.
-
-    Raises:
-        StoreError: the stage is not in the store.
-    """
+    """Return the digest of what an arm serves, and of its server's first answers."""
     record = store.find(screen.stage, screen.key)
     if record is None:
         folder = store.stage_folder(screen.stage, screen.key)
@@ -109,7 +101,7 @@ class Block:
 def find_blocks(
     measurement: BlockParameters, store: Store, known: dict[str, Block]
 ) -> Iterator[Block]:
-    """Yield the finished blocks of a measurement by number; there are gaps while some go on.
+    """Yield the finished blocks of a measurement by number, with gaps for unfinished ones.
 
     Args:
         known: by key, those that were read before; changed in place.

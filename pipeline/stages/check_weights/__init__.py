@@ -18,7 +18,7 @@ class CheckWeightsParameters(Record):
 
 
 class CheckWeightsRuntime(WorkerRuntime):
-    """Where the source is."""
+    """Place of the source."""
 
     checkpoint: Checkpoint
     trust_remote_code: bool = False

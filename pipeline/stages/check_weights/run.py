@@ -22,19 +22,15 @@ LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
 
 def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
-    """Compare the `weights` input with its source (docs/explanation/limits.md).
-
-    Raises:
-        VerificationError: names the first wrong file or tensor.
-    """
+    """Compare the `weights` input with its source (docs/explanation/limits.md)."""
     # Imported here: every command imports the stages.
     from pipeline.verification.adopted import verify_adopted
     from pipeline.verification.verification import verify_variant
 
     source, weights = context.runtime.checkpoint, context.input_record("weights")
     output = context.input_folder("weights") / "output"
-    # Before they are read: a later change is another digest. Registered weights that are measured
-    # again may be links; their digests are known.
+    # Before they are read: a later change is another digest. Registered weights may be links; their
+    # digests are known.
     linked = weights.stage == ADOPT.name and not ADOPT.parameters_of(weights).copied
     carried = None if linked else digest_auxiliary_files(output)
     quantization = context.parameters.quantization

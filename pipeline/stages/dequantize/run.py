@@ -16,10 +16,7 @@ from pipeline.stages.dequantize import (
 def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> DequantizeResult:
     """Convert, and compare names, shapes and types with those that the source's headers imply.
 
-    The variants' gates compare with the released weights, so they see wrong numbers.
-
-    Raises:
-        StageError: a tensor is missing, or has another shape or type.
+    The variants' gates compare with the released weights, so they detect wrong numbers.
     """
     source = context.runtime.checkpoint
     output = context.output_folder()

@@ -32,7 +32,6 @@ class EvaluateParameters(ServedModel):
 
     @property
     def kind(self) -> str:
-        """What its duration depends on most."""
         return f"{self.suite.kind}{' again' if self.repeat_id else ''}"
 
 
@@ -67,10 +66,10 @@ class EvaluateResult(Record):
 
 EVALUATE = Stage("evaluate", 6, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
-# What only says how far to go, and against whom; not what a question's answer depends on.
+# Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "rule")
 NOT_OF_THE_MODEL = ("baseline", "screen")
-# Not known of weights that are taken in again, which are held against the version's own digests.
+# Unknown for adopted weights, which are compared with the version's own digests.
 NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 
 
@@ -78,7 +77,6 @@ def log_key(spec: StageSpec, result_of: Callable[[str], dict[str, Any]]) -> str:
     """Return the digest of all that an answer depends on: the served model, suite, questions.
 
     Args:
-        spec: of the stage.
         result_of: returns the result of an earlier stage, by role.
     """
     results = {role: result_of(role) for role in spec.inputs if role not in NOT_OF_THE_MODEL}

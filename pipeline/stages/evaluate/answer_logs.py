@@ -11,11 +11,11 @@ from pipeline.core.store import Store
 
 FOLDER = "answers"
 FIRST = "000000-00000000-00000000.jsonl"
-"""The part without rows that a log begins with: one that was begun and is empty is not lost."""
+"""A log's first part, without rows: an empty log is not a lost one."""
 
 
 def book_file(store: Store, key: str) -> Path:
-    """Return the path that the names of the log's parts follow from."""
+    """Return the path from which the names of the log's parts follow."""
     return store.root / FOLDER / f"{key}.jsonl"
 
 

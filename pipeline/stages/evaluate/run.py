@@ -1,10 +1,9 @@
-"""Asks a served model one suite's questions, as many as it takes, and keeps every answer.
+"""Asks a served model one suite's questions, as many as it takes, and stores every answer.
 
-The baseline answers the whole list. A variant stops at the first planned look that decides its gate
-against the baseline's answers. Answers are appended to the store's answer log of this served model
-and suite, so another margin or a longer list begins with them.
-
-An insensitive gate (eval_gates/statistics/assay_sensitivity.py) can only fail.
+The baseline answers the whole list. A variant stops at the first planned look that decides its
+gate. Answers are appended to the answer log of this served model and suite, so another margin or a
+longer list begins with them. An insensitive gate (eval_gates/statistics/assay_sensitivity.py) can
+only fail.
 
 `answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score (0 to
 1) and the fields of the suite.
@@ -59,26 +58,20 @@ class EvaluationRound:
 
     @property
     def book(self) -> AnswerLog:
-        """The answers so far."""
         return AnswerLog(self.book_file, self.ids)
 
     def is_over(self) -> bool:
-        """Whether the kept answers suffice, so that no model need be served."""
+        """Whether the stored answers suffice, so that no model need be served."""
         return not self.stopping.next_batch(self.book.rows()[: self.stopping.end])
 
 
 def is_answered(spec: StageSpec, store: Store) -> bool:
-    """Return whether kept answers suffice, without a server."""
+    """Return whether stored answers suffice, without a server."""
     return round_of(spec, store).is_over()
 
 
 def run(context: Context) -> EvaluateResult:
-    """Ask until the round is over.
-
-    Raises:
-        StageError: an answer is missing.
-        UsageError: the policy allows no further attempt.
-    """
+    """Ask until the round is over."""
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {}
     with open_book(context.store, todo.book_file, context.progress.note):
@@ -154,7 +147,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
         book_file=book_file(store, book_key(spec, store)),
         stopping=StoppingPlan(
             max_questions,
-            # At the end of a batch the server runs empty for about one request.
+            # At the end of a batch the server is idle for about one request.
             batch=max(BATCH, 4 * EVALUATE.runtime_of(spec).concurrency),
             rule=rule,
             baseline=[row["score"] for row in baseline],
@@ -176,7 +169,7 @@ def count_answers(context: Context, key: str) -> None:
 
 
 def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
-    """Return the worker's input, but for what it keeps and where it stops."""
+    """Return the worker's input, without its storage and stopping rule."""
     parameters, runtime = EVALUATE.parameters_of(spec), EVALUATE.runtime_of(spec)
     endpoint = parameters.endpoint
     suite = parameters.suite.model_dump()
@@ -195,10 +188,10 @@ def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
         "max_length": parameters.max_length,
         "trust_remote_code": parameters.trust_remote_code,
         "by_chat": endpoint is not None and endpoint.chat,
-        # For a user's endpoint it is unknown, and tried.
+        # Unknown, and tried, for a user's endpoint.
         "counters": draft_counters(parameters.serving),
         "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
-        # Prefix caches and batches change numbers, and the noise floor has to show it.
+        # Prefix caches and batches change numbers, and the noise floor must show it.
         "backwards": parameters.repeat_id > 0,
     }
 

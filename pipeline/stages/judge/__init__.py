@@ -39,7 +39,6 @@ class JudgeParameters(Record):
 
     @property
     def gates(self) -> dict[str, GateRule]:
-        """Rules of the suites' gates."""
         level = self.trial.level
         return {
             name: gate_rule_of(suite, self.family, level)
@@ -51,7 +50,7 @@ AnyGate = Annotated[QualityResult | SpeedGateResult | CostResult, Field(discrimi
 
 
 class JudgeRuntime(Record):
-    """What is recorded with the attempt if this stage counts it first."""
+    """Recorded with the attempt if this stage counts it first."""
 
     run: str = Field("", description="id of the run that began the attempt")
 

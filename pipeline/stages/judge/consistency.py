@@ -40,10 +40,7 @@ def find_faults(
 
     Args:
         parameters: of the judge stage.
-        inputs: its inputs, by role.
-        record: returns an input's record, by role.
-        answers: returns a stage's answers, by role.
-        questions: returns a suite's questions, by role.
+        inputs: its inputs, by role; `record`, `answers` and `questions` return their contents.
 
     Raises:
         EvidenceError: a record has another shape.

@@ -10,13 +10,8 @@ from pipeline.stages.judge.verdict import StageInputs, judge_evidence
 
 
 def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
-    """Judge every suite and every speed gate.
-
-    Raises:
-        EvaluationDataError: the evidence of the two sides does not match.
-        UsageError: the policy allows no further attempt.
-    """
-    # Where all answers were there already, nothing has recorded the attempt yet.
+    """Judge every suite and every speed gate."""
+    # If all answers were there already, nothing has recorded the attempt yet.
     trial, ledger = context.parameters.trial, AttemptLedger(context.store)
     ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
     inputs = StageInputs(context.store, context.spec.inputs)

@@ -1,4 +1,4 @@
-"""One variant's verdict from kept evidence: every suite and every speed gate of the policy.
+"""One variant's verdict from stored evidence: every suite and speed gate of the policy.
 
 It is a pure function of the stage's inputs, so `prepare verify` computes it again. The rules of all
 gates follow from the policy, the profile and the trial.
@@ -60,7 +60,6 @@ class StageInputs:
         return self._read_rows(role, ANSWERS)
 
     def questions(self, role: str) -> list[dict[str, Any]]:
-        """Return a suite's questions, without nested values."""
         return self._read_rows(role, QUESTIONS)
 
     def loads(self, role: str) -> list[LoadRun]:
@@ -84,11 +83,9 @@ class StageInputs:
 def judge_evidence(
     parameters: JudgeParameters, inputs: StageInputs, history: History
 ) -> JudgeResult:
-    """Return the verdict from kept evidence; nothing else is read.
+    """Return the verdict from stored evidence; nothing else is read.
 
     Args:
-        parameters: of the judge stage.
-        inputs: of the judge stage.
         history: of the baseline; it is shown and decides nothing.
 
     Raises:
@@ -140,7 +137,7 @@ def judge_evidence(
 
 
 def speed_of(parameters: JudgeParameters, inputs: StageInputs) -> Iterable[SpeedGateResult]:
-    """Yield a report for each speed gate of the policy; one that was not measured is undecided.
+    """Yield a report for each speed gate of the policy; one without a measurement is undecided.
 
     Raises:
         ValueError: a gate was measured by another rule than the policy's.
@@ -162,15 +159,10 @@ def speed_of(parameters: JudgeParameters, inputs: StageInputs) -> Iterable[Speed
 def rule_of(
     parameters: JudgeParameters, claim: SpeedGate, measured: StageRecord | None
 ) -> SpeedRule:
-    """Return the rule of a speed gate.
+    """Return the rule of a speed gate; ValueError if it was measured by another.
 
     Args:
-        parameters: of the judge stage.
-        claim: of the policy.
-        measured: the stage that measured it, whose workload is recorded with what its file held.
-
-    Raises:
-        ValueError: it was measured by another rule.
+        measured: the stage that measured it, which records the workload's content.
     """
     level, accelerator, profile = parameters.trial.level, parameters.accelerator, parameters.profile
     if measured is None:

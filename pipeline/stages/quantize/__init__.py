@@ -36,7 +36,6 @@ class QuantizeParameters(WeightsProvenance):
 
     @property
     def kind(self) -> str:
-        """What its duration depends on most."""
         return self.quantization.kind
 
 

@@ -20,7 +20,7 @@ RESOLVED_RECIPE = "recipe.json"
 def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeResult:
     """Quantize, then replace re-saved tokenizer files by the source's.
 
-    Saving a tokenizer can change it; for example, it adds a truncation length of the calibration.
+    Saving can change a tokenizer; for example, it adds a truncation length.
     """
     output = context.output_folder()
     parameters, runtime = context.parameters, context.runtime

@@ -19,12 +19,11 @@ class QuestionsParameters(Record):
 
     @property
     def kind(self) -> str:
-        """What its duration depends on most."""
         return self.suite.kind
 
 
 class QuestionsRuntime(WorkerRuntime):
-    """Where they lie."""
+    """Places of the questions."""
 
     folder: str | None = Field(None, description="of --eval-data, or of a task's file")
     suite: str = Field("", description="its name in the policy")

@@ -10,7 +10,7 @@ from pipeline.serving.served_model import ServedModel, ServerInfo, ServerRuntime
 
 
 class ScreenedText(Record):
-    """A prompt, and what was written after it."""
+    """A prompt and its continuation."""
 
     prompt: str
     text: str = Field(description="32 greedy tokens of this arm")
@@ -22,7 +22,7 @@ class ScreenedText(Record):
 
 
 class ScreenResult(Record):
-    """How much of the baseline's text the model would write, too."""
+    """How much of the baseline's text the model would also write."""
 
     texts: list[ScreenedText] = Field([])
     nats: float | None = Field(None, description="a token; None where the endpoint gives none")
@@ -36,11 +36,7 @@ class ScreenResult(Record):
     engine_version: str = Field("", description="as it reports it; '' of a user's endpoint")
 
     def fault(self, limit: float) -> str:
-        """Return why a model with these figures is broken; "" if it is not.
-
-        Args:
-            limit: nats a token that it may lose.
-        """
+        """Return why the model is broken; "" if it loses at most `limit` nats a token."""
         if self.broken or self.nats_lost is None or self.nats_lost <= limit:
             return self.broken
         pairs = zip(self.texts, self.baseline_texts, strict=False)

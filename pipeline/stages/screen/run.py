@@ -1,9 +1,8 @@
 """Screens a served model in seconds: what it loses of its baseline's text, and what it writes.
 
-The baseline continues three texts by 32 greedy tokens. Every arm reads these texts and gives their
-tokens' log-probabilities (eval_gates/prompt_scores.py): quantization or a kernel that broke a model
-costs more than a nat a token. Each arm also writes 32 tokens and reads them: its
-kernels for decoding are others than those for reading.
+The baseline continues three texts by 32 greedy tokens. Every arm reads these and gives their
+tokens' log-probabilities (eval_gates/prompt_scores.py): a broken model loses more than a nat a
+token. Each arm also writes 32 tokens and reads them: decoding has its own kernels.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ Read = TypeVar("Read")
 
 
 def run(context: StageContext[ServedModel, ServerRuntime]) -> ScreenResult:
-    """Have the model write and read.
-
-    Raises:
-        StageError: the server does not answer.
-    """
+    """Have the model write and read; StageError if the server does not answer."""
     parameters, runtime = context.parameters, context.runtime
     endpoint = parameters.endpoint
     by_chat = endpoint is not None and endpoint.chat

@@ -1,8 +1,7 @@
 """Measures one speed gate, or collects the blocks that were measured for it.
 
 `loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load_run.py), in the
-order of measuring. With servers that stay up, a try that ended early leaves the load log to the
-next. With fresh starts, the stages `block` measure.
+order of measuring. An interrupted try leaves its load log to the next.
 """
 
 from __future__ import annotations
@@ -23,13 +22,7 @@ RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn again
 
 
 def run(context: Context) -> SpeedResult:
-    """Measure until the gate has its blocks, or collect them.
-
-    Raises:
-        ServingError: an endpoint did not answer any request.
-        UsageError: the policy allows no further attempt.
-        StoreError: an input is not in the store, or a load is damaged.
-    """
+    """Measure until the gate has its blocks, or collect them."""
     parameters, runtime, rule = context.parameters, context.runtime, context.parameters.rule
     log = LoadLog(context.folder)
     if parameters.is_fresh:
@@ -62,7 +55,6 @@ def run(context: Context) -> SpeedResult:
 
 
 def _collect(context: Context, log: LoadLog) -> dict[str, Any]:
-    """Write the loads of this variant and its baseline from the blocks."""
     runtime, measurement = context.runtime, context.runtime.measurement
     assert measurement is not None
     screens = {
