@@ -1,9 +1,7 @@
 """Answer logs: stored answers, so that no question is asked twice of one served model.
 
-A log has a row per question, in the order of asking; an undecided gate continues it. Each writer
-has its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. A lock admits one writer at a
-time. A writer that was cut off may append after it lost the lock. Its rows count only up to the
-first row of the next writer.
+Each writer has its own file of JSON lines, `<log>.<number>-<first row>.jsonl`, under a lock. Rows
+that a writer appends after it lost the lock count only up to the first row of the next writer.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ class AnswerLog:
         self._read: int | None = None
 
     def rows(self) -> Rows:
-        """Return the answers so far; EvaluationDataError if a line is damaged."""
+        """Answers so far; EvaluationDataError if a line is damaged."""
         rows: Rows = []
         for part in parts_of(self._path):
             if part.start > len(rows):
@@ -101,7 +99,7 @@ class AnswerLog:
         with self._own_part().open("a+b") as file:
             file.truncate(_end_of_whole_lines(file))
             file.seek(0, os.SEEK_END)
-            # Half of a surrogate pair is no UTF-8; as an escape it is JSON, and comes back.
+            # Half of a surrogate pair has no UTF-8, but an escape in JSON.
             file.write(text.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(file.fileno())
@@ -110,7 +108,7 @@ class AnswerLog:
         if self._writer is None:
             raise ValueError(f"{self._path} was opened to read only")
         if self._own is None:
-            # Answers that we have not seen, of who came back, are none that ours follow.
+            # Answers that another writer appended meanwhile must not precede ours unseen.
             start = len(self.rows()) if self._read is None else self._read
             last = max((part.writer for part in parts_of(self._path)), default=0)
             number = max(last + 1, self._writer)
@@ -137,14 +135,14 @@ def _end_of_whole_lines(file: BinaryIO) -> int:
 
 
 def read_answers(folder: Path) -> Rows:
-    """Return the answers in that stage folder, in the order of asking."""
+    """Return a stage folder's answers, in the order of asking."""
     return parse_answers((folder / ANSWERS).read_bytes())
 
 
 def parse_answers(content: bytes) -> Rows:
-    """Parse an `answers.jsonl`; a ValueError for a damaged line."""
+    """Parse an `answers.jsonl`; ValueError for a damaged line."""
     try:
-        # Not splitlines: an answer may hold Unicode's own line separators.
+        # Not splitlines: an answer may hold Unicode's line separators.
         return [json.loads(line) for line in content.split(b"\n") if line]
     except RecursionError as error:
         raise ValueError("an answer is nested too deep") from error

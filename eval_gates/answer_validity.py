@@ -1,7 +1,7 @@
-"""Checks whether one arm's answers to a suite can be judged.
+"""Checks whether one arm's answers can be judged.
 
-A verdict on answers that are no answers describes the server's configuration, not its model. If
-most of them are empty, refused, cut off, unreadable or identical, the arm has an error instead.
+A verdict on empty, refused, cut off, unreadable or identical answers would describe the server's
+configuration, not its model.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def check_answers(suite: str, rows: Sequence[Row], *, max_tokens: Any, is_comple
     """Raise StageError, with cause and cure, if most answers are none.
 
     Args:
-        suite: its name in the policy.
         rows: of one arm, with scores and the fields of :func:`generated_fields` or choices.
-        max_tokens: the suite's; not used unless it is a number.
         is_complete: no more answers follow; else nearly all of the first ones must be faulty.
     """
     if not rows or (not is_complete and len(rows) < _FIRST_ANSWERS):
@@ -70,7 +68,6 @@ def check_answers(suite: str, rows: Sequence[Row], *, max_tokens: Any, is_comple
 
 
 def _faults(rows: Sequence[Row], max_tokens: Any) -> list[_Fault]:
-    """Return the faults that a row can have, the surest first."""
     most_common = _most_common(rows)
     return [
         _Fault(
@@ -121,7 +118,6 @@ def _faults(rows: Sequence[Row], max_tokens: Any) -> list[_Fault]:
 
 
 def _is_all(row: Row, key: str) -> bool:
-    """Return whether that number covers all answers of a generated row."""
     return "tokens" in row and row.get(key, 0) >= len(row["tokens"])
 
 
@@ -138,10 +134,7 @@ def _calls(row: Row) -> list[Any]:
 
 
 def _identity(row: Row) -> str | None:
-    """Return what is equal in identical answers; None for answers that may be equal.
-
-    A choice's log-probabilities are never equal for two prompts. A text can be, if it is right.
-    """
+    """Return what identical answers share; None where a right answer may be equal."""
     if "tokens" in row and (row["score"] or _calls(row)):
         return None
     return json.dumps(row["answer"])

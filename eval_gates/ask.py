@@ -1,12 +1,8 @@
 """Client of an OpenAI-compatible endpoint: texts, samples, tool calls and choices, with limits.
 
-A question of choices is one request if each choice is one token: the server gives the
-log-probabilities of chosen tokens (vLLM: `logprob_token_ids`). The values equal those of scored
-prompts, over the complete vocabulary. Longer choices and other servers score each choice as a
-prompt's end. An endpoint with the chat API alone writes its choice (16 tokens).
-
-Chat APIs differ: OpenAI's refuses unknown fields and, of newer models, `max_tokens`; Ollama ignores
-`max_completion_tokens`. The first answered request shows which form an endpoint takes.
+Choices of one token each are one request (vLLM: `logprob_token_ids`). Otherwise each choice is
+scored as a prompt's end. A chat API alone writes its choice (16 tokens). Chat APIs differ in the
+fields that they accept: the first answered request shows the endpoint's form.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from recipes.generation import ThoughtMarkers
 
 CHAT = "chat/completions"  # after `/v1/`
 SEED = 1234  # of requests that draw nothing
-# A model's generation_config.json may say otherwise, and vLLM would follow it.
+# vLLM would follow the model's generation_config.json.
 PLAIN_SAMPLING = {
     "temperature": 0,
     "top_p": 1.0,
@@ -40,7 +36,7 @@ PLAIN_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-# Fields that OpenAI's chat API lacks, with the values that change nothing.
+# Fields that OpenAI's chat API lacks, with neutral values.
 EXTENSIONS = {"repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0, "chat_template_kwargs": {}}
 FORMS = tuple(
     (length, extended)
@@ -66,7 +62,7 @@ Settings = Mapping[str, Any]
 
 
 class RefusedError(StageError):
-    """The endpoint does not answer such a request."""
+    """The endpoint does not support such a request."""
 
 
 class UnansweredError(StageError):
@@ -78,11 +74,11 @@ class TooLongError(StageError):
 
 
 class _RejectedRequestError(Exception):
-    """The endpoint does not answer such a request; the message says why."""
+    pass
 
 
 class _FailedRequestError(Exception):
-    """A request that may be answered when it is sent again."""
+    """Failed request that may succeed when it is sent again."""
 
 
 class Request(NamedTuple):
@@ -100,13 +96,11 @@ class Client:
     Args:
         url: without `/v1`.
         settings: of generation; a question's own are preferred.
-        max_length: tokens that the server accepts, prompt and answer together.
-        tokenizer: None of an endpoint that is asked by its chat API.
-        by_chat: it is asked by its chat API alone.
+        max_length: tokens of prompt and answer.
+        tokenizer: None if only the chat API is used.
         is_chat: prompts are one user's message, in the tokenizer's chat template.
         socket: of our own server, which gets no key.
         asks_once: try one request for all choices of a question.
-        timeout_s: of one request.
     """
 
     def __init__(
@@ -133,7 +127,7 @@ class Client:
         self._template_arguments = dict(template_arguments or {})
         self._socket, self.answered, self._note = socket, answered, note
         self._timeout_s = timeout_s
-        # Whether the endpoint gives the log-probabilities of chosen tokens; None: not tried yet.
+        # Whether the endpoint gives chosen tokens' log-probabilities; None: not tried yet.
         self._asks_once: bool | None = None if asks_once else False
         self._forms: Sequence[tuple[str, bool]] = FORMS
         self._special = tokenizer.special_texts() if tokenizer else []
@@ -165,13 +159,10 @@ class Client:
         return self._run(self._ask(questions))
 
     def send(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Any]:
-        """Return what is read of the answers, in order, for a suite that writes its requests.
+        """Return what is read of the answers, in order; raises as :meth:`ask`.
 
         Args:
             in_flight: requests in flight at most; None for the client's own number.
-
-        Raises:
-            StageError: as :meth:`ask`.
         """
 
         async def work() -> list[Any]:
@@ -222,8 +213,6 @@ class Client:
         self.answered(1)
         return found
 
-    # Generated texts.
-
     def requests_of(self, question: Question) -> list[Request]:
         """Return the requests for a question's texts, one a sample."""
         settings = {**self._settings, **question.generate}
@@ -240,7 +229,7 @@ class Client:
         room = settings.get("max_gen_toks", settings.get("max_tokens"))
         sent = {key: value for key, value in settings.items() if key not in _OWN_SETTINGS}
         body = {"model": self.model, "seed": seed, **PLAIN_SAMPLING, **sent}
-        # The endpoint has no stop strings where the model thinks: they could end its thoughts.
+        # A stop string could end the thoughts, so the endpoint gets none.
         if thinking is None and (stops or not self._by_chat):
             body["stop"] = list(stops)
         has_begun, special, tokens = False, list[str](), list[int]()
@@ -279,8 +268,6 @@ class Client:
             return list(json.loads(question.prompt))
         return [{"role": "user", "content": question.prompt}]
 
-    # Choices.
-
     async def _choose(self, questions: Sequence[Question]) -> list[list[Reply]]:
         if self._by_chat:
             work = [self._answered([self._write_choice(each)]) for each in questions]
@@ -291,7 +278,7 @@ class Client:
         found: dict[int, list[Reply]] = {}
         single = [n for n in order if _is_one_token(pairs[n])]
         if single and self._asks_once is None:
-            # One item alone shows whether the endpoint can; not every one has to be refused.
+            # One item shows whether the endpoint can.
             try:
                 found[single[0]] = await self._choose_once(pairs[single[0]])
                 self._asks_once = True
@@ -349,7 +336,6 @@ class Client:
         return [Reply(values=_checked(await self._answered(map(self._send, requests))))]
 
     async def _write_choice(self, question: Question) -> Reply:
-        """Return the choice that a text names; only choices of one word can be recognized."""
         choices = [each.strip() for each in question.continuations]
         if question.contexts or any(len(choice.split()) != 1 for choice in choices):
             raise self._refusal(f"a choice of several words: {choices[0][:60]!r}")
@@ -365,8 +351,6 @@ class Client:
         chosen = replies.find_choice(reply.text, choices) if is_read else None
         values = [_NAMED if n == chosen else _NOT_NAMED for n in range(len(choices))]
         return replace(reply, calls=(), values=tuple(values), is_named=True)
-
-    # Requests.
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -441,7 +425,7 @@ class Client:
         if status >= 400:
             raise _FailedRequestError(f"it answered {status}: {said}")
         try:
-            # NaN is read, and refused below with its cause: a broken model.
+            # NaN is read here and refused below with its cause: a broken model.
             body = parse_json(received, whole_text=False, finite=False)
         except ValueError as error:
             raise _FailedRequestError(f"it did not answer JSON: {error}") from error
@@ -475,7 +459,7 @@ def choice_body(model: str, context: Sequence[int], tokens: Sequence[int]) -> di
 
 @cache
 def _http() -> Any:
-    """Return httpx, or its second version: an environment has one of them, for its libraries."""
+    """Return httpx or httpx2: an environment has one of them."""
     return import_module("httpx2" if find_spec("httpx2") else "httpx")
 
 
@@ -499,7 +483,6 @@ def _is_one_token(pairs: Sequence[tuple[list[int], list[int]]]) -> bool:
 
 
 def _checked(values: Sequence[tuple[float, bool]]) -> tuple[tuple[float, bool], ...]:
-    """Return the values; StageError if one is no log-probability."""
     wrong = [value for value, _ in values if not value <= replies.MAX_LOGPROB]  # NaN, too
     if wrong:
         raise StageError(

@@ -57,7 +57,7 @@ class AttributionReport(Record):
 
     @property
     def words(self) -> str:
-        # Some engines' prefill does not read the cache (MLA): no loss is then no measurement.
+        # Some engines' prefill does not read the cache (MLA).
         cache = "not measured: the engine reads a prompt without its cache"
         if self.is_cache_read:
             cache = self.kv_cache.words
@@ -131,7 +131,6 @@ def attribute(
 
 
 def _error(values: Sequence[float]) -> float:
-    """Return the standard error of a mean; 0 for one value."""
     return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 

@@ -1,7 +1,4 @@
-"""Clusters of questions, such as those about one passage, as one unit of evidence.
-
-Tests use each cluster's mean, because answers about one text are dependent.
-"""
+"""Clusters of questions, such as those about one passage: one unit of evidence each."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def whole_end(labels: Sequence[str], end: int) -> int:
 def partners(labels: Sequence[str]) -> list[int]:
     """Return for each question one of another cluster, to which its answer is unrelated.
 
-    Clusters swap in pairs, so that pairs are independent; an odd last one uses the first.
+    Clusters swap in independent pairs; an odd last one uses the first.
     """
     groups: list[list[int]] = []
     for number, label in enumerate(labels):
@@ -61,7 +58,7 @@ def partners(labels: Sequence[str]) -> list[int]:
 
 
 def shared_text(documents: Rows) -> str | None:
-    """Return the field with a long text, such as a passage, that some documents share."""
+    """Return the field of a long text that some documents share, if any."""
     for field in documents[0] if documents else ():
         texts = Counter(
             text

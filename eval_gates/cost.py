@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class CostRule(Record):
-    """Settings that decide a gate on tokens per solved task: planning writes them."""
+    """Settings that decide a gate on tokens per solved task."""
 
     tier: Literal["supporting", "advisory"]
     max_ratio: float
@@ -41,13 +41,7 @@ class CostResult(GateResult):
 def cost_rule_of(
     gate: CostGate, suite: EvalTask, family: str, alpha: float, max_length: int
 ) -> CostRule:
-    """Return the rule of a policy's gate on one suite; LookupError without a ratio for the family.
-
-    Args:
-        suite: as asked.
-        alpha: level of the suite's gate.
-        max_length: tokens that a prompt and its answer may have together.
-    """
+    """Return a gate's rule on one suite; LookupError without a ratio for the family."""
     asked = suite.max_tokens if isinstance(suite, Generation) else None
     ratio = gate.ratio_of(family)
     if ratio is None:
@@ -59,12 +53,11 @@ def cost_rule_of(
 def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> CostResult:
     """Compare the work of both sides on the questions that both answered.
 
+    ValueError if their questions differ, or a row lacks tokens.
+
     Args:
         baseline: rows with id, score and tokens, in the order of asking.
         candidate: rows to the same questions, or to the first of them.
-
-    Raises:
-        ValueError: their questions differ, or a row lacks tokens.
     """
     baseline = baseline[: len(candidate)]
     if [row["id"] for row in baseline] != [row["id"] for row in candidate]:
@@ -124,8 +117,7 @@ def work_of(suite: str, rows: Rows) -> tuple[FloatArray, FloatArray]:
             if not isinstance(each, list) or not each:
                 raise ValueError(f"{suite}: question {row['id']} has no number of tokens")
         tokens.append(sum(map(sum, answers)) / sum(map(len, answers)))
-        # Several answers are of a suite whose truncated answers score 0 (Policy), so this changes
-        # the score of a single one alone.
+        # With one answer only: Policy requires that truncated ones of several score 0 already.
         shares = [
             min(float(row["score"]), 1 - int(row["truncated"]) / len(each))
             for row, each in zip(cluster, answers, strict=True)

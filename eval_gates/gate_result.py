@@ -1,7 +1,4 @@
-"""One gate of one variant: what `judge` records, and all that shows verdicts loops over.
-
-Figures are exact; only `show` rounds. Quality, speed and cost add fields of their own.
-"""
+"""One gate's result of one variant. Figures are exact; only `show` rounds."""
 
 from __future__ import annotations
 
@@ -60,17 +57,17 @@ class GateResult(Record):
 
     @property
     def lengths(self) -> str:
-        """How long generated answers are, and how many have no end; '' for others."""
+        """Lengths of generated answers, and the unfinished; '' for others."""
         return ""
 
     @property
     def shares(self) -> str:
-        """How many conversations kept which share of tokens; '' for other suites."""
+        """Conversations by their share of kept tokens; '' for other suites."""
         return ""
 
     @property
     def details(self) -> dict[str, str]:
-        """Further figures of its kind, exact."""
+        """Further exact figures."""
         own = type(self).model_fields.keys() - GateResult.model_fields.keys() | {"n", "alpha"}
         values = {
             name: getattr(self, name) for name in [*own, "margin", "p_value", "lengths", "shares"]
@@ -83,7 +80,7 @@ class GateResult(Record):
 
     @property
     def blocks(self) -> bool:
-        """Whether it keeps the variant from passing."""
+        """Whether the variant must not pass."""
         if self.verdict == "error" or self.verdict == "skipped":
             return self.verdict == "error"
         return blocks(self.verdict, self.tier)

@@ -1,4 +1,4 @@
-"""Rule of a suite's gate: planning writes it, verification recomputes it."""
+"""Rule of a suite's gate, which planning writes and verification recomputes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipes.schema import Family
 
 
 class GateRule(Record):
-    """Settings that decide a gate, and so end its questions."""
+    """Settings that decide a gate."""
 
     tier: Tier
     margin: Margin

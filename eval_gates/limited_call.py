@@ -1,7 +1,6 @@
-"""Calls graders of others on what a model or a dataset wrote, in a process with limits.
+"""Calls graders in a forked process, whose CPU time and memory the kernel limits.
 
 A pattern, a schema or an answer can take years or all memory, in Python or in a library's C code.
-So a call runs in a forked process, whose CPU time and memory the kernel limits.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def call_limited(
     Raises:
         LimitError: the call exceeded a limit.
         PrepareError: as the call raised it.
-        CallError: the call raised something else.
+        CallError: any other exception.
     """
     seconds = CPU_SECONDS if seconds is None else seconds
     reader, writer = os.pipe()

@@ -11,34 +11,30 @@ from pipeline.core.errors import StageError
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A checkpoint's tokenizer, as lm-eval's client of completions uses it."""
+    """A checkpoint's tokenizer."""
 
     tokenizer: Any  # of transformers
     template_arguments: Mapping[str, Any]
 
     @classmethod
     def load(cls, folder: str, template_arguments: Mapping[str, Any], *, trust: bool) -> Tokenizer:
-        """Read the tokenizer of a checkpoint's folder.
-
-        Args:
-            trust: whether the checkpoint's own code may be run.
-        """
+        """Read the tokenizer of a checkpoint's folder; `trust` allows its own code to run."""
         from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
         return cls(found, template_arguments)
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's token ids, without special tokens that are not in it."""
+        """Return token ids, without added special tokens."""
         ids: list[int] = self.tokenizer(
             text, add_special_tokens=False, return_attention_mask=False
         ).input_ids
         return ids
 
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the token ids of a context and of what follows it.
+        """Return the token ids of a context and its continuation.
 
-        Spaces at the context's end belong to what follows, and tokens are those of the whole text.
+        Spaces at the context's end belong to the continuation; tokens are those of the whole text.
         """
         if not context:
             ids = self.encode(continuation)
@@ -68,10 +64,7 @@ class Tokenizer:
         return prompt
 
     def special_texts(self) -> list[str]:
-        """Return the texts of the tokens that a server leaves out of its answers.
-
-        `all_special_tokens` lacks those without a role, such as gpt-oss's `<|channel|>`.
-        """
+        """Return special tokens' texts; `all_special_tokens` lacks some, such as `<|channel|>`."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
         texts = [*self.tokenizer.all_special_tokens, *(str(t) for t in added if t.special)]
         return list(dict.fromkeys(filter(None, texts)))

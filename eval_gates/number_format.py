@@ -1,4 +1,4 @@
-"""Formats of a verdict's numbers, for card, report, CI and terminal."""
+"""Formats of a verdict's numbers."""
 
 from __future__ import annotations
 

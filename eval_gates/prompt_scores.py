@@ -1,8 +1,6 @@
-"""Log-probabilities that a server gives a prompt's own tokens (vLLM: `prompt_logprobs`).
+"""Log-probabilities of a prompt's own tokens (vLLM: `prompt_logprobs`).
 
-A baseline answers greedily. Every arm then reads prompt and answer, and gives each answer token's
-log-probability next to those of the first choices. The method is that of llama.cpp's
-`--kl-divergence`, on answers of the baseline instead of a text's.
+Each arm reads the baseline's greedy answer. The method is that of llama.cpp's `--kl-divergence`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from recipes.generation import THOUGHT_MARKERS
 
 
 class BrokenNumbersError(StageError):
-    """A log-probability is none: the served model is broken."""
+    """A log-probability is invalid: the served model is broken."""
 
 
 CHOICES = 2  # first and second, whose distance is the margin of a flip
@@ -44,7 +42,7 @@ class Generated(NamedTuple):
 
 
 def generate_body(model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-    """Return the request of a greedy answer with at most that many tokens."""
+    """Return the request of a greedy answer."""
     return {
         "model": model,
         "prompt": list(prompt),
@@ -55,7 +53,7 @@ def generate_body(model: str, prompt: Sequence[int], tokens: int) -> dict[str, A
 
 
 def score_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
-    """Return the request of the log-probabilities of a prompt's tokens."""
+    """Return the request of a prompt's log-probabilities."""
     return {
         "model": model,
         "prompt": list(tokens),
@@ -68,7 +66,7 @@ def score_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
 def read_rendered(body: Any) -> tuple[list[int], bool]:
     """Return the tokens of `/tokenize`'s answer, and whether they end within a thought.
 
-    That is known only of a server that gives the tokens' texts (`return_token_strs`).
+    The latter needs a server that gives the tokens' texts (`return_token_strs`).
     """
     ids, texts = read_tokens(body), body.get("token_strs")
     text = "".join(map(str, texts)) if isinstance(texts, list) else ""
@@ -76,23 +74,21 @@ def read_rendered(body: Any) -> tuple[list[int], bool]:
 
 
 def read_tokens(body: Any) -> list[int]:
-    """Return the tokens of `/tokenize`'s answer; ValueError if it has none."""
+    """Return the tokens of `/tokenize`'s answer, else ValueError."""
     return _ids(body.get("tokens") if isinstance(body, dict) else None, "its answer has no tokens")
 
 
 def read_generated(body: Any) -> Generated:
-    """Return an answer's tokens; ValueError if the server does not give them."""
+    """Return an answer's tokens, else ValueError."""
     choice = choice_of(body)
     lacking = "its answer has no token ids (return_token_ids)"
     return Generated(_ids(choice.get("token_ids"), lacking), str(choice.get("text", "")))
 
 
 def read_scores(body: Any, tokens: Sequence[int]) -> list[ScoredToken]:
-    """Return the scores of the last tokens of a prompt.
+    """Return the scores of a prompt's last tokens; ValueError if the server gives none.
 
-    Raises:
-        BrokenNumbersError: a value is no log-probability.
-        ValueError: the server gives none.
+    BrokenNumbersError for an invalid log-probability.
     """
     listed = choice_of(body).get("prompt_logprobs")
     if not isinstance(listed, list) or len(listed) < len(tokens):
@@ -114,7 +110,7 @@ def nats(scored: Sequence[ScoredToken]) -> float:
 
 
 def thought_end(scored: Sequence[ScoredToken], *, has_begun: bool = False) -> int:
-    """Return the number of tokens that are thoughts, their markers included; 0 without any.
+    """Return the number of thought tokens, markers included.
 
     Args:
         has_begun: the prompt ends within a thought.

@@ -1,4 +1,4 @@
-"""What `judge` records of one suite: a gate's result, with scores, flips, lengths and groups."""
+"""Result of one suite's gate, with scores, flips, lengths and groups."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Completion(NamedTuple):
 
 
 def read_completion(body: Any) -> Completion:
-    """Return the answer to a request of `/v1/completions`; ValueError if it lacks a part."""
+    """Parse an answer of `/v1/completions`; ValueError if it lacks a part."""
     choice = choice_of(body)
     text = choice.get("text")
     if not isinstance(text, str):
@@ -35,7 +35,7 @@ def read_completion(body: Any) -> Completion:
 
 
 def read_chat(body: Any) -> Completion:
-    """Return the answer to a request of `/v1/chat/completions`; ValueError if it lacks a part."""
+    """Parse an answer of `/v1/chat/completions`; ValueError if it lacks a part."""
     choice = choice_of(body)
     message = choice.get("message")
     if not isinstance(message, dict):
@@ -59,11 +59,7 @@ def read_chat(body: Any) -> Completion:
 
 
 def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
-    """Return the chosen tokens' log-probabilities, and whether each is the greedy one.
-
-    Raises:
-        ValueError: the answer lacks one, or it is no log-probability.
-    """
+    """Return chosen tokens' log-probabilities, and whether each is greedy, else ValueError."""
     try:
         scored = body["choices"][0]["logprobs"]
         found = {str(token): float(value) for token, value in scored["top_logprobs"][0].items()}
@@ -77,14 +73,11 @@ def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
 
 
 def read_scored(body: Any, prompt: int, begin: int) -> tuple[float, bool]:
-    """Return the log-probability of a scored prompt's end, and whether it is the greedy one.
+    """Return a prompt's end's log-probability, and whether it is greedy, else ValueError.
 
     Args:
         prompt: its number of tokens, end included.
         begin: where its end begins.
-
-    Raises:
-        ValueError: the answer lacks the log-probabilities.
     """
     try:
         scored = body["choices"][0]["logprobs"]
@@ -109,8 +102,8 @@ def finish(
     """Return the reply that is scored.
 
     Args:
-        stops: strings that end the answer; the server has applied them unless the model thinks.
-        thinking: the markers of its thoughts; None: it does not think.
+        stops: the server has applied them unless the model thinks.
+        thinking: markers of thoughts; None if the model does not think.
         has_begun: the prompt ends within a thought.
         special_tokens: removed from the answer.
     """
@@ -143,7 +136,7 @@ def remove_thoughts(
 ) -> tuple[str, bool]:
     """Return the text without its thoughts, and whether the last one has no end.
 
-    The start of the first thought may be missing: templates write it into the prompt.
+    Templates may write the start of the first thought into the prompt.
     """
     closed, at = text.find(markers.end), 0
     if has_begun and closed < 0:
@@ -167,10 +160,10 @@ def cut_at(text: str, stops: Sequence[str]) -> str:
 
 
 def find_choice(text: str, choices: Sequence[str]) -> int | None:
-    """Return the place of the choice that a text names; None if it names none, or several.
+    """Return the place of the only choice that a text names, or None.
 
-    The choice is the text's first word or its last one, follows the word 'answer', or is the only
-    choice in the text. A single letter counts in capitals alone.
+    The choice is the text's first or last word, follows the word 'answer', or is the only choice in
+    the text. A single letter counts in capitals alone.
     """
     places = {choice.strip(): place for place, choice in enumerate(choices)}
     folded = {name if len(name) == 1 else name.casefold(): n for name, n in places.items()}
@@ -194,7 +187,7 @@ def _place(name: str, places: dict[str, int]) -> int:
 
 
 def choice_of(body: Any) -> dict[str, Any]:
-    """Return an answer's first choice; ValueError without any."""
+    """Return an answer's first choice, else ValueError."""
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise ValueError("its answer has no text")

@@ -1,8 +1,4 @@
-"""Rows that a suite is made of: questions, replies and answers.
-
-A suite writes questions, `eval_gates/ask.py` asks them, and the suite scores the replies. A
-question is a line of `questions.jsonl`, an answer a line of `answers.jsonl`.
-"""
+"""Questions and answers as rows of `questions.jsonl` and `answers.jsonl`, and replies."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ SEEDS = 1 << 31
 class Question:
     """One question; the answer is generated unless there are continuations.
 
-    `data` is the suite's own: what it scores with. Its keys are keys of the line.
+    `data` has what its suite scores with. Its keys are keys of the line.
     """
 
     id: str
@@ -38,8 +34,7 @@ class Question:
     server: dict[str, Any] = field(default_factory=dict)  # chat request: tools, response_format
     continuations: tuple[str, ...] = ()  # each is scored as what follows the prompt
     contexts: tuple[str, ...] = ()  # one for each continuation where they differ; else the prompt
-    # `until` (stop strings, at most four: vLLM refuses more) and other settings of generation, as
-    # lm-eval's `generation_kwargs`; the suite's settings are the default.
+    # As lm-eval's `generation_kwargs`; vLLM refuses more than four stop strings (`until`).
     generate: dict[str, Any] = field(default_factory=dict)
     is_rendered: bool = False  # the prompt has the chat template already
     cluster: str = ""
@@ -48,7 +43,7 @@ class Question:
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_row(self) -> dict[str, Any]:
-        """Return the question as a line; keys at their defaults are left out."""
+        """Return the question as a line, without defaults."""
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "data"}
         return {**{key: value for key, value in own.items() if value}, **self.data}
 
@@ -64,7 +59,7 @@ class Question:
 
 
 class ToolCall(NamedTuple):
-    """Function that an answer calls, with its arguments as the model wrote them: JSON, or not."""
+    """Function that an answer calls; arguments may be malformed JSON."""
 
     name: str
     arguments: str
@@ -97,7 +92,7 @@ class Reply:
 
 
 class Asked(NamedTuple):
-    """A question with its replies: one, or one for each sample."""
+    """A question with its replies, one per sample."""
 
     question: Question
     replies: Sequence[Reply]
@@ -105,11 +100,11 @@ class Asked(NamedTuple):
 
 
 def describe(question: Question, replies: Sequence[Reply], *, thinks: bool) -> Answer:
-    """Return the keys of an answer that no suite decides.
+    """Return the keys of an answer that are common to all suites.
 
     Args:
         question: as it was asked.
-        thinks: the model was asked to think, so an unfinished text is not read.
+        thinks: an unfinished text is not read.
     """
     row: Answer = {"id": question.id, "prompt_sha256": digest(question)}
     if question.cluster:
@@ -134,23 +129,20 @@ def describe(question: Question, replies: Sequence[Reply], *, thinks: bool) -> A
 
 
 def digest(question: Question) -> str:
-    """Return the SHA-256 of what a question asks, in hex."""
+    """Return the SHA-256 of a question's prompt, in hex."""
     keys = ("prompt", "messages", "server", "continuations", "contexts", "generate")
     content = json.dumps([getattr(question, key) for key in keys], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def sample_seed(question: str, number: int) -> int:
-    """Return the seed of a question's answer of that number.
-
-    With common seeds, one random stream would make questions dependent.
-    """
+    """Return a sample's seed. Common seeds would make questions dependent."""
     content = hashlib.sha256(f"{number}/{question}".encode()).hexdigest()
     return int(content[:12], 16) % SEEDS
 
 
 def choose(values: Sequence[float]) -> int:
-    """Return the place of the largest value, the first if several are equal."""
+    """Return the place of the first largest value."""
     return max(range(len(values)), key=values.__getitem__)
 
 

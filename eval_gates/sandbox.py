@@ -1,10 +1,10 @@
 """Runs model-written programs with their tests in bubblewrap; a program passes if it ends.
 
-A program sees the interpreter, numpy and an empty /tmp: no network, no other file, no process of
-the machine, no variable. Its CPU time, memory, processes, files and output are limited. A solution
-and its tests share a process, as in HumanEval's own harness: programs are contained, and one that
-lies to its own tests is not found out. Nothing limits the memory of all its processes together, and
-bubblewrap's own kernel interfaces are not filtered.
+A program sees the interpreter, numpy and an empty /tmp: no network, other file, process or
+variable. CPU time, memory, processes, files and output are limited. A solution shares a process
+with its tests, as in HumanEval's harness, so one that lies to its own tests is not found out.
+Nothing limits the memory of all its processes together, and bubblewrap's kernel interfaces are not
+filtered.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _NOBODY = 65534
 _USERS = 2_000_000_000  # first of the ids that no account has; one for each program
 _numbers = itertools.count()
 
-# argv: seconds, bytes of memory, user (0: as mapped). Standard input: the program. Two tokens come
-# first: one says that the program began, the other that it came to its end.
+# argv: seconds, bytes of memory, user (0: as mapped). Two tokens show that the program began and
+# ended.
 _RUNNER = f"""
 import os, resource as r, sys
 seconds, memory, user = map(int, sys.argv[1:4])
@@ -57,7 +57,7 @@ for kind, most in ((r.RLIMIT_CPU, seconds), (r.RLIMIT_AS, memory), (r.RLIMIT_NPR
                    (r.RLIMIT_MEMLOCK, 0), (r.RLIMIT_MSGQUEUE, 0), (r.RLIMIT_SIGPENDING, 128)):
     hard = r.getrlimit(kind)[1]
     soft = most if hard == r.RLIM_INFINITY else min(most, hard)
-    # A second between the signal that tells why, and the one that cannot be handled.
+    # A second between the signal that tells why, and SIGKILL.
     r.setrlimit(kind, (soft, soft + 1 if kind == r.RLIMIT_CPU and soft != hard else soft))
 sys.argv[:], sys.stdin = [""], open(os.devnull)
 sys.path.append("/packages")
@@ -70,7 +70,7 @@ except MemoryError:
 os.write(end, ended.encode())
 os._exit(0)
 """
-# Fails, or ends with an error, where something outside can be reached.
+# Fails if something outside can be reached.
 _PROBE = """
 import os, socket
 assert os.getuid(), "it runs as root"
@@ -126,7 +126,7 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of a program; `detail` is the end of its standard error."""
+    """Result of a program, with the end of its standard error."""
 
     outcome: Outcome
     detail: str
@@ -154,14 +154,11 @@ def run_many(
     memory_bytes: int,
     progress: Progress | None = None,
 ) -> list[Execution]:
-    """Run programs concurrently, one for each processor; results in the programs' order.
+    """Run programs concurrently, one per processor; raises as :func:`check_sandbox`.
 
     Args:
         seconds: limit of each process's CPU time; :data:`WALL_FACTOR` times as long by the clock.
         memory_bytes: limit of each process's address space.
-
-    Raises:
-        SandboxError: there is no sandbox.
     """
     way, progress = check_sandbox(), progress or NullProgress()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -183,8 +180,7 @@ def run_many(
 def check_sandbox() -> Sandbox:
     """Return the first way in which a program runs here and reaches nothing outside.
 
-    Raises:
-        SandboxError: there is none; the message has the reason of the last.
+    SandboxError, with the last one's reason, if there is none.
     """
     reasons = dict[str, None]()
     with tempfile.NamedTemporaryFile() as secret:
@@ -225,7 +221,7 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
     began, ended = secrets.token_hex(16), secrets.token_hex(16)
     cpu, user = int(seconds) + 1, 0 if os.geteuid() else _unused_user(number)
     line = [*_command(way), _RUNNER, str(cpu), str(memory_bytes), str(user)]
-    # Files, because the limit of a file's size holds for them, and none for a pipe.
+    # Files, because the kernel limits their size, not a pipe's.
     with ExitStack() as stack:
         order, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         order.write(f"{began}\n{ended}\n{source}".encode(errors="replace"))
@@ -251,7 +247,7 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[struct_rusage, bool]:
-    """Return what the process and its descendants used, and whether they had to be ended."""
+    """Return the resource use of process and descendants, and whether they were killed."""
     end = select.poll()
     descriptor = os.pidfd_open(process.pid)
     try:
@@ -270,7 +266,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[struct_rusa
 
 
 def _unused_user(number: int) -> int:
-    """Return an id for one program: the kernel counts an id's processes, and none of root's."""
+    """Return a fresh id: the kernel counts an id's processes, but none of root's."""
     start, _, count = map(int, Path("/proc/self/uid_map").read_text().split()[-3:])
     most = start + count
     return min(_USERS, most - 1_001) + (os.getpid() * 64 + number) % 1_000

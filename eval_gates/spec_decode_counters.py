@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# As `recipes/engines/` and eval_gates/spec_decode_stats.py call them.
+# As the engines' counters call them.
 NAMES = ("drafts", "draft_tokens", "accepted_tokens")
 
 
 def counts_between(
     before: Mapping[str, int | None] | None, after: Mapping[str, int | None] | None
 ) -> dict[str, int] | None:
-    """Return the counts by name; None without counters or after a restart."""
+    """Return the differences by name; None without counters or after a restart."""
     if before is None or after is None:
         return None
     found = {}
     for name in NAMES:
-        # One that nothing was counted by yet may be missing before.
+        # An unused counter may be missing before.
         then, now = before.get(name) or 0, after.get(name)
         if now is None or now < then:
             return None

@@ -42,12 +42,12 @@ class SpecDecodeStats(Record):
 
     @property
     def rate(self) -> float | None:
-        """Share of the drafted tokens that the model accepted; None without drafts."""
+        """Accepted share of the drafted tokens."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property
     def length(self) -> float | None:
-        """Tokens of a step with drafts, including the model's own, as vLLM counts them."""
+        """Tokens of a step with drafts, including the model's own, as in vLLM."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else None
 
     @property

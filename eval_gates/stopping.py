@@ -23,7 +23,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """What decides the gate."""
+    """Settings that decide the gate."""
 
     comparison: Comparison
     alpha: float
@@ -37,10 +37,9 @@ class StoppingPlan:
     max_questions: int
     batch: int = BATCH
     rule: StoppingRule | None = None  # None to ask all
-    # The baseline's scores to the same questions; needed where there is a rule.
+    # The baseline's scores to the same questions, for a rule.
     baseline: Sequence[float] = ()
-    # Where questions belong together, each question's cluster; batches, looks and the end are where
-    # one ends, and a value is a cluster's mean.
+    # Each question's cluster; looks and batches end where a cluster ends.
     clusters: Sequence[str] | None = None
 
     @property
@@ -48,7 +47,7 @@ class StoppingPlan:
         return whole_end(self.clusters, self.max_questions) if self.clusters else self.max_questions
 
     def look_ends(self) -> list[int]:
-        """Return the number of questions of each planned look; the last is the end."""
+        """Return each planned look's number of questions."""
         if self.rule is None:
             return [self.end]
         sizes = [1] * self.end
@@ -59,7 +58,7 @@ class StoppingPlan:
         return [ends[look.n - 1] for look in planned_looks(len(sizes))]
 
     def decided(self, rows: Rows) -> Finding | None:
-        """Return the finding of the last look that these answers allow; None before the first."""
+        """Return the last allowed look's finding; None before the first."""
         ends = self.look_ends()
         if self.rule is None or len(rows) < ends[0]:
             return None
@@ -70,7 +69,7 @@ class StoppingPlan:
 
     @cached_property
     def _findings(self) -> dict[int, Finding]:
-        """Findings so far, by the number of answers: a bound of graded scores takes a second."""
+        """Findings by number of answers, cached: a bound of graded scores takes a second."""
         return {}
 
     def _find(self, rows: Rows, reached: int) -> Finding:
@@ -88,7 +87,7 @@ class StoppingPlan:
         )
 
     def counted(self, rows: Rows) -> int:
-        """Return the number of answers up to the look that decides, or up to the end."""
+        """Return the number of answers up to the deciding look or the end."""
         found = self.decided(rows)
         if found is None or found.state == "open":
             return min(len(rows), self.end)

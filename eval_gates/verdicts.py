@@ -41,9 +41,7 @@ def judge_suite(
     """Compare a variant's answers with the baseline's.
 
     Args:
-        metric: name of the score.
-        baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking; the
-            whole list.
+        baseline: all rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
         candidate: rows to the same questions, or to the first of them.
         again: the baseline's second answers to its first questions; may be empty.
         guessing: the chance-level mean score: 0.25 with four choices.
@@ -134,7 +132,6 @@ def judge_suite(
 
 
 def _describe_scores(scores: Scores, n: int, nats: NatsLost | None) -> str:
-    """Return both scores, as counts where each is right or wrong."""
     right = [scores.baseline * n, scores.candidate * n]
     before, after = map(round, right)
     if nats is None and all(abs(each - round(each)) < 1e-6 for each in right):
@@ -145,7 +142,7 @@ def _describe_scores(scores: Scores, n: int, nats: NatsLost | None) -> str:
 
 
 def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
-    """Return what is lost of a token's log-probability; None for rows without any."""
+    """Return the loss of a token's log-probability; None for rows without any."""
     if not all("nats" in row for row in (*baseline, *candidate)):
         return None
     before, after = (means(group_by_cluster(rows), "nats") for rows in (baseline, candidate))
@@ -162,11 +159,7 @@ def mean_of(rows: Answers, key: str) -> float:
 
 
 def answer_lengths(name: str, rows: Answers) -> AnswerLengths | None:
-    """Return the lengths of generated answers; None for rows without tokens.
-
-    Raises:
-        ValueError: a row's numbers are impossible.
-    """
+    """Return the lengths of generated answers; ValueError for impossible numbers."""
     if not any("tokens" in row for row in rows):
         return None
     total = answers = 0
@@ -209,7 +202,7 @@ def check_scores(name: str, answers: Answers) -> None:
 
 
 def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
-    """Return how often the repeated baseline's scores changed; None without a repetition."""
+    """Return how often the repeated baseline's scores changed, if it was repeated."""
     asked = min(len(first), len(again))
     if not asked:
         return None
@@ -221,9 +214,8 @@ def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
 def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
     """Return the variant's verdict, its reason, and its p-value; ValueError without quality gates.
 
-    Critical gates must pass; supporting gates must not fail; advisory gates do not count. A fail
-    takes precedence over an undecided gate. The p-value is the largest of the critical gates' on
-    quality and speed.
+    Critical gates must pass and supporting gates must not fail. A fail takes precedence over an
+    undecided gate. The p-value is the largest of the critical gates' on quality and speed.
     """
     suites = [gate for gate in gates if isinstance(gate, QualityResult)]
     if not suites:

@@ -1,7 +1,6 @@
 """One measured load on one endpoint, and the log of a measurement's loads.
 
-Performance verdicts follow from loads alone. Times are seconds of the client's monotonic clock
-since the load's start. Only a request's first and last tokens have times.
+Times are seconds of the client's monotonic clock since the load's start.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class NumericRecord(Record):
 
 
 class RequestColumns(NumericRecord):
-    """Requests of a load, by column, in the order of sending."""
+    """Requests by column, in the order of sending."""
 
     start_s: list[Seconds] = Field(max_length=MAX_REQUESTS, fail_fast=True)
     ttft_s: list[Seconds | None] = Field(
@@ -75,7 +74,7 @@ class RequestColumns(NumericRecord):
 
 
 class EngineCounters(NumericRecord):
-    """The engine's counters at one moment; None for a counter that it lacks."""
+    """The engine's counters; None for one that it lacks."""
 
     prefix_cache_queries: Count | None = Field(None, description="prompt tokens looked up")
     prefix_cache_hits: Count | None = Field(None, description="of these, found in the cache")
@@ -86,7 +85,7 @@ class EngineCounters(NumericRecord):
 
 
 class Interference(NumericRecord):
-    """Event on the machine that disturbs a load."""
+    """Disturbance on the machine."""
 
     kind: Literal["throttled", "other_process"]
     what: Text = Field(description="as the driver reports it")
@@ -170,7 +169,7 @@ def parse_loads(lines: Iterable[str | bytes]) -> list[LoadRun]:
 
 
 class Measurement(Record):
-    """A measurement that has not ended."""
+    """A measurement in progress."""
 
     seed: int = Field(description="of all its traffic")
     depends_on: dict[str, str] = Field(
@@ -182,15 +181,15 @@ class Measurement(Record):
 class LoadLog:
     """A measurement's loads in its stage's folder, which survive kills and full disks.
 
-    A measurement that was killed continues with its loads and its seed, so a kill is no chance of
-    better ones. Methods raise StoreError if a file is damaged.
+    A killed measurement continues with its loads and its seed, so a kill is no chance of better
+    ones. Methods raise StoreError if a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self._loads, self._begun = folder / LOADS, folder / IN_PROGRESS
 
     def open(self, depends_on: Mapping[str, str], seed: int | None = None) -> Measurement:
-        """Return the measurement in progress on these inputs, or a new one, which has no loads.
+        """Return the measurement in progress on these inputs, or a new one without loads.
 
         Args:
             seed: of a new one; drawn if absent, because running servers may have cached prompts.
@@ -206,7 +205,7 @@ class LoadLog:
         return found
 
     def start(self, measurement: Measurement, loads: int) -> Measurement:
-        """Count a start durably, and keep so many loads."""
+        """Count a start durably, and keep the first loads."""
         begun = measurement.model_copy(update={"starts": measurement.starts + 1})
         write_atomically(self._begun, begun.model_dump_json())
         self.cut(loads)
@@ -218,7 +217,7 @@ class LoadLog:
             return parse_loads(self._lines())
 
     def cut(self, loads: int) -> None:
-        """Keep so many loads."""
+        """Keep the first loads."""
         retained = b"".join(line + b"\n" for line in self._lines()[:loads])
         with self._loads.open("a+b") as file:
             file.truncate(len(retained))

@@ -26,7 +26,7 @@ BROKEN_SERVER_RATIO = 0.1
 
 
 class LoadSummary(Record):
-    """Descriptive numbers of one load; no verdict depends on them."""
+    """Descriptive numbers of one load, which decide nothing."""
 
     side: Side
     block: int = Field(description="number of the block, from 0")
@@ -70,7 +70,7 @@ class SpeedGateResult(GateResult):
 
     @property
     def gate(self) -> str:
-        """Its name in the policy, such as ratio.chat or slo.0."""
+        """Name in the policy, such as ratio.chat or slo.0."""
         return self.name.removeprefix(NAME)
 
     @property
@@ -88,7 +88,7 @@ class SpeedGateResult(GateResult):
 
 
 def find_typical(loads: Sequence[LoadSummary], side: Side, figure: str) -> float | None:
-    """Return the median of a field over the side's loads that count."""
+    """Return the median of a field over the side's counted loads."""
     values = [getattr(load, figure) for load in loads if load.side == side and load.counts]
     known = [value for value in values if value is not None]
     return median(known) if known else None
@@ -108,7 +108,7 @@ def decide_speed_gate(
 
     Args:
         loads: in the order of measuring; may be empty.
-        at: description of the arrivals; '' if the workload has it.
+        at: arrivals in words; '' if the workload has them.
         note: the profile's note on its performance.
     """
     for load in loads:

@@ -1,15 +1,13 @@
 """Rules of performance gates: Student's t over blocks of server starts.
 
-A block has one load of each side, with the same prompts, in drawn order. It gives one value: the
-logarithm of candidate over baseline (a ratio), or of limit over percentile (limits; the tightest of
-several). The gate passes if the lower bound of the mean is above its threshold, and fails if the
-upper bound is below. The number of quiet blocks is fixed, so there is one look.
+A block has one load of each side, with the same prompts, in drawn order. Its value is the logarithm
+of candidate over baseline (a ratio), or of limit over percentile (the tightest limit). The gate
+passes if the mean's lower bound is above its threshold, and fails if the upper bound is below.
 
-A disturbance has a cause outside of the servers: another process on the GPU, throttling, a late
-client. It is judged without the speed and without the side, and its block is measured again, at
-most as often as there are blocks. The verdict must be the same with the disturbed blocks. Failed
-requests and wrong hit rates are the side's own: the first is measured again, the second ends the
-gate. Otherwise a server that fails now and then would be measured until it does not.
+A disturbance comes from outside the servers: another process on the GPU, throttling, a late client.
+It is detected without speed and side, and its block is repeated, at most as often as there are
+blocks. The verdict must be the same with the disturbed blocks. The first failed requests are
+measured again, the second end the gate: an unreliable server must not be measured until it works.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ class Fault(Record):
 
 @dataclass(frozen=True)
 class SpeedFinding:
-    """Verdict and bounds; bounds are None with fewer than two quiet blocks."""
+    """Verdict with bounds; None with fewer than two quiet blocks."""
 
     state: State
     quiet: int  # blocks that count
@@ -94,7 +92,7 @@ class SpeedFinding:
 
 @dataclass
 class Blocks:
-    """A measurement's complete blocks, up to one that ends it."""
+    """Complete blocks, up to one that ends the measurement."""
 
     quiet: list[Sequence[LoadRun]] = field(default_factory=list)
     disturbed: list[Sequence[LoadRun]] = field(default_factory=list)
@@ -105,7 +103,7 @@ class Blocks:
 
 
 class SpeedRule(NumericRecord):
-    """What a measurement decides, and when it ends."""
+    """Settings of a measurement and its end."""
 
     kind: Literal["ratio", "slo", "screening"] = Field(
         description="ratio: output tokens/s, candidate over baseline; slo: limits on the "
@@ -125,7 +123,7 @@ class SpeedRule(NumericRecord):
 
     @property
     def compares(self) -> bool:
-        """Whether a block has a load of the baseline, too."""
+        """Whether a block has a load of the baseline."""
         return self.kind == "ratio"
 
     @property
@@ -139,12 +137,12 @@ class SpeedRule(NumericRecord):
 
     @property
     def max_requests(self) -> int:
-        """Largest number of a load's requests, with which all loads fit into the evidence."""
+        """Largest number of a load's requests, so that all loads fit into the evidence."""
         loads = 2 * self.blocks * len(self.sides)
         return min(MAX_REQUESTS, MAX_CHARACTERS // CHARACTERS_PER_REQUEST // loads)
 
     def units(self, loads: Sequence[LoadRun]) -> list[Sequence[LoadRun]]:
-        """Return the loads of each complete block."""
+        """Return the loads by complete block."""
         size = len(self.sides)
         return [loads[end - size : end] for end in range(size, len(loads) + 1, size)]
 
@@ -152,16 +150,12 @@ class SpeedRule(NumericRecord):
         return self.is_open(self.sort(loads))
 
     def is_open(self, blocks: Blocks) -> bool:
-        """Return whether these blocks are not all; there are as many repeats as blocks."""
+        """Return whether blocks are missing; there are as many repeats as blocks."""
         enough = len(blocks.quiet) >= self.blocks or blocks.total >= 2 * self.blocks
         return blocks.ended is None and not enough
 
     def value(self, unit: Sequence[LoadRun]) -> float:
-        """Return the block's value; of limits, it is below 0 if the load misses one.
-
-        Raises:
-            NoSteadyStateError: a load has none.
-        """
+        """Return the block's value, below 0 if a limit is missed; may raise NoSteadyStateError."""
         if self.kind == "slo":
             found = steady_state.percentiles(unit[0], self.limits)
             margins = [_log_margin(found[n], self.limits[n]) for n in found if n != "errors"]
@@ -170,7 +164,7 @@ class SpeedRule(NumericRecord):
         return rates["candidate"] - rates.get("baseline", 0.0)
 
     def sort(self, loads: Sequence[LoadRun]) -> Blocks:
-        """Sort the blocks by their faults, in the order of measuring."""
+        """Sort the blocks by their faults."""
         found, own = Blocks(), Counter[str]()
         for unit in self.units(loads):
             found.total += 1
@@ -284,7 +278,7 @@ class SpeedRule(NumericRecord):
         )
 
     def _withholds(self, quiet: Sequence[Sequence[LoadRun]]) -> str:
-        """Return why the gate must not pass although its bound does; '' if nothing does."""
+        """Return why the gate must not pass despite its bound; '' if it may."""
         if self.kind != "slo":
             return ""
         flows = [steady_state.count_flow(load) for (load,) in quiet]
@@ -319,7 +313,7 @@ class SpeedRule(NumericRecord):
         measured = hit_rate(load)
         declared = f"the workload declares {self.hit_rate:.2f}"
         if measured is None:
-            # Random prompts are new in each load, so they need no counter.
+            # Random prompts differ in each load.
             if self.hit_rate > 0 or self.must_count_hits:
                 yield "no_counter", f"the engine does not count prefix cache hits, and {declared}"
         elif abs(measured - self.hit_rate) > HIT_RATE_TOLERANCE:
@@ -336,7 +330,7 @@ class SpeedRule(NumericRecord):
                     words = f"{waves:.1f} waves of requests are steady; {MIN_WAVES} are needed"
                     yield "too_short", words
         except NoSteadyStateError as error:
-            # If nothing was answered, the failed requests are the reason.
+            # If nothing was answered, failed requests are the reason.
             if any(each is None for each in load.requests.error):
                 yield "too_short", str(error)
             return
@@ -358,11 +352,10 @@ class SpeedRule(NumericRecord):
 
     def _is_late(self, load: LoadRun) -> bool:
         if self.kind != "slo":
-            # A late client slows both sides alike: it hides the share of a difference that it is
-            # late.
+            # A late client slows both sides alike and hides that share of a difference.
             most = max(MAX_LATE, min(0.5, (1 - self.min_ratio) / 2))
             return steady_state.lag_gain(load) > most
-        # The client's lag hardly changes a mean over an answer's tokens.
+        # The client's lag hardly changes a mean over tokens.
         times = [v for n, v in self.limits.items() if n.startswith(("ttft_ms", "latency_ms"))]
         judged = min(times) / 1e3 if times else steady_state.median_answer_s(load)
         lag = load.client_lag_s
@@ -381,7 +374,7 @@ def build_rule(
     Args:
         alpha: error rate of a pass and of a fail.
         workload: the traffic, at its rate; None if not known yet.
-        profile: settings of both sides' servers; None for endpoints, which are up already.
+        profile: of both sides' servers; None for running endpoints.
     """
     gate = claim.gate
     hits = workload.declared_hit_rate if workload is not None else None
@@ -392,7 +385,7 @@ def build_rule(
         min_ratio=1.0 if isinstance(gate, SloGate) else gate.minimum_on(accelerator),
         limits=dict(gate.limits.items()) if isinstance(gate, SloGate) else {},
         hit_rate=hits,
-        # Prompts of a file may share something.
+        # A file's prompts may share a prefix.
         must_count_hits=hits == 0 and not isinstance(workload, RandomWorkload),
         starts=profile.starts if profile is not None else "once",
     )
@@ -407,12 +400,12 @@ def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
 
 
 def max_percentile(limits: Iterable[str]) -> int | None:
-    """Return the highest percentile that the limits name, if any."""
+    """Return the highest percentile of the limits, if any."""
     return max((int(n.rpartition("_p")[2]) for n in limits if n != "errors"), default=None)
 
 
 def min_requests(percentile: int) -> int:
-    """Return how many requests a percentile needs, so that one is beyond: 20 for P95."""
+    """Return how many requests a percentile needs: one beyond it, so 20 for P95."""
     return math.ceil(100 / (100 - percentile))
 
 
@@ -443,7 +436,7 @@ def _failed(unit: Sequence[LoadRun]) -> int:
 
 
 def _log_margin(time: float, limit: float) -> float:
-    """Return ln(limit / time), within MAX_LOG; a missing time is beyond every limit."""
+    """Return ln(limit / time), within MAX_LOG; a missing time exceeds every limit."""
     if not (math.isfinite(time) and math.isfinite(limit)):
         return -MAX_LOG
     if time <= 0:

@@ -1,6 +1,6 @@
-"""What a measurement sends, and when: order and prompts of each block, arrivals of each load.
+"""Order and prompts of each block, and arrivals of each load, all drawn from one recorded seed.
 
-All follows from one recorded seed, so verification detects an omitted, moved or added block.
+Verification therefore detects an omitted, moved or added block.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[
     """Return a block's arms in order, and its loads' seed.
 
     Args:
-        seed: of the measurement.
-        block: its number.
         start: fresh starts: how often the block was begun before; else the number of the start.
-        arms: all that the measurement has; those that do not take part leave the others' order.
+        arms: all of the measurement; absent arms leave the others' order.
     """
     chance = random.Random(f"{seed} {block} {start}")  # noqa: S311  # traffic, no secret
     traffic, order = chance.getrandbits(32), sorted(arms)
@@ -48,7 +46,7 @@ def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[
 
 
 def look_seed(traffic: int) -> int:
-    """Return the seed of the short load before the loads with that one."""
+    """Return the seed of the short load before loads of seed `traffic`."""
     return traffic ^ 1
 
 
@@ -59,7 +57,7 @@ def redraw(
 
     Args:
         arms: as for `draw_block`.
-        sides: by arm that is compared, its side.
+        sides: sides of the compared arms.
     """
     for first in loads[:: len(sides)]:
         order, traffic = draw_block(seed, first.block, first.server_run, arms)
@@ -68,7 +66,7 @@ def redraw(
 
 
 def are_consecutive(loads: Sequence[LoadRun], unit: int, starts: Starts, begun: int) -> bool:
-    """Return whether blocks of `unit` loads follow one another, each of one of `begun` starts.
+    """Return whether blocks of `unit` loads are consecutive, each of one of `begun` starts.
 
     With fresh starts a variant may miss a block.
     """
@@ -82,7 +80,7 @@ def are_consecutive(loads: Sequence[LoadRun], unit: int, starts: Starts, begun: 
 
 
 def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timing:
-    """Return the timing of loads at a rate, of which a short load's answers took these seconds.
+    """Return the timing of loads at a rate, from a short load's seconds per answer.
 
     A load that would be too long gets the workload's seconds.
     """
@@ -94,13 +92,13 @@ def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timin
         max(declared.warmup_s, math.ceil(WARM_UP_ANSWERS * answer)),
         max(declared.measured_s, math.ceil(MIN_ANSWERS * answer)),
     )
-    # A Poisson count of that size is hardly ever a tenth above its mean.
+    # A Poisson count of that size rarely exceeds its mean by a tenth.
     requests = 1.1 * found.total_s * workload["arrivals"]["rate"]
     return found if found.total_s <= MAX_LOAD_S and requests <= MAX_REQUESTS else declared
 
 
 def arrival_times(seed: int, rate: float, seconds: float) -> list[float]:
-    """Return the seconds of a Poisson process's arrivals before `seconds`, at least one."""
+    """Return at least one arrival, in seconds, of a Poisson process before `seconds`."""
     chance = random.Random(f"arrivals {seed}")  # noqa: S311  # traffic, no secret
     times: list[float] = []
     now = chance.expovariate(rate)

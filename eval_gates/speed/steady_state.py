@@ -1,8 +1,4 @@
-"""Steady state of a load: the time between its start-up and its end.
-
-At a fixed concurrency the first wave starts together, and the last requests run on an emptying
-server. At a rate the queue must fill first.
-"""
+"""Steady state of a load: the time between its start-up and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ class NoSteadyStateError(ValueError):
 
 @dataclass(frozen=True)
 class Latencies:
-    """Latencies of the answered requests that count, in milliseconds: [requests] each."""
+    """Counted latencies of answered requests, in milliseconds: [requests] each."""
 
     ttft_ms: FloatArray
     tpot_ms: FloatArray
@@ -42,9 +38,9 @@ class Latencies:
 
 
 def steady_window(load: LoadRun) -> tuple[float, float]:
-    """Return the start and end of the steady state, in seconds of the load.
+    """Return the steady state's start and end, in seconds of the load.
 
-    At a fixed concurrency it is from the end of the first wave until the last request is sent.
+    At a fixed concurrency it lasts from the first wave's end until the last request is sent.
     """
     if load.warmup_s is not None and load.measured_s is not None:
         return load.warmup_s, load.warmup_s + load.measured_s
@@ -65,7 +61,7 @@ def count_waves(load: LoadRun) -> float:
 
 
 def output_rate(load: LoadRun) -> float:
-    """Return output tokens per second in the steady state; NoSteadyStateError without any."""
+    """Return output tokens per second; NoSteadyStateError without a steady state."""
     import numpy as np
 
     start, end = steady_window(load)
@@ -87,10 +83,9 @@ def output_rate(load: LoadRun) -> float:
 def lag_gain(load: LoadRun) -> float:
     """Return by how much a punctual client could increase the log of the output rate.
 
-    It is the smaller one of two bounds at a fixed concurrency, where a request starts when another
-    ends. First, each wave waits twice for a late client, and both ends of the steady state once
-    more. Each such delay counts as the 99th percentile of the client's lag. Second, one slot's
-    delays sum to at most the client's total lag.
+    It is the smaller of two bounds at a fixed concurrency. First, each wave waits twice for a late
+    client, and both ends of the steady state once more, each time for the lag's 99th percentile.
+    Second, one slot's delays sum to at most the client's total lag.
     """
     if load.client_lag_s is None:
         return math.inf
@@ -129,7 +124,7 @@ def latencies(load: LoadRun) -> Latencies:
 def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     """Return percentiles in milliseconds by name, and `errors`: the failed requests.
 
-    A percentile without values is infinite. So is a failed request's time if `errors` allows
+    A percentile without values is infinite, like a failed request's time if `errors` allows
     failures.
     """
     import numpy as np
@@ -162,10 +157,10 @@ def count_flow(load: LoadRun) -> tuple[int, int]:
 
 
 def is_over_saturated(load: LoadRun) -> bool:
-    """Return whether requests arrive faster than the server answers them.
+    """Return whether requests arrive faster than the server answers them, by the client's counts.
 
-    The client's own counts decide, without failed requests. At least a tenth of the steady state's
-    arrivals is left over, and each quarter had more in flight than the one before.
+    A tenth of the steady state's arrivals is left over, and each quarter had more in flight than
+    the one before.
     """
     import numpy as np
 
@@ -181,7 +176,7 @@ def is_over_saturated(load: LoadRun) -> bool:
 
 
 def median_answer_s(load: LoadRun) -> float | None:
-    """Return the median seconds of an answer; None if nothing was answered."""
+    """Return the median seconds of an answer, if any."""
     times = zip(load.requests.start_s, load.requests.end_s, strict=True)
     known = [end - start for start, end in times if end is not None]
     return median(known) if known else None

@@ -1,7 +1,5 @@
 """Statistical tests of a candidate's answers against its baseline's.
 
-Terms of all modules:
-
 - `alpha`: error rate of one gate, in (0, 0.5);
 - `flips`: share of questions whose score changes, evenly up and down if nothing is lost;
 - `flip_size`: the size of a change: 1 for right-or-wrong answers, less for scores such as ROUGE;

@@ -1,10 +1,10 @@
 """Assay sensitivity: whether a gate's margin ends above the chance baselines.
 
 Chance baselines are the scores of guesses, empty answers and answers to other questions. A margin
-that reaches one would pass a model that lost everything. The gate therefore also needs a lower
-bound of the baseline's score, less the margin, above each of them. With all tests at level alpha, a
-chance-level candidate passes with probability at most alpha, because one null hypothesis is true.
-It is the logic of three-arm non-inferiority trials, with chance as the placebo.
+that reaches one would pass a model that lost everything. The gate therefore needs a lower bound of
+the baseline's score, less the margin, above each. A chance-level candidate then passes with
+probability at most alpha, because one null hypothesis is true. The logic is that of three-arm
+non-inferiority trials.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ChanceKind = Literal["nothing", "guessing", "empty", "unrelated"]
 
 @dataclass(frozen=True)
 class SensitivityCheck:
-    """Evidence of the baseline's answers against one chance baseline."""
+    """Baseline's evidence against one chance baseline."""
 
     kind: ChanceKind
     score: float
@@ -52,7 +52,7 @@ def check_sensitivity(
     scores = np.asarray(baseline, dtype=float)
     known = isinstance(chance_scores, (int, float))
     chance = np.broadcast_to(np.asarray(chance_scores, dtype=float), scores.shape)
-    # If the margin reaches down to it, the mean of these is at most -threshold.
+    # If the margin reaches it, the mean of these is at most -threshold.
     heights = comparison.weight * scores - chance
     worst = -float(chance[0]) if known else -1.0
     p = p_value(heights, -comparison.threshold, lowest=worst)
@@ -75,7 +75,7 @@ def check_sensitivities(
     if all(EMPTY in row for row in rows):
         found.append(check_sensitivity("empty", scores, means(clusters, EMPTY), comparison))
     if all(UNRELATED in row for row in rows):
-        # An answer is scored against its partner's question, so the two are one draw.
+        # An answer is scored against its partner's question, so both are one draw.
         unrelated = means(clusters, UNRELATED)
         if len(scores) > 1:
             pairs = _halve(scores), _halve(unrelated)
@@ -88,7 +88,7 @@ def check_sensitivities(
 def own_gains(rows: Rows) -> list[float] | None:
     """Return, by pair of clusters, how much better answers fit their own questions; [n // 2].
 
-    None where answers are not scored on other questions.
+    None if answers are not scored on other questions.
     """
     if not all(UNRELATED in row for row in rows):
         return None
@@ -107,7 +107,7 @@ def min_questions_for_sensitivity(
 ) -> int | None:
     """Return how many perfect baseline answers show a score above guessing and margin.
 
-    None if the margin reaches down to guessing at every baseline score.
+    None if the margin always reaches guessing.
     """
     from math import floor, log
 

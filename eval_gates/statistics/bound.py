@@ -1,8 +1,8 @@
 """One-sided confidence bounds of a mean of independent values: the one test of answers.
 
-Each bound is Gaffke's (gaffke.py). For values that take two points, such as right-or-wrong answers
-against a fixed score, it is Clopper and Pearson's bound, and proved to hold. For other values its
-validity is a conjecture without a known excess (`benchmarks/gate_power.py` searches for one).
+Each bound is Gaffke's (gaffke.py). For two-point values, such as right-or-wrong answers against a
+fixed score, it is Clopper and Pearson's bound, and proved. For other values its validity is a
+conjecture without a known excess (`benchmarks/gate_power.py` searches for one).
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def mean_bounds(
 ) -> Bounds:
     """Compute both bounds of the mean of values in [lowest, highest]; shape [n], at least one.
 
-    Args:
-        level: error rate of each bound, in (0, 0.5).
+    `level` is the error rate of each bound, in (0, 0.5).
     """
     import numpy as np
 
@@ -86,8 +85,8 @@ def p_value(values: Sequence[float] | FloatArray, limit: float, *, lowest: float
 
 
 def min_identical_values(margin: float, level: float) -> int:
-    """Return how many values of 0 show that the mean is above -margin."""
-    # A bound equal to the margin does not show it, and 2 may be computed as 1.999...
+    """Return how many values of 0 show a mean above -margin."""
+    # A bound equal to the margin shows nothing, and 2 may be computed as 1.999...
     return math.floor(math.log(level) / math.log1p(-margin) + _TIE) + 1
 
 
@@ -112,7 +111,7 @@ def _lower(points: FloatArray, times: FloatArray, level: float, lowest: float) -
     import numpy as np
 
     if float(points[-1] - points[0]) < _SAME:
-        # All n values are the same: the worst value may have a share of 1 - level ** (1 / n).
+        # With n equal values, the worst value may have a share of 1 - level ** (1 / n).
         share = level ** (1 / float(times.sum()))
         return float(share * points[0] + (1 - share) * lowest)
     shift = lowest + 1

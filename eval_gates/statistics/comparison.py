@@ -1,9 +1,9 @@
 """Comparison of two paired scores in [0, 1]: one bounded value and its threshold.
 
-Both kinds of margin are linear in the scores, so the mean value needs no ratio of noisy means:
+Both kinds of margin are linear in the scores, so no ratio of noisy means is needed:
 
 - in points: candidate - baseline, in [-1, 1], against -margin;
-- as recovery r ('at least r of the baseline'): candidate - r * baseline, in [-r, 1], against 0.
+- as recovery r: candidate - r * baseline, in [-r, 1], against 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A gate's requirement on the candidate; built by :meth:`points` or :meth:`recovery`."""
+    """A gate's requirement; built by :meth:`points` or :meth:`recovery`."""
 
     kind: Literal["points", "recovery"]
     size: float
@@ -66,7 +66,7 @@ class Comparison:
         return f"a recovery of {100 * self.size:.6g} %"
 
     def allowed_drop(self, baseline: float) -> float:
-        """Return the drop in mean score that is exactly on the threshold."""
+        """Return the drop in mean score to the threshold."""
         return self.size if self.kind == "points" else (1 - self.size) * baseline
 
     def values(self, before: Sequence[float], after: Sequence[float]) -> FloatArray:

@@ -1,10 +1,9 @@
 """Ratios of mean tokens and of tokens per solved task, with intervals by the delta method.
 
-For problem i, T is the mean number of its answers' tokens and S the share of them that solve it. A
-side's cost is E[T] / E[S]. The logarithm of a ratio of means is asymptotically normal (Fieller's
-problem by the delta method; Cox 1990, Statistics & Probability Letters 9:83-90). From
-MIN_PROBLEMS problems on, a bound at the limit errs in up to 8 instead of 4.5 % where one problem in
-40 has answers ten times as long, and in 4.5 to 5.5 % with usual lengths.
+For problem i, T is its answers' mean tokens and S their solved share. A side's cost is E[T] / E[S].
+The logarithm of a ratio of means is asymptotically normal (Cox 1990, Statistics & Probability
+Letters 9:83-90). From MIN_PROBLEMS problems on, a bound at the limit errs in 4.5 to 5.5 % with
+usual lengths, and in up to 8 % where one problem in 40 has answers ten times as long.
 """
 
 from __future__ import annotations
@@ -33,12 +32,9 @@ class RatioInterval:
 
 
 def tokens_ratio(before: FloatArray, after: FloatArray, level: float) -> RatioInterval:
-    """Compare mean tokens of an answer.
+    """Compare mean tokens of each problem's answers; shape [n] each, above 0.
 
-    Args:
-        before: mean tokens of each problem's answers, of the baseline; shape [n], above 0.
-        after: of the variant.
-        level: error rate of each bound.
+    `level` is the error rate of each bound.
     """
     return _interval([(after, 1), (before, -1)], level)
 

@@ -1,7 +1,6 @@
 """Verdict of a gate, with its reason, from the finding of its last look.
 
-The null hypothesis of every gate is 'the candidate is worse than the baseline by the margin or
-more'. A lower bound above it passes the gate, unless the gate is insensitive. Values are compared
+Null hypothesis: the candidate is worse than the baseline by the margin or more. Values are compared
 unrounded.
 """
 
@@ -33,10 +32,10 @@ class Scores:
     baseline: float  # mean, in [0, 1]
     candidate: float  # mean, in [0, 1]
     flips: float  # share of questions whose score changed
-    # By all of the baseline's answers, including questions that the candidate has not answered.
+    # By all of the baseline's answers, including those without a candidate's.
     sensitivity_checks: tuple[SensitivityCheck, ...] = ()
     full_baseline: float = 0.0  # mean of all those answers
-    # Mean score of the candidate's answers, taken as answers to other questions.
+    # The candidate's mean score on other questions.
     shuffled_score: float = 0.0
 
 
@@ -52,10 +51,11 @@ class Decision:
 def decide(finding: Finding, scores: Scores) -> Decision:
     """Return the verdict that a finding allows.
 
-    - `pass`: the candidate is shown to be inside the margin;
+    - `pass`: the candidate is shown to be inside the margin, in a sensitive gate;
     - `fail`: it is shown to be outside of it, also in an insensitive gate;
-    - `undecided`: neither; or the margin is not shown to end above the chance baselines; or the
-      candidate's answers are not shown to fit their own questions better than others.
+    - `undecided`: neither, or the candidate's answers are not shown to fit their own questions
+      better
+      than others.
 
     A gain above the margin is flagged: quantization does not improve a model.
     """
@@ -134,7 +134,7 @@ def _describe_needs(finding: Finding, scores: Scores, difference: float) -> str:
         return "the drop so far is outside of it: more questions would probably fail it"
     if scores.flips == 0:
         return f"needs more questions or {looser}"
-    # The width of a bound falls with the square root of their number.
+    # A bound's width falls with the square root of their number.
     reach = comparison.threshold + gap - finding.lower
     needed = max(finding.n * (reach / gap) ** 2, finding.n + 1)
     stays = f"if the difference of {_points(difference, sign=True)} stays"

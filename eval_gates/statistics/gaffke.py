@@ -1,16 +1,16 @@
 """Gaffke's bound of a mean, computed exactly, so that it holds at every level.
 
 The bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) weights the values, and one more at
-the worst possible value, at random (uniform on the simplex). It is the point t below which this
-weighted mean lies with probability alpha. The weights are exponential variables over their sum. The
-probability is therefore P(Q <= 0) for Q = sum (value - t) x exponential, with the cumulant function
+the worst possible value, uniformly on the simplex. It is the point t below which this weighted mean
+lies with probability alpha. The weights are exponential variables over their sum. The probability
+is therefore P(Q <= 0) for Q = sum (value - t) x exponential, with the cumulant function
 
     K(s) = - sum over the values of ln(1 - s (value - t)).
 
-P(Q <= 0) is the integral of -exp(K(s)) / s over any path to the left of 0, divided by 2 pi i.
-Source: Lugannani & Rice 1980, Advances in Applied Probability 12:475-490. The path here goes
-through the saddle point of K and bends like the path of steepest descent, so little cancels. For
-right-or-wrong values it equals the binomial tail to seven digits, also at 1e-12.
+P(Q <= 0) is the integral of -exp(K(s)) / s over any path to the left of 0, divided by 2 pi i
+(Lugannani & Rice 1980, Advances in Applied Probability 12:475-490). The path here goes through the
+saddle point of K and bends like the path of steepest descent, so little cancels. For right-or-wrong
+values it equals the binomial tail to seven digits, also at 1e-12.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def lower_bound(values: FloatArray, times: FloatArray, alpha: float) -> float:
     lowest, highest = -1 + _NEAREST, float(values.max())
     if excess(lowest) >= 0:
         return -1.0
-    # The closed form is hardly off, and takes a hundredth of the time.
+    # The closed form is close, and a hundred times faster.
     low, high = lowest, highest
     if excess_about(lowest) < 0 < excess_about(highest):
         about = float(brentq(excess_about, lowest, highest, xtol=_PRECISION))
@@ -108,8 +108,8 @@ def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> fl
     ratios = gaps / (1 - start * gaps)
     width = 1 / math.sqrt(float(shapes @ ratios**2))
     bend = float(shapes @ ratios**3) * width**2 / 3
-    # Up the path from the saddle point; the other half is its mirror image. It bends like the
-    # path of steepest descent at the saddle point, and never more than 45 degrees.
+    # The other half is the mirror image. The path bends like steepest descent at the saddle point,
+    # by at most 45 degrees.
     places = (np.arange(_POINTS) + 0.5) * (_REACH / _POINTS)
     height = width * np.sinh(places)
     lean = 1 + abs(bend) * height

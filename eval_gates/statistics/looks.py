@@ -1,9 +1,8 @@
 """Planned looks: when a gate may be decided, and with which share of its error rate.
 
-The looks are fixed before the first answer, at a quarter, a half and all of the values, with 10, 20
-and 70 % of alpha. By the union bound the gate errs with probability at most alpha. A gate of few
-values has one look. A look uses only the first values of the drawn order, so later answers change
-no verdict.
+The looks are fixed before the first answer: at a quarter, a half and all of the values, with 10, 20
+and 70 % of alpha (union bound). A gate of few values has one. A look uses only the first values of
+the drawn order, so later answers change no verdict.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Finding:
-    """Outcome of the last look that was done: the deciding one, if any."""
+    """Outcome of the last look; the deciding one, if any."""
 
     state: State
     comparison: Comparison
@@ -73,10 +72,10 @@ def find(
     *,
     can_pass: bool = True,
 ) -> Finding:
-    """Do every look that these scores allow, and stop at the first that decides.
+    """Do the looks that these scores allow, up to the first that decides.
 
     Args:
-        before: the baseline's scores in [0, 1], in the drawn order; one per value, [n].
+        before: the baseline's scores in [0, 1], in the drawn order; [n].
         after: the candidate's, [n].
         planned: number of values of the last look.
         own: for pairs of values, by how much the candidate's answers score better on their own

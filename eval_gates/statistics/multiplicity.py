@@ -1,11 +1,9 @@
 """Error rates of several gates, and of several variants.
 
-**Several gates of one variant** need no correction, because promotion requires all of them. A wrong
-promotion needs a truly inferior gate to pass, which has probability at most alpha
+**Several gates of one variant** need no correction, because promotion requires all of them
 (intersection-union test; Berger 1982, Technometrics 24:295-300). The p-value is the gates' largest.
 
-**Several variants** need one: with K inferior variants the probability of a promotion approaches K
-times alpha. Each variant gets alpha / K (Bonferroni), which needs no independence.
+**Several variants** need one: each gets alpha / K (Bonferroni), which needs no independence.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ def gate_level(alpha: float, attempts: int | None, variants: int) -> float:
     """Return the level of one variant's gate; all levels are computed here.
 
     Args:
-        alpha: the policy's error rate.
-        attempts: number of attempts that share it; None where each has all of it.
+        attempts: number of attempts that share alpha; None where each has all of it.
         variants: of the attempt.
     """
     return alpha / (attempts or 1) / variants

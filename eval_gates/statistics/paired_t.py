@@ -1,8 +1,8 @@
 """Student's t of a mean of independent values, such as logarithms of paired speeds.
 
-Student 1908, Biometrika 6:1-25. It is exact for normal values; with five or six it holds its level
-for symmetric ones (t with 3 degrees of freedom: 3.6 instead of 4.5 %). It cannot see what happens
-in one start of ten: five draws miss that in 59 % of measurements.
+Student 1908, Biometrika 6:1-25. Exact for normal values; with five or six it holds its level for
+symmetric ones (t with 3 degrees of freedom: 3.6 instead of 4.5 %). It misses what happens in one
+start of ten: five draws have none of it in 59 % of measurements.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ class MeanTest:
 
 
 def compare_mean(values: Sequence[float], threshold: float, level: float) -> MeanTest:
-    """Compare the mean of at least two finite values with the threshold.
+    """Compare the mean with the threshold; ValueError with fewer than two values.
 
-    Args:
-        level: error rate of each one-sided bound.
-
-    Raises:
-        ValueError: there are fewer than two values.
+    `level` is the error rate of each one-sided bound.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -51,9 +47,7 @@ def compare_mean(values: Sequence[float], threshold: float, level: float) -> Mea
 def chance_above(truth: float, threshold: float, deviation: float, n: int, level: float) -> float:
     """Return the chance that the lower bound of n normal values exceeds the threshold.
 
-    Args:
-        truth: their mean.
-        deviation: their standard deviation, above 0.
+    `truth` is their mean, `deviation` their standard deviation, above 0.
     """
     from scipy.stats import nct, t
 
