@@ -35,8 +35,7 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
     """Return one shell line, without passwords in URLs.
 
     `public` omits private data: paths become `./NAME`, and there is no registry. Raises StoreError
-    for
-    an option of the wrong type.
+    for an option of the wrong type.
     """
     try:
         options = read_command(command)

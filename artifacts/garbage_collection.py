@@ -49,8 +49,7 @@ def find_garbage(
     """Return everything that may be removed, the largest first.
 
     `registries` are asked in addition to those of the store's promotions. Runs with unreadable
-    records
-    stay. Raises RegistryError if a registry cannot be asked, as its references are unknown.
+    records stay. Raises RegistryError if a registry cannot be asked, as its references are unknown.
     """
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = _Kept(store)

@@ -33,8 +33,7 @@ PROFILE_KEYS = {"accelerator", "engine_arguments", "environment", "kv_cache_dtyp
 def load_recipe(name: str) -> Recipe:
     """Return the recipe of that name or YAML file, merged over what it `extends`.
 
-    Raises:
-        UsageError: the recipe is unknown, malformed, or extends itself.
+    Raises UsageError if it is unknown, malformed, or extends itself.
     """
     return _extended(_find(name, RECIPES, "recipe"), RECIPES, "recipe", Recipe)
 
@@ -80,13 +79,8 @@ def load_workload(
 ) -> tuple[AnyWorkload, str]:
     """Return the workload, and its location for messages.
 
-    Args:
-        name: of a workload of the policy, the profile or the package, in this order, or of a YAML
-            file.
-        profile: None for external endpoints.
-
-    Raises:
-        UsageError: as load_recipe.
+    Policy, profile, package and YAML files are searched in this order. `profile` is None for
+    external endpoints. Raises as load_recipe.
     """
     policys, profiles = (each.workloads if each else {} for each in (speed, profile))
     if name in policys:
@@ -147,7 +141,7 @@ def policy_names() -> list[str]:
 
 
 def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
-    """Return the built-in profile for a GPU name of the driver, or None."""
+    """Return the built-in profile for a driver's GPU name, or None."""
     for profile in map(load_profile, profile_names()):
         # Whole words: an H200 is not an H20, and a GH200 is not an H200.
         words = (rf"\b{re.escape(word)}\b" for word in profile.gpu_name_contains)

@@ -22,8 +22,7 @@ BRIEF = 120  # characters of a name that a message repeats
 def parse(path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
     """Read one YAML file as `kind`.
 
-    Raises:
-        UsageError: not YAML, or a key that is unknown, missing or of the wrong type.
+    Raises UsageError: not YAML, or a key that is unknown, missing or of the wrong type.
     """
     return validate(read(path, noun, kind), path, noun, kind)
 
@@ -47,7 +46,8 @@ def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> 
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        # An unknown key is often a misspelled required one, so it explains more than a missing key.
+        # An unknown key is often a misspelled required one, so it explains more than a missing
+        # key.
         first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
         key = ".".join(map(shorten, _users_path(first, data))) or "(the whole file)"
         raise UsageError(

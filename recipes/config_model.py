@@ -24,7 +24,7 @@ class ConfigModel(CheckedCopyModel):
     Every number has a minimum and a maximum.
     """
 
-    # Defaults are converted too: stage keys are digests of the JSON text, where 10 and 10.0 differ.
+    # Defaults are converted too: stage keys are digests of JSON text, where 10 and 10.0 differ.
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,

@@ -1,4 +1,4 @@
-"""Gate on the work of a solved task: tokens of its answers, thoughts included."""
+"""Gate on the tokens of a solved task, thoughts included."""
 
 from __future__ import annotations
 

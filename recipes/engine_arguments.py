@@ -1,9 +1,9 @@
 """Engine arguments and variables that a profile or a registry tag may set.
 
 Only `prepare` sets arguments that decide access to the server and what it loads. The engine's
-parser accepts any unique beginning of a name, so the beginning of such an argument is refused, too.
-No value may name a file or a Python object, because the engine would open or import it. Whether the
-engine has an argument at all is told by its own parser (pipeline/serving/argument_check.py).
+parser accepts any unique beginning of a name, so that of such an argument is refused, too. No value
+may name a file or a Python object, because the engine would open or import it. The engine's parser
+checks the others (pipeline/serving/argument_check.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OBJECT = re.compile(r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$")
 _OF_A_FILE = re.compile(
     r"(.*[_-])?(dir|path|file|folder|plugin|cls|module|qualname)s?", re.IGNORECASE
 )
-# Lets a server compile kernels with the nvcc of its environment; without it there is none.
+# Lets a server compile kernels with its environment's nvcc.
 COMPILES = "PREPARE_NVCC"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A process reads more, such as CC, CXX and OPENSSL_CONF; allowed is what tunes the engine and the
-# libraries that compute for it.
+# A process reads more, such as CC, CXX and OPENSSL_CONF; permitted are those that tune the engine
+# and its libraries.
 _TUNES = re.compile(
     r"(OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|CUDA|CUBLAS|NVIDIA"
     r"|NCCL|GLOO|FLASHINFER|MALLOC)_.*|TOKENIZERS_PARALLELISM|PREPARE_(CPU_FEATURES|NVCC)"
@@ -62,12 +62,12 @@ DEFAULT_MEMORY_SHARE = 0.92  # vLLM 0.33's
 
 
 def memory_share(arguments: Mapping[str, Any]) -> float:
-    """Return the part of each GPU's memory that a server with these checked arguments may use."""
+    """Return the part of each GPU's memory that a server with checked arguments may use."""
     return float(arguments.get(MEMORY_SHARE, DEFAULT_MEMORY_SHARE))
 
 
 def count_gpus(arguments: Mapping[str, Any]) -> int:
-    """Return the number of GPUs of a server with these checked arguments."""
+    """Return the number of GPUs of a server with checked arguments."""
     return math.prod(int(arguments.get(name, 1)) for name in DIVIDES_GPUS)
 
 
@@ -96,13 +96,9 @@ def explain_ours(name: str, engine: str = DEFAULT) -> str:
 
 
 def check_arguments(arguments: Mapping[str, Any], engine: str = DEFAULT) -> None:
-    """Check that these arguments may be passed to the engine.
+    """Raise EngineArgumentError for an argument that is not permitted.
 
-    Args:
-        arguments: by long name without dashes; true is a bare flag, false omits it.
-
-    Raises:
-        EngineArgumentError: an argument is not permitted.
+    `arguments` are by long name without dashes; true is a bare flag, false omits it.
     """
     serving = find_engine(engine)
     for name, value in arguments.items():
@@ -135,7 +131,7 @@ def check_counts(arguments: Mapping[str, Any]) -> None:
 
 
 def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:
-    """Check that these may be set for the server; raises EngineArgumentError."""
+    """Raise EngineArgumentError for a variable that is not permitted."""
     serving = find_engine(engine)
     for name, value in variables.items():
         shown = ascii(name)[:80]

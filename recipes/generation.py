@@ -1,4 +1,4 @@
-"""How suites have answers generated: prompt format, length, sampling, thoughts."""
+"""Settings of generated answers: prompt format, length, sampling, thoughts."""
 
 from __future__ import annotations
 

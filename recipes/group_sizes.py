@@ -16,12 +16,8 @@ def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
 def dividing_group_size(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
     """Return the group size to use; None without sizes.
 
-    Args:
-        sizes: in the order to try.
-        columns: of all quantized matrices.
-
-    Raises:
-        StageError: no size divides all columns.
+    `sizes` are in the order to try, `columns` those of all quantized matrices. Raises StageError if
+    no size divides all.
     """
     widths = set(columns)
     size = find_dividing(sizes, widths)

@@ -1,8 +1,8 @@
 """Interpretation of lists of modules: names, shell patterns, and `re:` expressions.
 
 Expressions come from recipes and from configs of downloaded checkpoints. RE2 matches them, in time
-linear in the name: Python's `re` may take years for one. What RE2 cannot read is refused by name,
-so lookahead, backreferences and more than 1,000 repetitions are.
+linear in the name: Python's `re` may take years for one. RE2 refuses lookahead, backreferences and
+more than 1,000 repetitions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ MAX_WORDS, MAX_EXPRESSIONS, MAX_CHARACTERS = 100_000, 1_000, 50_000
 def is_ignored(module: str, ignore: Sequence[str]) -> bool:
     """Return whether the ignore list matches the module by name, glob or `re:` expression.
 
-    llm-compressor supports names and `re:` expressions; globs are converted first
-    (:mod:`pipeline.inspection.unquantized_modules`).
+    Globs are converted for llm-compressor (:mod:`pipeline.inspection.unquantized_modules`).
     """
     names, expressions = _compile_all(tuple(ignore))
     if module in names:
@@ -43,7 +42,7 @@ def to_expression(word: str) -> str | None:
 
 
 def check_patterns(words: list[str]) -> list[str]:
-    """Return the words; ValueError for an expression that RE2 cannot read, or if they are many."""
+    """Return the words; ValueError for too many, or an expression that RE2 cannot read."""
     found = [each for word in words if (each := to_expression(word)) is not None]
     for number, limit, what in (
         (len(words), MAX_WORDS, "entries"),

@@ -16,9 +16,7 @@ from pipeline.core.plugins import plugin_names
 class OfKind:
     """Annotation that validates and serializes a value as the model of its `kind`.
 
-    Args:
-        group: of entry points.
-        model_of: returns the model of a kind; raises LookupError if there is none.
+    `group` is of entry points; `model_of` raises LookupError for an unknown kind.
     """
 
     def __init__(self, group: str, model_of: Callable[[str], type[BaseModel]]) -> None:

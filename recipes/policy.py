@@ -54,7 +54,7 @@ class Margin(ConfigModel):
 
 
 class UsualChange(ConfigModel):
-    """What a usual good variant does to a suite's scores."""
+    """Effect of a usual good variant on a suite's scores."""
 
     flips: float = Field(ge=0, le=1, description="share of the scores that change")
     loss: float = Field(0.0, ge=0, lt=1, description="drop of the mean score; 0.01 is a point")
@@ -214,7 +214,7 @@ class Policy(ConfigModel):
         return self.speed.claims_on(accelerator) if self.speed is not None else ()
 
     def file_keys(self) -> dict[str, Any]:
-        """Return the keys of a file of this policy; its suites lack what `generation` fills."""
+        """Return the keys of this policy's file; its suites lack those that `generation` fills."""
         found = self.model_dump(exclude_none=True)
         if self.generation is None:
             return found

@@ -80,8 +80,8 @@ class Quantization(ConfigModel):
         """Module with `run(spec, progress, output) -> facts of QuantizeResult`.
 
         `spec` has checkpoint (directory), quantization (the recipe's keys, with `ignore` resolved),
-        group_sizes, calibration_file (None for a Hub dataset), trust_remote_code, compute_dtype.
-        At module level it may import only the standard library and packages of `environment`.
+        group_sizes, calibration_file (None for a Hub dataset), trust_remote_code, compute_dtype. At
+        module level it may import only the standard library and packages of `environment`.
         """
 
     @property
@@ -99,7 +99,8 @@ class Quantization(ConfigModel):
         """Change of weights in addition to rounding.
 
         nearest: none. compensated: later weights absorb an error, so rows may differ locally.
-        rescaled: columns are scaled, and the preceding layers by the inverse.
+        rescaled:
+        columns are scaled, and the preceding layers by the inverse.
         """
         return "nearest"
 
@@ -138,8 +139,6 @@ class Quantization(ConfigModel):
     @property
     def method_description(self) -> str:
         return ""
-
-    # Consequences of the formats.
 
     @property
     def is_fp8(self) -> bool:

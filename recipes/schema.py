@@ -147,7 +147,7 @@ class CpuOverride(ConfigModel):
     )
 
 
-# The wait of `prepare serve`: verdicts record it, since loading time does not affect them.
+# The wait of `prepare serve`: loading time does not affect verdicts, so these record it.
 READY_TIMEOUT_SECONDS = 1800.0
 
 

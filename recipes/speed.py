@@ -64,8 +64,7 @@ class ThroughputRatioGate(ConfigModel):
     def minimum_on(self, accelerator: Accelerator | None) -> float:
         """Return the smallest acceptable ratio; None stands for endpoints on unknown machines.
 
-        Raises:
-            ValueError: it has no minimum for that accelerator, or no common one for None.
+        Raises ValueError without a minimum for that accelerator, or without a common one for None.
         """
         if not self.is_about(accelerator):
             raise ValueError(f"no minimum for {accelerator or 'endpoints on unknown machines'}")

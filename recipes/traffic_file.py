@@ -18,7 +18,7 @@ from pipeline.core.untrusted import (
 )
 from recipes.workload import AnyWorkload, FileWorkload
 
-LARGEST_FILE = 1 << 30  # bytes of conversations
+LARGEST_FILE = 1 << 30  # of conversations
 A_PROMPT = 'a prompt a line, as {"prompt": "..."}; a list of conversations has a name in .json'
 A_CONVERSATION = '[{"conversations": [{"from": "human", "value": "..."}]}, ...]'
 
@@ -27,19 +27,15 @@ A_CONVERSATION = '[{"conversations": [{"from": "human", "value": "..."}]}, ...]'
 class TrafficFile:
     """Summary of a request file."""
 
-    requests: int  # number of them
+    requests: int
     shares: bool  # whether two prompts start with the same text
 
 
 def check_workload(workload: AnyWorkload, where: str, max_length: int | None) -> None:
-    """Check that the model can serve the workload; reads its file.
+    """Check that the model can serve the workload, which is at `where`; reads its file.
 
-    Args:
-        where: location of the workload, for messages.
-        max_length: tokens of a prompt with its answer, or None.
-
-    Raises:
-        UsageError: the file is wrong, a prompt is too long, or the hit rate is impossible.
+    `max_length` counts tokens of a prompt with its answer. Raises UsageError if the file is wrong,
+    a prompt is too long, or the hit rate is impossible.
     """
     longest, key = workload.longest, "input_tokens"
     if isinstance(workload, FileWorkload):

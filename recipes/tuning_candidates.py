@@ -65,7 +65,6 @@ class CandidateFile(ConfigModel):
 def load_candidates(name: str) -> CandidateFile:
     """Return the candidates of that name or YAML file.
 
-    Raises:
-        UsageError: the file is missing or malformed.
+    Raises UsageError if the file is missing or malformed.
     """
     return load_described(name, "tuning", "candidates", CandidateFile)

@@ -1,4 +1,4 @@
-"""Storage format of quantized weights, and the bytes that it takes."""
+"""Storage format of quantized weights, and their size in bytes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class WeightFormat:
     # Unit of a scale: tensor, channel (a row), block, group, tensor_group (groups, and one more
     # scale for the matrix); none for unquantized weights.
     strategy: str
-    group: int | None = None  # columns of a group, if any
-    block: tuple[int, int] | None = None  # rows and columns of a block, if any
+    group: int | None = None  # of a group, if any
+    block: tuple[int, int] | None = None  # rows and columns, if any
     symmetric: bool = True  # without zero points
     reordered: bool = False  # each column has a group index (`weight_g_idx`)
     static_input: bool = False  # activations also have a stored scale
@@ -69,8 +69,7 @@ class WeightFormat:
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         """Return the memory of `size` bytes of weights on a CPU server, which widens most.
 
-        Args:
-            wide: the model is served in float32; FP8 weights always get 32 bits.
+        `wide`: the model is served in float32; FP8 weights always get 32 bits.
         """
         if self.bits > 8 or self.name == "int-quantized":
             return size

@@ -181,8 +181,7 @@ class Card:
         """Describe the KV cache's type and its effect on attention.
 
         With an FP8 cache on a GPU, vLLM also computes attention in FP8. Its one scale per layer is
-        1.0
-        unless the recipe stores scales.
+        1.0 unless the recipe stores scales.
         """
         dtype = str(self.deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
         name = f"`{escape.markdown_code(dtype)}`"

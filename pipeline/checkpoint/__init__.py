@@ -1,5 +1,4 @@
 """Checkpoints: references, downloads, reading and completeness checks.
 
-A missing, damaged or unsupported checkpoint raises CheckpointError; HubError is its subclass for
-the Hugging Face Hub.
+A missing, damaged or unsupported checkpoint raises CheckpointError; HubError is its subclass.
 """

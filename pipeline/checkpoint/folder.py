@@ -1,7 +1,6 @@
 """Checkpoint folders with safetensors, config and tokenizer files: completeness and digest.
 
-The digest covers names and contents of every file that can change the model's answers, and not its
-location.
+The digest covers names and contents of all files that can change answers, not their location.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ AUXILIARY_FILES = (
     *("processor_config.json", "special_tokens_map.json", "tekken.json", "tokenizer.json"),
     *("tokenizer_config.json", "vocab.json", "vocab.txt"),
 )
-# Files other than weights that can change the model's answers; all at the top level.
+# Other top-level files than weights that can change the model's answers.
 SMALL_FILES = (*AUXILIARY_FILES, "config.json", QUANTIZER_FILE, INDEX, "*.py")
 
 MAX_CONTEXT = 10**10  # tokens; a larger value is an error or an attack
@@ -122,8 +121,8 @@ def inspect_folder(
     Headers are read before files are hashed, so most faults appear within a second.
 
     Args:
-        path: the folder; for kind "hub" a snapshot in the Hub's cache, whose links are checked
-            against the Hub's digests.
+        path: for kind "hub" a snapshot in the Hub's cache, whose links must match the Hub's
+            digests.
         is_head: it is a draft model that uses another model's tokenizer and may have none.
     """
     path = path.expanduser().absolute()
@@ -261,8 +260,8 @@ def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
     target = Path(os.path.realpath(file))  # unlike resolve(), accepts link loops
     allowed = [folder.resolve()]
     if kind == "hub" and folder.parent.name == "snapshots":
-        # CACHE/models--org--name/snapshots/COMMIT; contents are in the repository's blobs folder,
-        # and with huggingface_hub 2 in a shared one.
+        # CACHE/models--org--name/snapshots/COMMIT; blobs are in the repository's folder, and with
+        # huggingface_hub 2 in a shared one.
         repository = folder.parent.parent.resolve()
         allowed += [repository / "blobs", repository.parent / "blobs"]
     if not any(target.is_relative_to(place) for place in allowed):

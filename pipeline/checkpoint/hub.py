@@ -1,4 +1,4 @@
-"""Downloads of checkpoints from the Hugging Face Hub, or a mirror with the same interface.
+"""Downloads of checkpoints from the Hugging Face Hub, or a mirror.
 
 Endpoint, token, cache folder and offline mode are settings of huggingface_hub (HF_ENDPOINT,
 HF_TOKEN or `hf auth login`, HF_HOME, HF_HUB_OFFLINE).
@@ -30,7 +30,7 @@ from pipeline.core.events import Progress
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
-# The card has the license. It does not change answers, so it is not part of the digest.
+# The card has the license, but does not change answers, so it is not part of the digest.
 FETCHED_FIRST = (*SMALL_FILES, "README.md")
 ANSWER_TIMEOUT_S = 15.0
 DATASET_TIMEOUT_S = 3.0
@@ -38,20 +38,15 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
-    """Download a checkpoint's safetensors, config, tokenizer files and card into the Hub's cache.
+    """Download safetensors, config, tokenizer files and card; return the snapshot and its commit.
 
     Existing files are reused, and interrupted transfers resume. If the Hub is unreachable, the
-    cache is used. Pickled weights and files in subfolders are never downloaded.
-
-    Args:
-        revision: branch, tag or commit; None for the default branch.
-
-    Returns:
-        the snapshot folder, and the commit of `revision`.
+    cache is used. Pickled weights and files in subfolders are never downloaded. `revision` None
+    means the default branch.
 
     Raises:
-        HubError: repository or revision do not exist or are not accessible, the Hub is unreachable
-            and the cache incomplete, the disk is full, or there are no safetensors.
+        HubError: repository or revision are missing or not accessible, the Hub is unreachable and
+            the cache incomplete, the disk is full, or there are no safetensors.
     """
     with explain_hub_errors(repo_id, revision):
         info = query_hub(repo_id, revision)
@@ -87,11 +82,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
 
 
 def bytes_to_download(repo_id: str, revision: str | None) -> int:
-    """Return the bytes that :func:`download` would fetch.
-
-    Returns:
-        0 if the cache is complete, or if the Hub is unreachable and the cache would be used.
-    """
+    """Return the bytes that :func:`download` would fetch; 0 if it would use the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     with explain_hub_errors(repo_id, revision):
@@ -109,10 +100,9 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
 
 
 def resolve_dataset_revision(dataset_id: str) -> str | None:
-    """Return the current commit of a Hub dataset's default branch.
+    """Return the commit of a Hub dataset's default branch.
 
-    Returns:
-        None if the Hub does not respond within about three seconds, or does not show the dataset.
+    None if the Hub does not respond within about three seconds, or does not show the dataset.
     """
     answer: list[str | None] = []
 
@@ -190,8 +180,7 @@ def _fetch(
 def _bar_class(report: Callable[[int], None] | None = None) -> type[Any]:
     """Return a progress bar class that draws nothing and reports bytes.
 
-    The library creates several bars: one counts files, one or two count bytes (received, written),
-    which differ with deduplication. The largest count is reported.
+    The library counts files, received bytes and written bytes; the largest count is reported.
     """
     from tqdm.std import tqdm
 
@@ -207,7 +196,7 @@ def _bar_class(report: Callable[[int], None] | None = None) -> type[Any]:
             """Draw nothing."""
 
         def close(self) -> None:
-            """Nothing was drawn, so there is nothing to clear."""
+            """Do nothing."""
             self.disable = True
 
         def update(self, n: float | None = 1) -> bool | None:
@@ -231,7 +220,7 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
     endpoint = os.environ.get("HF_ENDPOINT", "the Hub")
     no_folder = f" (and no folder of the name '{repo_id}' exists here)"
     offline = constants.HF_HUB_OFFLINE
-    # The first that fits: the library's error, what is told, and the hint.
+    # The first that fits: the library's error, message, and hint.
     known: tuple[tuple[type[Exception], str, str], ...] = (
         (
             errors.GatedRepoError,

@@ -27,9 +27,9 @@ _HUB_ID = re.compile(
 class CheckpointReference:
     """A checkpoint reference, before any lookup."""
 
-    kind: Kind  # kind of reference
+    kind: Kind
     name: str  # the path as written, the Hub's org/name, or the demo's name
-    revision: str | None = None  # branch, tag or commit on the Hub; None for the default branch
+    revision: str | None = None  # branch, tag or commit; None for the default branch
 
     @property
     def text(self) -> str:
@@ -47,10 +47,8 @@ class CheckpointReference:
 def parse_reference(text: str) -> CheckpointReference:
     """Return the reference that the text denotes.
 
-    Existing paths, and text that can only be a path, are folders; otherwise it is a Hub id.
-
-    Raises:
-        UsageError: it is none of the three kinds; the message suggests close matches.
+    Existing paths, and text that can only be a path, are folders; otherwise it is a Hub id. Raises
+    UsageError with close matches for anything else.
     """
     if (demo := text.removeprefix("demo:")) != text and demo in DEMOS:
         return CheckpointReference("demo", demo)
@@ -65,7 +63,7 @@ def parse_reference(text: str) -> CheckpointReference:
         return CheckpointReference("hub", found[1], found[2])
     demos = [f"demo:{each}" for each in DEMOS]
     known = list(demos)
-    with suppress(OSError, ValueError):  # no such folder
+    with suppress(OSError, ValueError):
         known += map(str, Path(text).parent.iterdir())
     close = get_close_matches(text[:MAX_NAME_CHARACTERS], known, n=3, cutoff=0.5)
     raise UsageError(

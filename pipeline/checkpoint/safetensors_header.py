@@ -59,7 +59,7 @@ class SafetensorsHeader:
 
     tensors: dict[str, TensorEntry]  # by name; offsets count from `data_start`
     data_start: int  # offset in the file of the first tensor byte
-    data_bytes: int  # size of all tensors together
+    data_bytes: int  # of all tensors together
 
 
 def read_header(path: Path) -> SafetensorsHeader:
@@ -131,7 +131,6 @@ def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
 
 
 def _are_sizes(value: Any) -> bool:
-    """Return whether the value is a short list of non-negative integers (booleans excluded)."""
     return (
         isinstance(value, list)
         and len(value) <= MAX_DIMENSIONS

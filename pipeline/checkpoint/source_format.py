@@ -1,7 +1,7 @@
-"""Number format of a checkpoint that was released quantized, and how to get 16-bit weights of it.
+"""Number format of a checkpoint that was released quantized, and its conversion to 16 bits.
 
-Such a checkpoint is served as it is. Recipes need 16-bit weights, which are made from the weight
-files, without the model, by compressed-tensors' converters (`pipeline/workers/dequantize.py`).
+Such a checkpoint is served as it is. Recipes need 16-bit weights: compressed-tensors' converters
+make them from the files, without the model (`pipeline/workers/dequantize.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-QUANTIZER_FILE = "hf_quant_config.json"  # written by NVIDIA's ModelOpt for quantized weights
+QUANTIZER_FILE = "hf_quant_config.json"  # of NVIDIA's ModelOpt
 
 Converter = Literal["compressed-tensors", "fp8-block", "awq"]
 # Columns of a group of 4-bit floats.
@@ -23,8 +23,8 @@ MXFP4_REASON = "its experts are fused, and recipes leave those in 16 bits, which
 class SourceFormat:
     """Format of released weights."""
 
-    label: str  # of the numbers: FP8, INT4, MXFP4, ...
-    converter: Converter | None = None  # to 16 bits; None: there is none
+    label: str  # FP8, INT4, MXFP4, ...
+    converter: Converter | None = None  # to 16 bits, if there is one
     reason: str = "nothing here converts such weights to 16 bits"  # of None
 
 
@@ -33,9 +33,7 @@ def source_format(
 ) -> SourceFormat | None:
     """Return the format; None for unquantized weights.
 
-    Args:
-        config: config.json.
-        quantizer: hf_quant_config.json; None without one.
+    `quantizer` is hf_quant_config.json, if there is one.
     """
     found = next(quantization_configs(config), None)
     if found is None:

@@ -39,7 +39,7 @@ class SourceInfo(Record):
 
     @property
     def as_baseline(self) -> str:
-        """What verdicts are against."""
+        """Return the baseline of verdicts."""
         if self.quantized:
             return f"the released {self.quantized} weights"
         return "the unquantized model"
@@ -97,7 +97,7 @@ def license_in(folder: Path) -> dict[str, str]:
 
 
 def front_matter(card: Path) -> dict[str, Any]:
-    """Return the YAML front matter of a card; empty if missing or damaged.
+    """Return a card's YAML front matter; empty if missing or damaged.
 
     The card is untrusted, and an unreadable card does not stop a promotion.
     """

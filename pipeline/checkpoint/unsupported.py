@@ -15,7 +15,7 @@ OF_IMAGES = "ForConditionalGeneration"  # and of encoder-decoders, which have no
 def architecture_error(
     architecture: str, config: Mapping[str, Any], where: str
 ) -> PrepareError | None:
-    """Return an error for models that do not generate text; `where` is the place of the config."""
+    """Return an error for models that do not generate text."""
     sees = architecture.endswith(OF_IMAGES) and "vision_config" in config
     if sees or architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return None
@@ -28,7 +28,7 @@ def architecture_error(
 
 
 def dequantization_error(config: str, form: SourceFormat | None) -> PrepareError | None:
-    """Return the error of a recipe for released weights that cannot be converted to 16 bits."""
+    """Return the error of released weights that cannot be converted to 16 bits."""
     if form is None or form.converter is not None:
         return None
     return CheckpointError(

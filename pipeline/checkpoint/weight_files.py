@@ -30,9 +30,8 @@ _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 def weight_files(folder: Path) -> list[Path]:
     """Return the sorted weight files: those in the index, or all safetensors.
 
-    Raises:
-        CheckpointError: there are none, the index is damaged or leaves the folder, a shard is
-            missing, or shards have no index.
+    Raises CheckpointError if there are none, the index is damaged or leaves the folder, a shard is
+    missing, or shards have no index.
     """
     index = folder / INDEX
     names = checkpoint_names(folder)
@@ -73,7 +72,7 @@ def check_no_shard_is_missing(missing: list[str], total: int, where: str) -> Non
 
 
 def hint_on_weights(names: Iterable[str]) -> str:
-    """Return what to use in the place of a folder or repository of such files."""
+    """Return what to use instead of a folder or repository of such files."""
     suffixes = {Path(name).suffix for name in names}
     if suffixes & {".bin", ".pt", ".pth"}:
         return (

@@ -1,4 +1,4 @@
-"""Files of a weights folder, and those that are added after the weights were made."""
+"""Files of a weights folder, and those that may be added later."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ ARCHIVE = f"{BUNDLE}/stages.tar.gz"
 CARD = "README.md"
 RESULTS = ".eval_results/prepare.yaml"
 SIGNATURE = "model.sig"
-# Files that may be added after the list was written: a signature, and the file that the Hub adds
-# to every repository. Any other unlisted file, such as one in `.git/hooks`, is refused.
+# A signature, and the file that the Hub adds to every repository. Any other unlisted file, such as
+# one in `.git/hooks`, is refused.
 ADDED_LATER = (SIGNATURE, ".gitattributes")
 
 
 def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
     """Yield (relative path, file) of every file below the folder, sorted.
 
-    `leave_out` has relative paths of files and folders.
-
-    Raises:
-        EvidenceError: there is a link or a device.
+    `leave_out` has relative paths of files and folders. Raises EvidenceError for links and devices.
     """
     for file in sorted(folder.rglob("*")):
         path = file.relative_to(folder).as_posix()
@@ -45,7 +42,6 @@ def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def _is_part_of(path: str, mode: int, left_out: str) -> bool:
-    """Whether the path is left out; a folder named as an added file is not."""
     if left_out in ADDED_LATER:
         return path == left_out and stat.S_ISREG(mode)
     return path == left_out or path.startswith(f"{left_out}/")
@@ -71,10 +67,5 @@ def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) ->
 
 
 def digest_auxiliary_files(folder: Path) -> str:
-    """Digest config, tokenizer, chat template and code: files that are there before the evidence.
-
-    Raises:
-        CheckpointError: the folder has no weights.
-        EvidenceError: there is something that is neither a file nor a folder.
-    """
+    """Digest config, tokenizer, template and code; raises as `digest_of_other_files`."""
     return digest_of_other_files(folder, (BUNDLE, CARD, RESULTS, *ADDED_LATER))

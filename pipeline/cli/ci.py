@@ -65,11 +65,11 @@ def is_in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool
 class CiReporting:
     """A run's reports for CI."""
 
-    kind: RunKind  # the command of the run
-    ci: bool  # whether this is a CI job; without one, only files that were asked for are written
+    kind: RunKind
+    ci: bool  # without one, only the files that were asked for are written
     junit: Path | None
     outputs: Path | None
-    as_json: bool  # what is printed is for programs
+    as_json: bool  # print for programs
 
     def carry_out(
         self,
@@ -77,7 +77,7 @@ class CiReporting:
         command: dict[str, Any],
         store: Path | None,
     ) -> NoReturn:
-        """Do the work, report its outcome to CI and on standard output, and exit with its code."""
+        """Do the work, report its outcome, and exit with its code."""
         with (
             errors_as_json(self.as_json),
             open_display(as_json=self.as_json, plain=self.ci) as progress,
@@ -119,7 +119,7 @@ class CiReporting:
             return
         from artifacts.ci import ReportPaths, publish
 
-        # Outside of a CI job, only what was asked for by name is written.
+        # Outside of a CI job, only files that were asked for are written.
         environ = os.environ if self.ci else {}
         publish(report, ReportPaths.of(environ, junit, self.outputs), progress.note)
 

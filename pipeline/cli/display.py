@@ -1,6 +1,6 @@
 """Progress output: bars with ETA on a terminal, plain lines in CI, JSON lines with --json.
 
-All of it goes to standard error; results go to standard output.
+It goes to standard error; results go to standard output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that the output names repeat the options that say where things are."""
+"""Follow-up commands in the output, with this command's --store and --registry."""
 
 from __future__ import annotations
 
@@ -33,11 +33,7 @@ def given(store: Path | None, registry: str | None = None) -> str:
 
 
 def repeat_options(text: str, arguments: Sequence[str] | None = None) -> str:
-    """Add --store and --registry of this command line to each command of prepare in the text.
-
-    Args:
-        arguments: the command line's; None: those of this process.
-    """
+    """Add --store and --registry of this command line to each command of prepare in the text."""
     found = {
         option: value
         for option in ("--store", "--registry")

@@ -52,7 +52,7 @@ def gc(
     found = settings.open_store()
     registries = [registry] if registry else []
     with open_display(as_json=as_json) as progress, ExitStack() as held:
-        if dry_run:  # also of a store that may only be read
+        if dry_run:  # also of a read-only store
             found.refuse_in_use()
         else:
             held.enter_context(found.collect())

@@ -116,10 +116,10 @@ def run(command: Callable[..., Any]) -> NoReturn:
     """Run the command, report its outcome, and exit."""
     interrupt_on_signals()
     try:
-        # Outside its standalone mode the parser returns what a command exits with, and makes
-        # an exit of an interruption.
+        # Outside its standalone mode the parser returns a command's exit code, and makes an exit
+        # of an interruption.
         code = command(standalone_mode=False) or ExitCode.SUCCESS
-        sys.stdout.flush()  # what cannot be written is told below, not as the interpreter ends
+        sys.stdout.flush()  # reports write errors below, not at the interpreter's end
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)
@@ -140,8 +140,8 @@ def has_temporary_folder() -> bool:
 def report_error(error: BaseException) -> int:
     """Print the error in a sentence or two; return the exit code."""
     if isinstance(error, typer.Abort) or is_interruption(error):
-        # One that came inside of an exec(), as when a dataclass is made, leaves a mark by which
-        # CPython ends the process with SIGINT in any case; the next exec clears it.
+        # An interruption inside an exec(), as when a dataclass is made, leaves a mark by which
+        # CPython ends the process with SIGINT; the next exec clears it.
         exec("")  # noqa: S102
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED

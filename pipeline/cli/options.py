@@ -21,7 +21,7 @@ def parse_path(text: str) -> Path:
 MAX_DAYS = 36_500  # `datetime` represents a date so long ago
 
 PATH: Mapping[str, Any] = {"parser": parse_path, "metavar": "PATH"}
-"""The type of an option or argument that is a path."""
+"""Type of an option or argument that is a path."""
 
 
 def option(name: str, help: str, *others: str, **more: Any) -> Any:

@@ -20,10 +20,7 @@ def check_policy(
 ) -> None:
     """Check a policy without a checkpoint, and print its gates' power with these questions.
 
-    Raises:
-        UsageError: the file is invalid, a blocking suite could not pass even a variant that answers
-            exactly as the baseline does, or a critical one would pass fewer than one in five
-            variants that lose nothing.
+    Raises UsageError as `check_power`, or for an invalid file.
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
@@ -45,7 +42,6 @@ def check_policy(
     with open_display(as_json=as_json) as progress:
         sources = SourceResolver(
             eval_data,
-            # The same for every accelerator as far as the number of questions goes.
             identity("evaluate", Accelerator.CPU, settings),
             settings.digests,
             progress,

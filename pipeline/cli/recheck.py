@@ -135,7 +135,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
 
 
 def gate_cells(gate: GateResult | None) -> list[str]:
-    """Both sides, the difference with its bound, and the verdict."""
+    """Return both sides, the difference with its bound, and the verdict."""
     if gate is None:
         return ["not measured", ""]
     sides = " to ".join(filter(None, gate.show_sides(1)))

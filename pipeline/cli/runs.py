@@ -109,8 +109,7 @@ def verdicts_in(report: RunReport) -> list[str]:
 def follow_run(report: RunReport, named: Path | None, store: Store, *, as_json: bool) -> None:
     """Print the notes of a run until it ends; exit with its code.
 
-    Raises:
-        StoreError: its process was killed.
+    Raises StoreError if its process was killed.
     """
     from artifacts.run_loader import find_run
     from artifacts.run_outcome import how_to_continue

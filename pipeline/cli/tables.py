@@ -32,7 +32,7 @@ def console(width: int = WIDTH_WITHOUT_TERMINAL) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on standard output."""
+    """Print one JSON value."""
     print(json.dumps(value, indent=1))
 
 
@@ -101,7 +101,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
 
 
 def print_ending(report: RunReport, store: Path | None, *, is_shown: bool = False) -> None:
-    """Why the run failed as a whole, where `prepare runs` has it; and its last line."""
+    """Print why the run failed as a whole, unless it was shown, and its last line."""
     from rich.text import Text
 
     if is_shown and report.error is not None:
@@ -128,7 +128,7 @@ def title_of(report: RunReport) -> str:
 
 
 def verdict_table(report: RunReport) -> Table:
-    """Return one row per gate, variant by variant; variant and size stand in the first."""
+    """Return one row per gate, by variant; the first has variant and size."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -156,7 +156,7 @@ def verdict_table(report: RunReport) -> Table:
 
 
 def print_reasons(out: Console, variant: VariantReport) -> None:
-    """Why a variant got its verdict, and each gate that did not plainly pass."""
+    """Print why a variant got its verdict, and each gate that did not plainly pass."""
     from rich.text import Text
 
     from artifacts.run_outcome import verdict_word
@@ -206,7 +206,7 @@ def speed_lines(report: RunReport) -> list[str]:
 
 
 def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> str:
-    """How much was done, and what to look at next."""
+    """Return how much was done, and the next command."""
     from artifacts.run_outcome import champion_of, headline, next_command, next_command_after_show
 
     reused = sum(stage.status == "reused" for stage in report.stages)
@@ -220,7 +220,7 @@ def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = 
 
 
 def print_stages(report: RunReport, store: Store, *, paths: bool = False) -> None:
-    """Every stage of a run with its time, and with `paths` the folders of the evidence.
+    """Print every stage of a run with its time, and with `paths` the evidence's folders.
 
     A folder in a cell would be folded, and could not be copied.
     """
@@ -230,7 +230,7 @@ def print_stages(report: RunReport, store: Store, *, paths: bool = False) -> Non
     ]
     if rows:
         print_table(["stage", "variant", "status", "time"], rows)
-    # Those of one variant follow one another.
+    # Stages of one variant are adjacent.
     if firsts := {each.partition(": ")[0]: each for each in reversed(report.running)}:
         print(f"running: {log_line('; '.join(reversed(firsts.values())))}")
     found = [

@@ -1,7 +1,7 @@
 """Standard output and standard error as they reach a person or a CI log.
 
 All output of the command passes here, so no text of a checkpoint, a registry or a model acts on the
-terminal or in the log. Colours and bars, by :func:`open_console`, pass unchanged.
+terminal or in the log. Colors and bars, by :func:`open_console`, pass unchanged.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pipeline.core.redaction import RedactingStream, redact
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A line's ending that begins a command, and what of the next write would complete it.
+# A line's ending that begins a CI command, and the next write's text that would complete it.
 _BEGUN = re.compile(r"##[A-Za-z]*\Z")
 _COMPLETIONS = {":": re.compile(":"), "x##": re.compile(r"[A-Za-z]*\[")}
 _NEVER = re.compile(r"(?!)")
 
 
 class SanitizedStream(RedactingStream):
-    """A text stream on which foreign text only shows."""
+    """A text stream on which foreign text has no effect."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -53,7 +53,7 @@ class SanitizedStream(RedactingStream):
 class LastingStream(RedactingStream):
     """A text stream that drops further output once its reader has ended, as in `... | head`.
 
-    A run that takes hours must not fail because nobody reads its progress.
+    A run of hours must not fail because its progress has no reader.
     """
 
     def write(self, text: str) -> int:
@@ -94,7 +94,7 @@ def guard_streams() -> Iterator[None]:
 
 
 def escape_letters(stream: TextIO | None) -> None:
-    """From now on a letter that the stream's encoding lacks is written as its escape."""
+    """Make the stream escape letters that its encoding lacks."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 

@@ -88,22 +88,19 @@ def verify(
 
 
 def is_folder(reference: str) -> bool:
-    """Whether this is meant as a path; runs have neither slashes nor folders of their name here."""
+    """Return whether this is meant as a path; runs have neither slashes nor such folders."""
     return "/" in reference or Path(reference).is_dir()
 
 
 def is_version(reference: str) -> bool:
-    """Whether this is meant as NAME@ALIAS: no id of a run has an '@' in it."""
+    """Return whether this is meant as NAME@ALIAS; no run's id has an '@'."""
     return "@" in reference and not is_folder(reference)
 
 
 def registered_folder(
     reference: str, registry: str | None, store: Path | None, public_key: Path | None
 ) -> tuple[Path, Path | None]:
-    """Return a registered version's folder, after checking its files.
-
-    Returns:
-        the folder, and the public key that it must be signed with, if any.
+    """Return a registered version's checked folder, and the public key that must have signed it.
 
     Raises:
         UsageError: there is no such version.
@@ -116,13 +113,13 @@ def registered_folder(
     key = settings.signing.public_key
     _, version = find_asked(reference, registry, settings)
     folder = folder_of(version, None, settings.store, "prepare verify FOLDER")
-    # What is remembered of the weights will do: the check of the bundle reads them all.
+    # Remembered digests suffice: the check of the bundle reads all weights.
     check_files(version, folder, settings.digests, public_key=key)
     return folder, key
 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
-    """Check a run of the store; whether all is as kept."""
+    """Check a run of the store; return whether all is as recorded."""
     from artifacts.evidence.verify import check_run
     from artifacts.run_loader import find_run
     from pipeline.environments.settings import load_settings
@@ -142,11 +139,8 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
 def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bool | None:
     """Check a folder with evidence, and its signature where one is asked for.
 
-    Returns:
-        whether all is as kept; None if it is, and the answers are not there.
-
-    Raises:
-        EvidenceError: there is no evidence, or the signature does not hold.
+    Returns whether all is as recorded; None if it is, without the answers. Raises EvidenceError if
+    there is no evidence, or the signature does not hold.
     """
     from artifacts.evidence.verify import check_bundle
 
@@ -162,7 +156,7 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
 
 
 def check_signature(folder: Path, public_key: Path | None) -> str:
-    """Check the signature as asked for; says in a word how it stands: holds, unchecked or none."""
+    """Check the signature, if asked for; return `holds`, `unchecked` or `none`."""
     from artifacts.evidence.signing import check_with_key
     from pipeline.checkpoint.weights_folder_files import SIGNATURE
 
@@ -173,7 +167,7 @@ def check_signature(folder: Path, public_key: Path | None) -> str:
 
 
 def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
-    """How a folder was found, for people."""
+    """Print a folder's check for people."""
     print_clipped([f"evidence: {log_line(problem)}" for problem in check.problems])
     print_checks(check.variants)
     words = {
@@ -209,7 +203,7 @@ def print_checks(checks: Sequence[VariantCheck]) -> None:
 
 
 def print_clipped(lines: Sequence[str]) -> None:
-    """As many of the lines as a person reads, and how many more there are."""
+    """Print as many of the lines as a person reads, and the number of the others."""
     for line in lines[:MAX_LINES]:
         print(line)
     if len(lines) > MAX_LINES:
@@ -222,6 +216,6 @@ def value(text: str) -> str:
 
 
 def words(check: VariantCheck) -> str:
-    """How it went, in a word."""
+    """Return the result in a word."""
     count = len(check.differences)
     return "the same" if count == 0 else f"{count} differences" if count > 1 else "1 difference"

@@ -16,12 +16,12 @@ TOKENIZER = "tokenizer_config.json"
 SAMPLING = "generation_config.json"
 MAX_TEMPLATE_BYTES = MEBIBYTE
 UNKNOWN_TEMPLATE = ""
-"""Template of a model at an external endpoint, which applies its own."""
+"""Template of an external endpoint, which applies its own."""
 
 
 @dataclass(frozen=True)
 class ModelGeneration:
-    """What these files say.
+    """Content of these files.
 
     Args:
         where: the folder or repository, for messages.
@@ -49,13 +49,9 @@ class ModelGeneration:
 def read_generation(
     where: str, names: Collection[str], locate: Callable[[str], Path]
 ) -> ModelGeneration:
-    """Return what the files of those names say.
+    """Return the content of the files of those names, whose paths `locate` returns.
 
-    Args:
-        locate: returns the path of a file.
-
-    Raises:
-        CheckpointError: a file is damaged or too large.
+    Raises CheckpointError if a file is damaged or too large.
     """
     tokenizer = read_json(locate(TOKENIZER)) if TOKENIZER in names else {}
     return ModelGeneration(
@@ -76,7 +72,7 @@ def folder_generation(folder: Path) -> ModelGeneration:
 
 
 def _template_of(value: Any) -> str | None:
-    if isinstance(value, list):  # several named templates; the default is used
+    if isinstance(value, list):  # several named templates
         named = (one for one in value if isinstance(one, dict) and one.get("name") == "default")
         value = next((one.get("template") for one in reversed([*named])), None)
     return value if isinstance(value, str) else None

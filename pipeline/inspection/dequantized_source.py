@@ -31,14 +31,13 @@ WORD_BITS = 32
 def dequantized(source: HeaderSource) -> HeaderSource:
     """Return the 16-bit checkpoint's config and tensors; the source itself if it has 16 bits.
 
-    Raises:
-        CheckpointError: packed weights have no rows and columns.
+    Raises CheckpointError if packed weights have no rows and columns.
     """
     if source.format is None:
         return source
     found = next(quantization_configs(source.config), {})
     groups = quantized_groups(found)
-    # A format that mixes 4 and 8 bits is taken for 4: its weights are larger than that at most.
+    # A mix of 4 and 8 bits counts as 4: its weights are larger than that at most.
     eight = bool(groups) and all(each.get("num_bits") == 8 for each in groups)
     bits = 8 if eight or found.get("bits") == 8 else 4
     tensors = dict(

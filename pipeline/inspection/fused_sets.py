@@ -1,7 +1,7 @@
 """Modules whose matrices vLLM stores as one, so they need one format.
 
-vLLM takes the format of the first of them for all: it neither loads nor refuses the others' weights
-rightly. The names follow the `packed_modules_mapping` of its models.
+vLLM takes the first one's format for all, and misreads the others' weights without an error. The
+names follow the `packed_modules_mapping` of its models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CURE = "give the modules of one fused set (q, k, v; gate, up; a layer's experts)
 
 
 def fused_name(module: str) -> str | None:
-    """Return vLLM's name of the matrix that has the module's; None if it is stored alone.
+    """Return vLLM's name of the module's fused matrix; None if it is stored alone.
 
     Experts are found by their own names.
     """
@@ -39,10 +39,9 @@ def fused_name(module: str) -> str | None:
 
 
 def find_split(forms: Mapping[str, object]) -> tuple[str, str] | None:
-    """Return two modules of one fused set that have different formats; None without any.
+    """Return two modules of one fused set that have different formats, if any.
 
-    Args:
-        forms: format of each module of the model; None for one in 16 bits.
+    `forms` has each module's format; None for 16 bits.
     """
     firsts: dict[tuple[str, int], str] = {}
     for module, form in forms.items():

@@ -35,18 +35,18 @@ class HeaderSource:
     """Facts about a checkpoint before its weights are read."""
 
     name: str  # reference given by the user
-    where: str  # its config.json, for messages
-    config: dict[str, Any]  # that file's content
+    where: str  # for messages
+    config: dict[str, Any]
     tensors: dict[str, TensorEntry]  # by name, from all headers
-    weights_bytes: int  # of all weight files
-    largest_file_bytes: int = 0  # size of the largest file
+    weights_bytes: int
+    largest_file_bytes: int = 0
     names: frozenset[str] = frozenset()  # of all files next to config.json
     generation: ModelGeneration = field(default_factory=ModelGeneration)
-    quantizer: dict[str, Any] = field(default_factory=dict)  # content of hf_quant_config.json
+    quantizer: dict[str, Any] = field(default_factory=dict)  # hf_quant_config.json
 
     @property
     def architecture(self) -> str:
-        """The first architecture of config.json; "unknown" without one."""
+        """The first architecture of config.json, or "unknown"."""
         names = self.config.get("architectures")
         return str(names[0]) if isinstance(names, list) and names else "unknown"
 
@@ -78,7 +78,7 @@ def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
 def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
     """Read config.json, the index and the headers from the Hub, without weights.
 
-    Range requests fetch about 100 kB for each file. If the Hub is unreachable, its cache is used.
+    Range requests fetch about 100 kB a file. If the Hub is unreachable, its cache is used.
 
     Raises:
         HubError: as :func:`pipeline.checkpoint.hub.download` does.

@@ -1,7 +1,7 @@
 """Memory of each decoder layer for one sequence, from config.json: keys, values and states.
 
-A sequence takes a sum of bytes over layers. `docs/reference/kv-cache.md` compares it with vLLM's
-own count for published models. No layers without attention are read but gated delta nets.
+`docs/reference/kv-cache.md` compares it with vLLM's own count for published models. The only
+supported layers without attention are gated delta nets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS: dict[Any, Kind] = {  # of `layer_types`
     "chunked_attention": "chunked",
     "linear_attention": "state",
 }
-# Keys of layers of several kinds, or of other widths, that are not read here.
+# Keys of layers of several kinds, or of other widths, that are not supported.
 UNREAD = (
     *("attention_other_setting", "compress_ratios", "per_layer_config", "swa_head_dim"),
     *("swa_num_key_value_heads", "attn_layer_indices", "attn_type_list", "block_types"),
@@ -32,7 +32,7 @@ UNREAD = (
 )
 # Their latent projections are expanded to full heads before the engine caches them.
 UNREAD_TYPES = ("minicpm3",)
-# The period of full attention that transformers' classes use where config.json has none.
+# Period of full attention in transformers' classes if config.json has none.
 PERIODS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}
 # vLLM keeps up to three blocks of a layer's state for one sequence.
 STATE_BLOCKS = 3
@@ -45,12 +45,12 @@ ELEMENT_BYTES: dict[str, float] = {
 
 
 class UnknownLayersError(Exception):
-    """The config describes its layers in a way that is not read here; the message tells which."""
+    """The config describes its layers in an unsupported way, which the message tells."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one decoder layer keeps for a sequence."""
+    """Memory of one decoder layer for a sequence."""
 
     heads: int = 0  # key-value heads; 1 for latent attention, 0 without attention
     width: int = 0  # elements of one head for one token: key and value, or the latent vector
@@ -96,10 +96,10 @@ def sequence_bytes(
 
 
 def read_layers(config: dict[str, Any], shape: ModelShape, where: str) -> tuple[Layer, ...]:
-    """Return what each decoder layer keeps.
+    """Return each decoder layer.
 
     Raises:
-        UnknownLayersError: the config follows a pattern that is not read here.
+        UnknownLayersError: the config follows an unsupported pattern.
         CheckpointError: a value is invalid.
     """
     level = text_level(config)
@@ -148,7 +148,7 @@ def _layer(level: dict[str, Any], shape: ModelShape, kind: Kind, where: str) -> 
 
 
 def _kinds(level: dict[str, Any], layers: int, where: str) -> list[Kind]:
-    """Return the kind of each layer, in each of the ways that a config.json can name it."""
+    """Return each layer's kind, by all of config.json's ways to name it."""
     if (words := level.get("layer_types")) is not None:
         if not isinstance(words, list) or len(words) != layers:
             raise CheckpointError(
@@ -185,7 +185,7 @@ def _kinds(level: dict[str, Any], layers: int, where: str) -> list[Kind]:
 def _state_bytes(level: dict[str, Any], where: str) -> int:
     """Return the state of a gated delta net for one sequence: Qwen3-Next and Qwen3.5.
 
-    As `MambaStateShapeCalculator` of vLLM 0.33 has it.
+    As `MambaStateShapeCalculator` of vLLM 0.33.
     """
     found = [
         read_positive_int(level, (f"linear_{name}",), where)

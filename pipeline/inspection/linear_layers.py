@@ -31,9 +31,9 @@ def is_head(name: str) -> bool:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Return whether the output head is the embedding, as transformers reads the config.
+    """Return whether the output head is the embedding.
 
-    In a multimodal config the top-level key precedes the inner one.
+    As in transformers, a multimodal config's top-level key precedes the inner one.
     """
     inner = config.get("text_config")
     fallback = inner.get("tie_word_embeddings") if isinstance(inner, dict) else False

@@ -30,7 +30,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     }
 }
 
-# Limits: lists have one entry for each layer, and memory is computed from the other values.
+# Lists have one entry for each layer, and memory is computed from the other values.
 MAX_LAYERS = 10_000
 MAX_VALUE = 10**12
 
@@ -39,25 +39,22 @@ MAX_VALUE = 10**12
 class ModelShape:
     """Values that memory depends on."""
 
-    architecture: str  # first architecture in config.json
-    model_type: str  # from config.json
+    architecture: str  # first one in config.json
+    model_type: str
     layers: int  # of the decoder
     hidden: int  # width of the residual stream
-    heads: int  # attention heads
+    heads: int  # of attention
     key_value_heads: int  # fewer than `heads` in grouped-query attention
     head_width: int  # elements of one head's key, or value
     # MLP width for one token; with experts, the total width of those it is routed to.
     inner: int
-    vocabulary: int  # number of tokens
+    vocabulary: int  # in tokens
     experts: int  # in a layer; 0 for a dense model
     context: int  # tokens that the model was trained for
 
 
 def text_level(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the language model's settings, with transformers' defaults of those that it omits.
-
-    Multimodal configs nest them.
-    """
+    """Return the language model's settings, which multimodal configs nest, with defaults."""
     inner = config.get("text_config")
     level = {**config, **inner} if isinstance(inner, dict) else config
     return {**DEFAULTS.get(str(level.get("model_type")), {}), **level}
@@ -102,14 +99,13 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
 def read_positive_int(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int | None:
     """Return the first key that is present; None if all are absent or null.
 
-    Raises:
-        CheckpointError: the value is not an integer in the possible range.
+    Raises CheckpointError for another value than an integer in range.
     """
     for key in keys:
         value = level.get(key)
         if value is None:
             continue
-        # For one value per layer (OpenELM) use the largest, so that memory is not underestimated.
+        # One value per layer (OpenELM): the largest, so that memory is not underestimated.
         if isinstance(value, list) and value and all(type(item) is int for item in value):
             value = max(value)
         maximum = MAX_LAYERS if key in LAYERS else MAX_VALUE

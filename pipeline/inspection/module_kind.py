@@ -37,7 +37,6 @@ MIXED: dict[str, ModuleKind] = {
 }
 DENSE = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", *SHARED_EXPERTS)
 
-# Config keys for the number of experts in a layer.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Excludes fused experts: engines match the names of single experts' matrices, such as
 # `mlp.experts.0.up_proj`.
@@ -49,9 +48,8 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
     """Return the kind of module of the tensor `name`.
 
-    Args:
-        layers: num_hidden_layers; DeepSeek stores its multi-token prediction (MTP) head in layers
-        after the last.
+    `layers` is num_hidden_layers; DeepSeek stores its multi-token prediction (MTP) head in layers
+    after the last.
     """
     parts = name.split(".")
     leaf = parts[-2] if len(parts) > 1 else parts[0]

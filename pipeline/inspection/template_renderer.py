@@ -1,8 +1,8 @@
 """Script: renders a chat template, an untrusted program, within limits of time and memory.
 
-Its input is JSON, with the template, constant variables, and one object of arguments for each
-rendering. Its output is JSON, with the names that the template reads, and the prompts; or an error
-with the template's line. It needs jinja2 only; filters and functions are those of transformers.
+Input is JSON: the template, constant variables, and one object of arguments for each rendering.
+Output is JSON: the names that the template reads and the prompts, or an error with its line. It
+needs jinja2 only; filters and functions are those of transformers.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _refuse(message: str) -> None:
 
 
 def main() -> None:
-    """Answer the order on the standard input."""
+    """Answer the request on the standard input."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     asked = json.load(sys.stdin)

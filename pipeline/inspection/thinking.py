@@ -21,17 +21,12 @@ SWITCHES = ("enable_thinking", "thinking", "think", "enable_reasoning")
 MESSAGES = [{"role": "user", "content": "Hello"}]
 # Set by the client of the suites, or by transformers.
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-SECONDS = 20.0  # a busy machine, too; the limit of CPU time comes earlier
+SECONDS = 20.0  # for busy machines; the limit of CPU time comes earlier
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """A template's names and prompts.
-
-    Args:
-        names: variables that it reads.
-        prompts: one for each object of arguments.
-    """
+    """The variables that a template reads, and a prompt for each object of arguments."""
 
     names: frozenset[str]
     prompts: tuple[str, ...]
@@ -57,8 +52,8 @@ def find_switch(model: ModelGeneration) -> str | None:
 def thinks(model: ModelGeneration, arguments: Mapping[str, Any]) -> bool:
     """Return whether the model thinks with these arguments; CheckpointError as :func:`render`.
 
-    A prompt that ends within a thought says so, one that ends after it says no. Otherwise it
-    depends on the template's switch. Without one, a model whose template knows thoughts has them.
+    It does if the prompt ends within a thought, and not if after one. Otherwise the template's
+    switch decides. Without a switch, a model whose template has thoughts thinks.
     """
     markers = find_markers(model)
     if markers is None:
@@ -78,17 +73,16 @@ def thinks(model: ModelGeneration, arguments: Mapping[str, Any]) -> bool:
 
 
 def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Rendering:
-    """Return the prompts of one short message, or of the `messages` and `tools` of the arguments.
+    """Return the prompts of one short message, or of the arguments' `messages` and `tools`.
 
-    Raises:
-        CheckpointError: the template cannot be rendered within its limits.
+    Raises CheckpointError if the template cannot be rendered within its limits.
     """
     order = {
         "template": model.template or "",
         "constants": {
             "messages": MESSAGES,
             "add_generation_prompt": True,
-            "tools": None,  # given and none, as by transformers
+            "tools": None,  # None if not given, as by transformers
             "documents": None,
             **model.special_tokens,
         },

@@ -24,8 +24,8 @@ from recipes.ignored_modules import is_ignored, to_expression
 # heads are not calibrated. No recipe quantizes embeddings or fused experts.
 LEFT_ALONE: tuple[ModuleKind, ...] = ("routers", "vision", "mtp")
 OUTPUT_HEAD = "lm_head"
-# Gated delta nets: an error stays in the state for all later tokens. FP8 is what their makers
-# release; the small projections of decay and write strength keep 16 bits there.
+# Gated delta nets: an error stays in the state for all later tokens. Their makers release FP8,
+# with the small projections of decay and write strength in 16 bits.
 LINEAR_ATTENTION, ITS_GATES = "linear_attn", r"linear_attn\.in_proj_(ba|a|b)"
 
 
@@ -41,11 +41,8 @@ def ignore_list(
     Args:
         fp8: the recipe quantizes weights to FP8.
 
-    Returns:
-        names and `re:` expressions, which llm-compressor, vLLM and ignored_modules.py interpret
-            alike:
-        first the recipe's, with globs converted, then one expression for each kind of module that
-        stays unquantized.
+    Returns names and `re:` expressions for llm-compressor, vLLM and ignored_modules.py: the
+    recipe's, then one for each kind of module that stays unquantized.
     """
     found = list(dict.fromkeys(_to_supported_form(word) for word in recipe_ignore))
     layers = decoder_layers(config)
@@ -112,7 +109,7 @@ def decoder_layers(config: Mapping[str, Any]) -> int:
 
 
 def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]:
-    """Return expressions for all these modules, and others of their kind with any prefix.
+    """Return expressions for these modules, and others of their kind with any prefix.
 
     A library's prefix can differ from the checkpoint's.
     """

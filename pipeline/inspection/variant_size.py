@@ -14,7 +14,7 @@ from recipes.group_sizes import find_dividing
 from recipes.quantization import Quantization
 from recipes.weight_format import WeightFormat
 
-# vLLM stacks these above others in one matrix (q, k, v; gate, up), and no block may cross the seam:
+# vLLM stacks these in one matrix (q, k, v; gate, up), and no block may cross the seam:
 # `validate_fp8_block_shape` in its fp8_utils. The last part may end within a block.
 ABOVE_A_SEAM = ("q_proj", "k_proj", "gate_proj", "w1")
 
@@ -26,7 +26,7 @@ class VariantTensor:
     name: str  # in the source
     tensor: TensorEntry  # of the source
     bytes: int  # in the variant, with scales and zero points
-    quantized: bool  # the recipe quantizes it
+    quantized: bool
     form: WeightFormat | None = None  # of a matrix that the recipe quantizes
 
 
@@ -58,9 +58,7 @@ def variant_weights(
 ) -> VariantWeights:
     """Return the size of each tensor in the variant.
 
-    Args:
-        config: the source's config.json. If it ties the output head to the embedding and the source
-        stores both, the variant stores one.
+    If config.json ties the output head to the embedding, the variant stores one of them.
     """
     tied = is_tied(config)
     kept = {name: tensor for name, tensor in tensors.items() if not (tied and is_head(name))}
@@ -89,11 +87,9 @@ def variant_weights(
 def stored_weights(
     tensors: Mapping[str, TensorEntry], stored: Mapping[str, TensorEntry]
 ) -> VariantWeights:
-    """Return the size of each tensor in a variant that exists already.
+    """Return the size of each source tensor in an existing variant.
 
-    Args:
-        tensors: of the source.
-        stored: of the variant; what stands for a matrix has its module's name.
+    `stored` has the variant's tensors; a matrix' tensors begin with its module's name.
     """
     sizes: Counter[str] = Counter()
     for name, tensor in stored.items():

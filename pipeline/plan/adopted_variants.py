@@ -1,7 +1,7 @@
-"""Variants that this project does not quantize: `--variant` and `--served-variant`.
+"""Variants that are not quantized here: `--variant` and `--served-variant`.
 
-Another program made the one; the other has the source's weights, which the server quantizes. Both
-take the place of a recipe: the stage `adopt` copies their files instead of quantizing.
+Another program made the former; the latter has the source's weights, which the server quantizes.
+The stage `adopt` copies their files instead of quantizing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from recipes.schema import EngineValue, Family, Recipe, ServingProfile
 _NAMED = re.compile(r"([a-z0-9][a-z0-9._-]*)=(.+)", re.DOTALL)
 NAME_HINT = "write NAME=..., with lower-case letters, digits, '.', '_' and '-'"
 MAX_NAME = 60
-# Words in engine arguments, and the family whose margins apply; fp8's, the strictest, for others.
+# Words in engine arguments, and the family whose margins apply; others get fp8's, the strictest.
 _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("fp4", "fp4"),
     ("int8", "int8"),
@@ -50,10 +50,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
 class AdoptedVariant:
     """A requested variant, before its weights are fetched.
 
-    Args:
-        recipe: that takes its place; its digest is not known yet.
-        reference: None for the source's own weights.
-        header: its config.json and headers; None for the source's own weights.
+    `recipe` has no digest yet. `reference` and `header` are None for the source's own weights.
     """
 
     recipe: Recipe
@@ -62,7 +59,7 @@ class AdoptedVariant:
 
 
 def read_variant(text: str) -> AdoptedVariant:
-    """Resolve a value of `--variant`: a folder or Hub id, with `NAME=` before it or not.
+    """Resolve a value of `--variant`: a folder or Hub id, with or without `NAME=`.
 
     Raises:
         UsageError: it is neither, or its name does not suit.
@@ -110,7 +107,7 @@ def read_variant(text: str) -> AdoptedVariant:
 
 
 def _producer(config: object, quantizer: Mapping[str, object]) -> str:
-    """Return the method and program that the variant's files name, on one short line."""
+    """Return the method and program that the files name, on one short line."""
     found = config if isinstance(config, dict) else {}
     producer = quantizer.get("producer") or found.get("producer")
     program = producer if isinstance(producer, dict) else {}
@@ -123,11 +120,8 @@ def _producer(config: object, quantizer: Mapping[str, object]) -> str:
 def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVariant:
     """Resolve a value of `--served-variant`: NAME='engine arguments'.
 
-    Args:
-        source: how reports name the source.
-
-    Raises:
-        UsageError: it has no name, or arguments that the engine does not have.
+    `source` is the source's name in reports. Raises UsageError without a name, or for arguments
+    that the engine does not have.
     """
     where = f"--served-variant {text}"
     named = _NAMED.fullmatch(text)
@@ -228,7 +222,7 @@ def adopt_stage(recipe: Recipe, source: str, checkpoint: Checkpoint, store: Path
 
 
 def served_profile(profile: ServingProfile, recipe: Recipe) -> ServingProfile:
-    """Return the profile with the recipe's own engine arguments, if it has any."""
+    """Return the profile with the recipe's own engine arguments."""
     quantization = recipe.quantization
     if not isinstance(quantization, AdoptedQuantization) or not quantization.served_with:
         return profile

@@ -1,4 +1,4 @@
-"""Builds the plan of two or more arms: what is asked of each, what is measured, what is judged.
+"""Builds the plan of two or more arms: questions, measurements and judgments.
 
 `model`, `recheck`, `gate` and `tune` differ in their arms alone.
 """
@@ -35,9 +35,8 @@ class Builder:
     """Builds the plan of a baseline and its variants.
 
     Args:
-        reference: what identifies the baseline, for the attempts against it.
+        reference: identifies the baseline, for the attempts against it.
         identities: of the environments `evaluate`, and of `serve` for the load generator.
-        machine: that loads are measured on, or the kind of node.
         profile: as it is applied; None for endpoints.
         tried: all recipes that the error rate is divided by, if more than `variants`.
         run: id of the run; '' to look ahead only.
@@ -91,7 +90,6 @@ class Builder:
         )
 
     def _screened(self, arm: Arm, baseline: Arm | None = None) -> Arm:
-        """Return the arm with its first answer."""
         inputs = {} if baseline is None else {"baseline": baseline.stages["screen"]}
         if "check_weights" in arm.stages:
             inputs["weights"] = arm.stages["check_weights"]
@@ -116,7 +114,7 @@ class Builder:
     def _trial(
         self, questions: Mapping[str, StageSpec], variants: Sequence[Arm], pinned: Policy
     ) -> Trial:
-        """Return the trial that these variants are; what critical gates depend on is part of it."""
+        """Return the variants' trial; what critical gates depend on is part of it."""
         speed = self.policy.speed
         tiers = speed.tiers if speed is not None else {}
         asked = {
@@ -198,7 +196,7 @@ class Builder:
         """Return the stage that repeats some of the baseline's first questions."""
         suite = self.policy.suites[name]
         again = {"max_questions": suite.noise_floor_questions, "repeat_id": 1}
-        # Other neighbors in the batches, as another day would have them.
+        # Other neighbors in the batches, as on another day.
         slower = {"suite": repeat_role(name), "concurrency": max(1, suite.concurrency // 2)}
         return EVALUATE.spec(
             first.variant,
@@ -230,7 +228,7 @@ class Builder:
         workload, file = dump_workload(claim)
         generator = self.identities.get("serve", "")
         runtime: dict[str, Any] = {}
-        if claim.rule.starts == "fresh":  # the measurement is one for all variants of the trial
+        if claim.rule.starts == "fresh":  # one measurement for all variants of the trial
             measurement = BlockParameters(
                 name=claim.name,
                 workload=workload,
@@ -266,7 +264,7 @@ class Builder:
             ),
             self.store,
         )
-        # In full: the worker tells a rule by its kind, which is a default.
+        # In full: the worker distinguishes rules by their kind, which is a default.
         return spec.model_copy(update={"runtime": {**spec.runtime, **runtime}})
 
 

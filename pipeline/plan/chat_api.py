@@ -21,8 +21,7 @@ def chat_faults(
 ) -> Iterator[PrepareError]:
     """Yield errors of suites whose chat requests the model or its server cannot answer.
 
-    Args:
-        profile: of a server that is to be started; None: it is up.
+    `profile` is that of a server to be started; None: it is up.
     """
     for name, suite in policy.suites.items():
         need = kind_of(suite).chat_need(suite)
@@ -30,7 +29,7 @@ def chat_faults(
             continue
         place = f"policy key suites.{name}"
         if model.template is None:
-            if suite.prompt_format != "chat":  # which is refused already
+            if suite.prompt_format != "chat":  # refused already
                 yield UsageError(
                     f"the suite '{name}' is asked by the chat API, and the tokenizer has no chat "
                     "template",

@@ -1,4 +1,4 @@
-"""What a checkpoint's small files and headers show to be wrong, and a user's calibration file."""
+"""Faults of a checkpoint's small files and headers, and of a user's calibration file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recipes.schema import Recipe, ServingProfile
 
 CALIBRATION_KEY = "quantization.calibration.dataset"
 MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES = 128 * MEBIBYTE, 8_000_000
-BYTES_A_TOKEN = 2  # fewer than a usual tokenizer's 3 to 4: a file is not refused by an estimate
+BYTES_A_TOKEN = 2  # fewer than a usual tokenizer's 3 to 4, so that no estimate refuses a good file
 RENDERED_CHATS = 4
 # Their factor lengthens no context, or max_position_embeddings has it already.
 UNSCALED_ROPES = ("default", "su", "longrope", "llama3")
@@ -40,8 +40,7 @@ def checkpoint_faults(
 ) -> Iterator[PrepareError]:
     """Yield what config.json and headers show.
 
-    Args:
-        quantizes: a recipe starts from the checkpoint.
+    `quantizes`: a recipe starts from the checkpoint.
     """
     if fault := unsupported.architecture_error(source.architecture, source.config, source.where):
         yield fault
@@ -74,14 +73,14 @@ def describes_other_weights(source: HeaderSource) -> bool:
     if described is None:
         return False
     if described.get("kv_cache_scheme") and not described.get("config_groups"):
-        return False  # the cache alone is quantized
+        return False  # only the cache is quantized
     leaves = {name.rpartition(".")[2] for name in source.tensors}
     packed = {tensor.dtype for tensor in source.tensors.values()} & {*NARROW, "U8", "I32"}
     return bool(source.tensors) and not packed and not leaves & {*BESIDES, PACKED, PACKED_IN}
 
 
 def longest_context(config: Mapping[str, Any]) -> int | None:
-    """Return the most tokens that vLLM serves, at least; None if config.json lacks the number."""
+    """Return a lower bound on vLLM's context; None if config.json lacks the number."""
     plain = context_length(dict(config))
     inner = config.get("text_config")
     scales = [1.0]
@@ -100,8 +99,7 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
 def read_tokenizer(file: Path) -> dict[str, int]:
     """Return the ids of a tokenizer.json's added tokens, by text.
 
-    Raises:
-        CheckpointError: the file is damaged.
+    Raises CheckpointError if the file is damaged.
     """
     try:
         content = read_json_file(file, limit=MAX_TOKENIZER_BYTES, values=MAX_TOKENIZER_VALUES)
@@ -118,7 +116,7 @@ def read_tokenizer(file: Path) -> dict[str, int]:
 
 
 def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[PrepareError]:
-    """Yield the first fault of the recipe's calibration file; none for texts from elsewhere."""
+    """Yield the first fault of the recipe's calibration file, if it has one."""
     calibration = recipe.quantization.calibration
     if calibration is None or not calibration.dataset or not names_file(calibration.dataset):
         return

@@ -42,8 +42,7 @@ def locate(
         make: for the stage of a demo or of 16-bit weights.
         to_quantize: recipes start from it, so they get 16-bit weights if it is quantized.
 
-    Raises:
-        CheckpointError: it is missing, damaged, not supported, or cannot be converted to 16 bits.
+    Raises CheckpointError if it is missing, damaged, not supported, or not convertible to 16 bits.
     """
     checkpoint = _fetch(choices.reference, choices.profile, settings, make, progress)
     where = str(checkpoint.path / "config.json")
@@ -103,13 +102,12 @@ def locate_variants(
 ) -> dict[str, Checkpoint]:
     """Fetch and inspect the adopted variants, by name; a served one's is the source.
 
-    Raises:
-        CheckpointError: one is missing or damaged, is the source itself, has untrusted code, or is
-            of another model or tokenizer.
+    Raises CheckpointError if one is missing or damaged, is the source, has untrusted code, or is of
+    another model or tokenizer.
     """
 
     def no_demo(spec: StageSpec) -> Path:
-        raise NotImplementedError(spec.stage)  # refused before
+        raise NotImplementedError(spec.stage)  # refused already
 
     found = {}
     for variant in choices.adopted:

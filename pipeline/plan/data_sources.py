@@ -1,7 +1,7 @@
 """Selects the sources of suite questions and calibration texts without reading them.
 
 A source is plain data that identifies its content (a digest, a Hub revision, a locked environment),
-so it can be part of a stage's key.
+as a part of stage keys.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ class SourceResolver:
     def suite(self, name: str, suite: AnySuite) -> SuiteSource:
         """Return the suite's first available source; results are cached.
 
-        Raises:
-            EvaluationDataError: no source is available, or a local file is missing or damaged.
+        Raises EvaluationDataError if there is none, or a local file is missing or damaged.
         """
         asked = f"{name} {suite.model_dump_json()}"
         if asked not in self._suites:
@@ -88,10 +87,9 @@ class SourceResolver:
         self._progress.note(text)
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
-        """Return the number of available questions, or clusters, by suite; None if unknown.
+        """Return the available questions, or clusters, by suite; None if unknown.
 
-        Raises:
-            EvaluationDataError: as :meth:`suite`.
+        Raises EvaluationDataError as :meth:`suite`.
         """
         found = {name: self.suite(name, suite) for name, suite in policy.suites.items()}
         return {
@@ -104,9 +102,7 @@ class SourceResolver:
     ) -> tuple[Calibration, dict[str, Any], Path | None]:
         """Return the pinned and limited calibration, its identity, and its file if local.
 
-        Raises:
-            UsageError: a named file does not exist, or the Hub cannot be reached and the recipe has
-                no fallback.
+        Raises UsageError if a named file does not exist, or without a reachable Hub or fallback.
         """
         wanted = limit.limit(calibration) if limit is not None else calibration
         if (wanted.samples, wanted.max_tokens) != (calibration.samples, calibration.max_tokens):
@@ -139,17 +135,16 @@ class SourceResolver:
                 f"{variant}: the Hub cannot be reached for {wanted.dataset}; "
                 "calibrating with the project's own texts"
             )
-        # The texts that are used, not those that were hoped for; their folder is of no account.
+        # The identity is that of the texts that are used; their folder is irrelevant.
         name = "builtin" if file == BUILTIN_CALIBRATION else file.name
         used = wanted.model_copy(update={"dataset": name})
         return used, {"file": self._digests.digest(file)}, file
 
 
 def check_known_tasks(policy: Policy, progress: Progress) -> None:
-    """Check tasks that are known to have several questions a passage, before anything is read.
+    """Raise UsageError for a task known to have several questions a passage.
 
-    Raises:
-        UsageError: a suite that is not advisory uses such a task without clusters.
+    Advisory suites, and suites with clusters, are permitted.
     """
     for name, suite in policy.suites.items():
         _check(name, suite, kind_of(suite).known_cluster(suite), progress)
@@ -164,8 +159,7 @@ def check_laid_out(
         laid_out: by suite, the result of its stage `questions`.
         progress: receives a note on advisory suites.
 
-    Raises:
-        UsageError: as :func:`check_known_tasks`.
+    Raises UsageError as :func:`check_known_tasks`.
     """
     for name, suite in policy.suites.items():
         _check(name, suite, laid_out[name].shared_text if name in laid_out else None, progress)

@@ -51,7 +51,7 @@ SERVER_SHARES_BYTES = 160 * 2**20  # vLLM 0.32's queue between its processes
 def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[DoctorCheck]:
     """Return all findings, the good ones included, in reading order.
 
-    Without a profile, the default profile of this machine is checked.
+    Without a profile, this machine's default one is checked.
     """
     accelerator = detect_accelerator()
     checks: list[Callable[[], Iterator[DoctorCheck]]] = [
@@ -89,7 +89,7 @@ def processor_finding(features: Collection[str]) -> DoctorCheck:
 def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
     """Report whether this machine can serve the profile, its overrides and unsuitable recipes.
 
-    None stands for the default profile of this machine.
+    None: the default profile of this machine.
     """
     try:
         node = this_node()
@@ -171,11 +171,10 @@ def _check_sandbox() -> Iterator[DoctorCheck]:
 
 
 def _check_folders(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
-    """Check that the home and the user's cache can be written to, and the free disk."""
     states = {name: status(name, accelerator, settings).state for name in RUN_ENVIRONMENTS}
     folder = _nearest_existing(environments_folder(settings.home))
     try:
-        # A write is tried, because root passes permission checks on a read-only mount.
+        # Root passes permission checks on a read-only mount, so a write is tried.
         with tempfile.TemporaryFile(dir=folder):
             yield _ok("home", str(settings.home))
     except OSError as error:
@@ -233,7 +232,7 @@ def _check_cpu() -> Iterator[DoctorCheck]:
             f"{platform.machine()}; the locks were resolved for x86-64",
             "if a build fails, name interpreters of your own in the settings file",
         )
-    try:  # vLLM on CPUs is linked with it; without it vLLM fails after its start
+    try:  # vLLM on CPUs is linked with it, and fails after its start without it
         ctypes.CDLL(NUMA_LIBRARY)
     except OSError as error:
         hint = "install it, such as Debian's libnuma1"

@@ -1,4 +1,4 @@
-"""Lays out a suite's questions and renders the first one, for `prepare show`."""
+"""Renders a suite's first question, for `prepare show`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def first_prompt(
 ) -> dict[str, Any]:
     """Return the first question in the order of asking, as the worker `first_prompt` has it.
 
-    Args:
-        name: of a suite of the policy.
-        checkpoint: a folder with a tokenizer.
+    `checkpoint` is a folder with a tokenizer.
 
     Raises:
         UsageError: the policy has no such suite, or the checkpoint is no folder.

@@ -1,8 +1,7 @@
 """Settings of generated answers that depend on the model: formats, sampling, thoughts, lengths.
 
 Planning resolves `prompt_format: auto`, `sampling: model` and the markers of thoughts. The results
-are in each stage's parameters, so in its key, and in the verdict. What a model cannot do is refused
-before anything is served.
+are in each stage's key and in the verdict.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from recipes.schema import ServingProfile
 
 
 def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:
-    """Return the policy with what the model decides; `generation_faults` has what it cannot."""
+    """Return the policy with the model's settings; `generation_faults` has the others."""
     suites = {}
     for name, suite in policy.suites.items():
         found: dict[str, Any] = {"prompt_format": _form(suite, model)}
@@ -173,12 +172,7 @@ def _argument_faults(
 def _template_faults(
     policy: Policy, model: ModelGeneration, config: Mapping[str, Any]
 ) -> Iterator[PrepareError]:
-    """Yield errors of suites in the chat format whose prompts the template cannot render.
-
-    Args:
-        policy: with resolved formats of prompts.
-        config: content of config.json, for the number of embeddings.
-    """
+    """Yield errors of chat suites whose prompts the template cannot render."""
     size = text_level(dict(config)).get("vocab_size")
     seen: set[str] = set()
     for name, suite in policy.suites.items():
@@ -222,13 +216,9 @@ def max_length_of(profile: ServingProfile, checkpoint: Checkpoint) -> int:
 
 
 def with_lengths(policy: Policy, max_length: int, note: Callable[[str], None]) -> Policy:
-    """Return the policy without the questions that are longer than that many tokens.
+    """Return the policy without questions of more than `max_length` tokens.
 
-    Args:
-        note: receives what was left out.
-
-    Raises:
-        UsageError: a suite has no shorter ones.
+    `note` receives what was left out. Raises UsageError if a suite has no shorter ones.
     """
     suites = {
         name: kind_of(suite).fit(name, suite, max_length, note)

@@ -90,7 +90,7 @@ def answer(
 ) -> CapacityPlan:
     """Fit the checkpoint and its variants on the GPUs; a folder needs only a config.json.
 
-    The profile "auto" is the one for the requested GPU. The context defaults to the model's.
+    The profile "auto" is that of the requested GPU. The context defaults to the model's.
 
     Raises:
         UsageError: a name does not exist, or a number does not suit the GPUs or the model.
@@ -102,13 +102,13 @@ def answer(
     else:
         profile = catalog.load_profile(request.profile)
     _check_number(request.gpus_a_copy, gpus)
-    # Recipes and checkpoint do not depend on the profile. This machine need not have the requested
-    # GPU, so its own is not inspected.
+    # Recipes and checkpoint do not depend on the profile. This machine may lack the requested GPU,
+    # so its own is not inspected.
     choices = choose(replace(request, profile="cpu", gpus_a_copy=None), settings)
     source = _read(choices.reference, choices.profile, settings, config_alone=True)
     model = Model.of(source)
     adopted = choices.headers
-    # Weights that cannot be converted to 16 bits can be served as they are, and no more.
+    # Weights that cannot be converted to 16 bits can only be served as they are.
     is_open = source.format is None or source.format.converter is not None
     recipes = [each for each in choices.recipes if is_open or each.name in adopted]
     draft_bytes = read_draft_bytes(profile, settings) if profile else 0
@@ -148,10 +148,7 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
 
     It is the request's, or the profile's, or the fewest of this machine's on which all models fit.
     Expert parallelism is switched on if the models cannot be split otherwise. A profile that
-    divides GPUs by its own keys is not changed.
-
-    Raises:
-        UsageError: the machine has fewer GPUs than the request's number.
+    divides GPUs by its own keys is not changed. Raises UsageError if the machine has too few GPUs.
     """
     profile, asked = choices.profile, choices.asked.gpus_a_copy
     if profile.accelerator != "cuda":
@@ -188,17 +185,15 @@ def gpu_remarks(recipes: Iterable[Recipe], compute_capability: float | None) -> 
 def read_source(choices: Choice, settings: Settings) -> HeaderSource:
     """Read the checkpoint's config and headers.
 
-    Raises:
-        CheckpointError: it is missing or damaged, or is a demo that is not made yet.
+    Raises CheckpointError if it is missing, damaged, or a demo that is not made yet.
     """
     return _read(choices.reference, choices.profile, settings)
 
 
 def read_draft_bytes(profile: ServingProfile, settings: Settings) -> int:
-    """Return the bytes of the draft model's weights; 0 without one, or if they are not found.
+    """Return the bytes of the draft model's weights; 0 if there are none or they are not found.
 
-    Raises:
-        UsageError: the profile's key is not a valid checkpoint name.
+    Raises UsageError for an invalid checkpoint name.
     """
     reference = draft_reference(profile)
     try:

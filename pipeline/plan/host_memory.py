@@ -12,21 +12,21 @@ from recipes.engines import find_engine
 from recipes.quantization import Calibration
 from recipes.schema import Recipe, ServingProfile
 
-LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB, without weights
+LIBRARIES_BYTES = GIB  # Python with torch and a quantizer, without weights: 0.6 to 0.8 GiB
 SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache
 ELEMENT_BYTES = 2  # of the type that models are loaded in
-CACHED_COPIES = 2  # the inputs of a layer, and its outputs, of all samples
+CACHED_COPIES = 2  # a layer's inputs and outputs, of all samples
 LAYER_COPIES = 4  # of one batch inside a layer, in 32 bits: input, gate, up and their product
 
 
 @dataclass(frozen=True)
 class HostNeed:
-    """Memory that one stage of a variant takes of the machine."""
+    """Memory of the machine that one stage of a variant needs."""
 
-    stage: str  # its name; "serve" for the server
+    stage: str  # "serve" for the server
     variant: str
     host_bytes: int
-    basis: str  # components of the memory
+    basis: str
 
 
 def making_needs(
@@ -61,11 +61,7 @@ def serving_need(
     profile: ServingProfile | None,
     draft_bytes: int = 0,
 ) -> HostNeed | None:
-    """Estimate the host memory of a variant's server; None on a GPU, which has weights and cache.
-
-    Args:
-        draft_bytes: weights of the variants' draft model.
-    """
+    """Estimate the host memory of a variant's server; None on a GPU, which has the weights."""
     if profile is None or profile.accelerator != "cpu":
         return None
     wide = profile.engine_arguments.get("dtype") in ("float32", "float")

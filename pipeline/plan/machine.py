@@ -19,18 +19,18 @@ from recipes.schema import Recipe, ServingProfile
 class Machine:
     """Memory, disk and GPUs that a run can use."""
 
-    memory_bytes: int  # of the machine, or what its container may use
-    free_disk_bytes: int  # where the store is
-    gpu: str | None = None  # name of the first NVIDIA GPU that CUDA shows us; None without one
+    memory_bytes: int  # the machine's, or its container's limit
+    free_disk_bytes: int  # at the store
+    gpu: str | None = None  # name of the first NVIDIA GPU visible to CUDA; None without one
     gpus: int = 0  # visible GPUs of that type
     compute_capability: float | None = None  # of the first
-    gpu_memory_gib: float | None = None  # of the first, as the driver has it
-    driver: str = ""  # driver version; empty if unknown or irrelevant
+    gpu_memory_gib: float | None = None  # of the first, by the driver
+    driver: str = ""  # empty if unknown or irrelevant
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None if unset
 
 
 def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
-    """Return the node's resources with the free space of our store's disk."""
+    """Return the node's resources with the free space of this machine's store."""
     gpus = node.gpus if with_gpu else ()
     first = gpus[0] if gpus else None
     return Machine(
@@ -46,10 +46,7 @@ def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
 
 
 def gpu_type(machine: Machine) -> GpuType | None:
-    """Return the built-in type of the machine's GPU, or one with the memory that the driver has.
-
-    None if the memory is unknown.
-    """
+    """Return the GPU's built-in type, or one with the driver's memory; None if unknown."""
     if machine.gpu is None:
         return None
     if found := catalog.gpu_of_driver(machine.gpu):

@@ -1,7 +1,7 @@
 """Whether models fit on GPUs: weights / GPUs x 1.02 + a reserve + the layers' memory of a sequence.
 
-The answer within 5 % of the border is the engine's, which measures at its start what is estimated
-here. docs/how-to/capacity-planning.md compares the estimate with servers.
+Within 5 % of the limit, only the engine's own measurement decides.
+docs/how-to/capacity-planning.md compares the estimate with servers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-
 DEFAULTS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
 SMALLER_STEPS = "A100"  # always gets the last line's defaults
 BLOCK_SIZE, BATCHES_IN_FLIGHT, NATIVE_FP8, MAX_GPUS = 16, 2, 8.9, 64
-# These read split activations, so their columns are split; the others' rows are.
+# Columns of split activations are split; other layers' rows are.
 SPLIT_BY_COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "c_proj", "dense_4h_to_h", "fc2", "wo")
 MATRICES = ("attention", "mlp", "experts")
 LATENT = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "q_down_proj", "kv_down_proj")
@@ -64,8 +64,7 @@ class Model:
     def of(cls, source: HeaderSource) -> Model:
         """Read the shape.
 
-        Raises:
-            CheckpointError: config.json lacks a number that memory depends on, or has a wrong one.
+        Raises CheckpointError for a missing or wrong number in config.json.
         """
         shape = model_shape(source.config, source.where)
         try:
@@ -75,7 +74,7 @@ class Model:
 
     @cached_property
     def recipe_source(self) -> HeaderSource:
-        """What recipes start from: the checkpoint in 16 bits."""
+        """The checkpoint in 16 bits, from which recipes start."""
         return dequantized(self.source)
 
     @cached_property
@@ -88,7 +87,7 @@ class Model:
         }
 
     def parameters(self) -> int:
-        """Return the parameters; a scale is none, a packed element several."""
+        """Return the number of parameters; a scale is none, a packed element several."""
         return sum(tensor.elements for tensor in self.recipe_source.tensors.values())
 
 
@@ -98,11 +97,11 @@ class Engine:
 
     source: str  # the profile, or vLLM's defaults
     utilization: float  # share of the GPU's memory that the engine may use
-    step_tokens: int  # max-num-batched-tokens
-    sequences: int  # max-num-seqs
+    step_tokens: int
+    sequences: int
     block_size: int  # tokens of a block of the cache
-    held: int  # tokens in flight, which layers with a window keep as well
-    context: int | None  # max-model-len, if set
+    held: int  # tokens in flight, which layers with a window store as well
+    context: int | None
     element_bytes: float  # of variants' cache
     baseline_element_bytes: float
     expert_parallel: bool | None = None  # None: not set, so that a plan may switch it on
@@ -111,8 +110,7 @@ class Engine:
     def of(cls, gpu: GpuType, profile: ServingProfile | None) -> Engine:
         """Read the profile; without one take vLLM's defaults, and an FP8 cache if the GPU has FP8.
 
-        Raises:
-            UsageError: the profile is not for GPUs, or a value has the wrong type.
+        Raises UsageError if the profile is not for GPUs, or a value has the wrong type.
         """
         if profile is not None and profile.accelerator != "cuda":
             raise UsageError(
@@ -126,7 +124,7 @@ class Engine:
         kinds = ("fp8" if gpu.compute_capability >= NATIVE_FP8 else "auto", "auto")
         if profile is not None:
             kinds = (profile.kv_cache_dtype, profile.baseline_kv_cache_dtype)
-        if "kv-cache-dtype-skip-layers" in arguments:  # the larger of the two
+        if "kv-cache-dtype-skip-layers" in arguments:
             kinds = ("auto", "auto")
         model_bytes = 4 if arguments.get("dtype") in ("float32", "float") else 2
         step = int(_number(arguments, "max-num-batched-tokens", step))
@@ -182,7 +180,7 @@ class Gpus:
     number: int
     engine: Engine
     context: int  # tokens of a sequence
-    draft_bytes: int = 0  # weights of the variants' draft model
+    draft_bytes: int = 0  # of the variants' draft model
 
     @classmethod
     def of(
@@ -196,8 +194,7 @@ class Gpus:
     ) -> Gpus:
         """Read the engine's settings; the context is the profile's limit, or the model's.
 
-        Raises:
-            UsageError: the profile is not for GPUs, or the context is longer than the model's.
+        Raises UsageError if the profile is not for GPUs, or the context exceeds the model's.
         """
         if context is not None and context > model.shape.context:
             raise UsageError(
@@ -235,7 +232,7 @@ class Gpus:
         split, experts_split = division.obstacles(model, gpus)
         whole = bool(engine.expert_parallel)
         if engine.expert_parallel is None and experts_split and model.shape.experts >= gpus:
-            whole = True  # the one cure
+            whole = True  # the only remedy
         of_experts = division.expert_bytes
         others = division.bytes + (0 if is_baseline else self.draft_bytes)
         if _quantization(model.source.config).get("quant_method") == "mxfp4":
@@ -302,7 +299,7 @@ class Gpus:
         token = sum(layer.token_bytes(size, gpus) for layer in self.model.layers)
         if token and left > 0 and (short := int(left / token * 0.9) // 16 * 16) < self.context:
             found += [f"set max-model-len to at most {short}"] * (short > 0)
-        # The GPUs that are there come first, then more of them.
+        # Existing GPUs come first.
         others = [each for each in range(1, MAX_GPUS + 1) if each != gpus]
         for number in sorted(others, key=lambda n: (n > self.number, n < gpus, abs(n - gpus))):
             other = self.fit(variant, division, number, is_baseline=is_baseline, with_hint=False)
@@ -316,7 +313,7 @@ class Gpus:
 class Division:
     """What decides how GPUs divide a variant's weights."""
 
-    bytes: int  # without experts and what is not loaded
+    bytes: int  # without experts and unloaded tensors
     expert_bytes: int
     # (rows or columns that are divided, group of columns or None, of experts)
     sizes: frozenset[tuple[int, int | None, bool]]
@@ -370,8 +367,7 @@ def variants_of(
 ) -> dict[str, VariantWeights]:
     """Return the weights of each recipe's variant, by name.
 
-    Args:
-        adopted: headers of variants that others quantized, by name.
+    `adopted` has the headers of variants that others quantized, by name.
     """
     return {
         recipe.name: stored_weights(source.tensors, adopted[recipe.name].tensors)
@@ -384,8 +380,8 @@ def variants_of(
 def choose_gpus(fits: Sequence[Fit]) -> int:
     """Return the GPUs a replica of every model of a run, because one profile serves them all.
 
-    The fewest on which all fit that fit anywhere, and hold at least half as many sequences on all
-    GPUs as with the best number. Replicas need no all-reduce.
+    They are the fewest on which all models fit that fit anywhere. They hold at least half as many
+    sequences on all GPUs as the best number. Replicas need no all-reduce.
     """
     for accepted in (("fits",), ("fits", "the engine tells")):
         numbers: dict[int, dict[str, int]] = {}
@@ -415,7 +411,6 @@ def _served(each: VariantTensor) -> int:
 
 
 def _block_of_source(config: dict[str, Any]) -> int | None:
-    """Return the columns of an FP8 checkpoint's blocks; None without blocks."""
     block = _quantization(config).get("weight_block_size")
     is_pair = isinstance(block, list) and len(block) == 2 and type(block[1]) is int
     return block[1] if is_pair and block else None

@@ -84,10 +84,7 @@ class ModelPlanner:
         return read_folder(self.checkpoint.recipe_source.path)
 
     def plan(self) -> Plan:
-        """Return the plan; raise EvaluationDataError if a suite has no questions.
-
-        plan/preflight.py checks before that recipes suit the checkpoint and the machine.
-        """
+        """Return the plan; raise EvaluationDataError if a suite has no questions."""
         made = {name: stage.key for name, stage in self.made.items()}
         return Builder(
             policy=self.policy,
@@ -106,7 +103,6 @@ class ModelPlanner:
         ).build()
 
     def _arm(self, recipe: Recipe) -> Arm:
-        """Return the baseline or a variant as it is served."""
         is_baseline = recipe.family == "baseline"
         profile = served_profile(self.profile, recipe)
         draft = self.draft.digest if self.draft and not is_baseline else None
@@ -139,7 +135,6 @@ class ModelPlanner:
         return profile.carried_out(self.draft.digest if self.draft else None)
 
     def _made_by(self, recipe: Recipe) -> dict[str, StageSpec]:
-        """Return the stages that make and check a variant's weights."""
         source, quantization = self.checkpoint.recipe_source, recipe.quantization
         if quantization.quantizes:  # its ignore list depends on the architecture
             tensors, config = self.source.tensors, self.source.config
@@ -151,7 +146,7 @@ class ModelPlanner:
             made = self.made.get(recipe.name)
             quantize = made or self._quantize_stage(recipe, quantization)
         if quantization.calibration is not None:
-            # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
+            # The path of calibration data is not in the key; its identity is in `quantize`'s.
             nowhere = quantization.calibration.model_copy(update={"dataset": None})
             quantization = quantization.model_copy(update={"calibration": nowhere})
         check = CHECK_WEIGHTS.spec(
@@ -238,8 +233,7 @@ def make_plan(
         draft: the inspected draft checkpoint, if any.
         adopted: the checkpoints of adopted variants, by name.
 
-    Raises:
-        PrepareError: calibration data is unavailable, or the policy allows no further attempt.
+    Raises PrepareError without calibration data, or if the policy allows no further attempt.
     """
     remeasured = Remeasured(frozenset(choices.remeasured), frozenset({run}))
     if adopted:

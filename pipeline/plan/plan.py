@@ -1,8 +1,7 @@
 """A run as stages with their keys.
 
-A stage's key is the digest of its name, revision, parameters and inputs' keys. The plan and its
-finished stages are therefore known from the start. Only the verdicts and the promotion depend on
-answers.
+A stage's key is the digest of its name, revision, parameters and inputs' keys, so the plan and its
+finished stages are known in advance. Only verdicts and promotion depend on answers.
 """
 
 from __future__ import annotations

@@ -39,15 +39,17 @@ from recipes.workload import AnyWorkload
 Counts = Mapping[str, int | None]
 
 MIN_CHANCE = 0.2
-"""Below it a critical gate is refused: it would leave nearly every good variant undecided."""
+"""Below it a critical gate is refused: nearly every good variant would stay undecided."""
 DOUBTFUL = 0.8
 """Below it a run notes the gate."""
 _FLIPS, _GRADED_FLIPS = 0.04, 0.6  # share of changed scores, where the policy states none
 START_SECONDS = 120.0
-"""Taken for a server's start while none was measured here."""
+"""Assumed start time of a server that was not measured here."""
 NOISE = 0.02
-"""Assumed standard deviation of ln(output tokens/s) of a load, and of a start; 1 to 3 % are usual.
-A percentile of latency is taken to vary by twice as much."""
+"""Assumed standard deviation of ln(output tokens/s) of a load, and of a start.
+
+1 to 3 % are usual. A percentile of latency varies by twice as much.
+"""
 RATIO, ROOM = (1.0, 1.05), (1.1, 1.25)
 """True ratios, and limits over times: if nothing changes, and of a usual good variant."""
 
@@ -62,11 +64,11 @@ class Chances:
 
 @dataclass(frozen=True)
 class GatePower:
-    """Chances that one gate lets a variant in: that it passes, or does not fail as a supporter."""
+    """Chances that a gate lets a variant in: it passes, or does not fail as a supporter."""
 
-    gate: str  # name of a suite, or of a speed gate
+    gate: str  # of a suite, or of a speed gate
     tier: str
-    family: Family | None  # None: the gate is the same for all families
+    family: Family | None  # None: the same for all families
     alpha: float
     units: int | None  # questions, clusters or blocks; None if known only once they are read
     passes: float | None  # of a variant that loses nothing; None where `units` is
@@ -164,7 +166,7 @@ def _any_above(room: Sequence[float], variance: float, counts: Sequence[int]) ->
 def joint_power(gates: Sequence[GatePower]) -> dict[Family, tuple[float | None, float | None]]:
     """Return by family the chance that all suites let a variant in, without loss and usual.
 
-    Suites count as independent. None where a number of questions or a usual variant is not known.
+    Suites count as independent. None if a number of questions or a usual variant is unknown.
     """
     found: dict[Family, tuple[float | None, float | None]] = {}
     for family in dict.fromkeys(g.family for g in gates if g.family and g.tier == "critical"):
@@ -201,8 +203,7 @@ def check_power(
 ) -> None:
     """Refuse a policy under which good variants could not pass.
 
-    Args:
-        progress: receives a note on advisory suites that cannot decide.
+    `progress` receives a note on advisory suites that cannot decide.
 
     Raises:
         UsageError: a critical or supporting suite could not pass a variant without loss, is
@@ -280,7 +281,7 @@ class _SuiteGate:
 
     @property
     def must_exceed(self) -> float:
-        """The score that the baseline must exceed for a sensitive gate."""
+        """Score that the baseline must exceed for a sensitive gate."""
         if self.comparison.kind == "points":
             return self.kind.guessing + self.comparison.size
         return self.kind.guessing / self.comparison.size
@@ -373,7 +374,7 @@ class _SuiteGate:
         """Return how many questions could pass the gate if no answer changes."""
         margin = self.comparison.allowed_drop(1.0)
         least = min_identical_values(margin, self.alpha)
-        share = planned_looks(least)[-1].share  # of several looks, the last has its part of alpha
+        share = planned_looks(least)[-1].share  # the last of several looks has its part of alpha
         return least if share == 1 else min_identical_values(margin, self.alpha * share)
 
     def _insensitive(self, why: str) -> UsageError:
@@ -417,8 +418,7 @@ def speed_power(
         level: of each gate; None for that of a first attempt.
         start_seconds: measured start of a server; None: unknown.
 
-    Raises:
-        UsageError: with a profile, as `find_claims`.
+    Raises UsageError, with a profile, as `find_claims`.
     """
     if (speed := policy.speed) is None:
         return ()

@@ -1,7 +1,7 @@
-"""The list of checks before a run, for `model`, `plan`, `recheck` and `doctor`.
+"""Checks before a run, for `model`, `plan`, `recheck` and `doctor`.
 
-Options, this machine, config.json, headers and small files are read; no weights, no environment.
-What they show to be wrong is refused with exit code 2, all of it together.
+They read options, machine, config.json, headers and small files; no weights, no environment. All
+faults together are refused with exit code 2.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from recipes.schema import Recipe, ServingProfile
 class Preflight:
     """A run's models, recipes, profile and machine."""
 
-    source: HeaderSource  # config and headers of the checkpoint
+    source: HeaderSource  # of the checkpoint
     recipes: Sequence[Recipe]  # of the variants
     baseline: Recipe
     profile: ServingProfile
@@ -70,7 +70,7 @@ class Preflight:
     trust_remote_code: bool = False  # run Python code from the checkpoint
     # recipes whose weights exist already: checks of quantizing are skipped
     made: frozenset[str] = frozenset()
-    draft_bytes: int = 0  # weights of the variants' draft model
+    draft_bytes: int = 0  # of the variants' draft model
     # headers of variants that others quantized, by name
     adopted: Mapping[str, HeaderSource] = field(default_factory=dict)
 
@@ -154,7 +154,7 @@ class Preflight:
 
     @cached_property
     def recipe_source(self) -> HeaderSource:
-        """What recipes start from: the checkpoint in 16 bits."""
+        """The checkpoint in 16 bits, from which recipes start."""
         return dequantized(self.source)
 
     @cached_property
@@ -163,7 +163,7 @@ class Preflight:
 
     @property
     def longest(self) -> int | None:
-        """Tokens of a sequence, at most: the engine's limit, or the model's; None if unknown."""
+        """Most tokens of a sequence: the engine's limit, or the model's; None if unknown."""
         limit = self.profile.engine_arguments.get("max-model-len")
         return limit if isinstance(limit, int) else context_length(self.source.config)
 
@@ -290,11 +290,8 @@ class Preflight:
 def preflight_of(choices: Choice, settings: Settings) -> Preflight | None:
     """Read config.json and headers of a run's checkpoint, and this machine.
 
-    Returns:
-        None if they are not here: a demo is not made yet, or the Hub does not answer.
-
-    Raises:
-        PreflightError: the checkpoint is missing or damaged.
+    None for a demo that is not made yet, or if the Hub does not answer. Raises PreflightError if
+    the checkpoint is missing or damaged.
     """
     try:
         source = read_source(choices, settings)
@@ -324,7 +321,7 @@ def preflight_of(choices: Choice, settings: Settings) -> Preflight | None:
 def early_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
     """Return the faults that are known before anything is fetched, hashed or built.
 
-    The disk is checked unless the store has variants: which are of this checkpoint is known later.
+    The disk is checked only if the store has no variants: their checkpoint is known later.
     """
     faults, reference = preflight.faults(), choices.reference
     folder = preflight.store / "stages" / "quantize"

@@ -41,14 +41,14 @@ class ModelRequest:
     trust_remote_code: bool = False
     promote: bool = True
     ablate: bool = False
-    remeasured: tuple[str, ...] = ()  # gates
-    sign: bool = False  # what is promoted
+    remeasured: tuple[str, ...] = ()
+    sign: bool = False
     gpus_a_copy: int | None = None  # None: the profile's number, or the plan's best
     variants: tuple[str, ...] = ()  # folders or Hub ids that others quantized
     served_variants: tuple[str, ...] = ()  # NAME='engine arguments'
 
     def to_dict(self) -> dict[str, Any]:
-        """Names and files as the user wrote them, which resolved names do not repeat a run by."""
+        """Return names and files as the user wrote them, which repeat the run."""
         others = {"variants": self.variants, "served_variants": self.served_variants}
         return {
             **{"recipes": list(self.recipes or ()), "profile": self.profile, "policy": self.policy},
@@ -59,7 +59,7 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user asked, resolved; without the checkpoint."""
+    """The resolved options, without the checkpoint."""
 
     asked: ModelRequest  # with the chosen defaults
     reference: CheckpointReference
@@ -69,7 +69,7 @@ class Choice:
     name: str
     node: NodeInfo  # that serves, or one of its kind
     eval_data: Path | None = None
-    remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
+    remeasured: tuple[str, ...] = ()  # gates that are measured again though they are finished
     adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
     left_out: tuple[str, ...] = ()  # suites that are not run, with the reason
 
@@ -84,13 +84,13 @@ class Choice:
 
     @property
     def environments(self) -> tuple[EnvironmentName, ...]:
-        """What the run is carried out with."""
+        """The environments that carry out the run."""
         engine = find_engine(self.profile.engine).environment
         return environments_for([*(r.quantization.environment for r in self.recipes), engine])
 
     @property
     def registry(self) -> str | None:
-        """URI; None: the store's own, wherever the store is moved to."""
+        """URI; None: the store's own, also after the store is moved."""
         return self.asked.registry
 
     @property
@@ -102,7 +102,7 @@ class Choice:
         return self.asked.promote
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for the run's record."""
+        """Return plain data for the run's record."""
         profile = self.profile
         speculative = profile.speculative
         return {
@@ -125,10 +125,7 @@ class Choice:
 
 
 def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = None) -> Choice:
-    """Resolve names and defaults.
-
-    Args:
-        node: that serves; None: this machine.
+    """Resolve names and defaults for a serving node; None: this machine.
 
     Raises:
         UsageError: a name does not exist, or a recipe has no margin in the policy.
@@ -136,7 +133,7 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
         SandboxError: the policy has only programs, and they cannot be contained here.
     """
     reference = parse_reference(request.checkpoint)
-    if reference.kind == "folder":  # before anything else is found wrong, such as the policy
+    if reference.kind == "folder":  # before anything else, such as the policy, is refused
         check_folder(Path(reference.name).expanduser().absolute())
     policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
     policy, left_out = without_uncontained(catalog.load_policy(policy_name))
@@ -205,15 +202,9 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
 def find_gates(
     names: tuple[str, ...], policy: Policy, accelerator: AcceleratorName | None
 ) -> tuple[str, ...]:
-    """Resolve the gates of `--remeasure`.
+    """Resolve the gates of `--remeasure`, such as `mmlu` or `speed.ratio.chat`.
 
-    Args:
-        names: as given, such as `mmlu` or `speed.ratio.chat`.
-        policy: of the gates.
-        accelerator: of the verdict; None for endpoints.
-
-    Raises:
-        UsageError: the policy has no gate of that name.
+    `accelerator` is None for endpoints. Raises UsageError if the policy lacks a gate.
     """
     gates = [*policy.suites, *(claim.name for claim in policy.claims_on(accelerator))]
     found = tuple(name.removeprefix("speed.") for name in names)

@@ -18,13 +18,8 @@ from recipes.schema import ServingProfile
 def choose_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
     """Return the profile of that name, fitted to the node's CPU if it serves on that.
 
-    'auto' selects by the GPU's name, and is 'cpu' without a GPU.
-
-    Args:
-        node: that serves; None: this machine.
-
-    Raises:
-        UsageError: there is no such profile, or this CPU cannot serve by it.
+    'auto' selects by the GPU's name, and is 'cpu' without a GPU; no node: this machine. Raises
+    UsageError if there is no such profile, or this CPU cannot serve by it.
     """
     node = node or this_node()
     return fit_profile(load_named_profile(name, node), node)
@@ -33,8 +28,7 @@ def choose_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
 def fit_profile(profile: ServingProfile, node: NodeInfo) -> ServingProfile:
     """Return the profile with the overrides for the node's CPU.
 
-    Raises:
-        UsageError: the node cannot serve by it.
+    Raises UsageError if the node cannot serve by it.
     """
     if profile.accelerator != "cpu":
         return profile
@@ -45,13 +39,9 @@ def fit_profile(profile: ServingProfile, node: NodeInfo) -> ServingProfile:
 
 
 def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
-    """Check that the engine can serve on this CPU with the profile's KV cache.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Raise UsageError if the engine cannot serve on this CPU with the profile's KV cache."""
     engine = find_engine(profile.engine)
-    # Other kinds of CPU have features of their own, and interpreters that the user names.
+    # Features of other kinds of CPU are unknown, and so are interpreters that the user names.
     has = features if platform.machine() == "x86_64" else {*features, "avx2"}
     where = f"--profile {profile.name}"
     if lack := engine.lacks(has):
@@ -84,11 +74,7 @@ def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfil
 
 
 def refuse_unfit(profile: ServingProfile, asked: str) -> None:
-    """Refuse to promote a variant whose decoding rule does not take answers from the model.
-
-    Raises:
-        UsageError: the profile has such a rule.
-    """
+    """Raise UsageError for a decoding rule that does not take answers from the model."""
     speculative = profile.speculative
     if speculative is not None and (why := speculative.unfit(profile.engine)):
         raise UsageError(
@@ -100,11 +86,7 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
 
 
 def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
-    """Return the profile's draft checkpoint, if it names one.
-
-    Raises:
-        UsageError: it is no checkpoint reference; the message names the key.
-    """
+    """Return the profile's draft checkpoint, if any; UsageError for an invalid name."""
     named = profile.speculative.model if profile.speculative else None
     if named is None:
         return None

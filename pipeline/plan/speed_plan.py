@@ -39,8 +39,8 @@ class SpeedGatePlan:
     gate: str  # `ratio.chat`, `slo.0`
     name: str  # of the workload
     workload: AnyWorkload
-    where: str  # the workload stands, for messages
-    rule: SpeedRule  # that decides
+    where: str  # the workload's place, for messages
+    rule: SpeedRule
 
 
 def find_claims(
@@ -57,8 +57,7 @@ def find_claims(
         alpha: error rate at which measuring stops; None for the policy's own.
         max_length: maximum tokens of a prompt and its answer; None: unknown.
 
-    Raises:
-        UsageError: a workload is missing or invalid; the message names file and key.
+    Raises UsageError with file and key of a missing or invalid workload.
     """
     accelerator = profile.accelerator if profile is not None else None
     level = policy.alpha if alpha is None else alpha
@@ -70,10 +69,9 @@ def find_claims(
 
 
 def check_own_workloads(policy: Policy) -> None:
-    """Check that the policy's gates on its own workloads can be measured, with any engine.
+    """Check the policy's gates on its own workloads, for any engine.
 
-    Raises:
-        UsageError: one cannot; the message names file and key.
+    Raises UsageError with file and key of one that cannot be measured.
     """
     if (speed := policy.speed) is None:
         return
@@ -103,7 +101,7 @@ def _find_claim(
         raise fault
     rule = build_rule(claim, alpha, accelerator, workload, profile)
     check_workload(workload, where, max_length)
-    # All loads must fit into the evidence. At a fixed concurrency their requests are not known.
+    # All loads must fit into the evidence. At a fixed concurrency their requests are unknown.
     loads = 2 * rule.blocks * len(rule.sides)  # with as many repeats
     rate = workload.arrivals.rate if rule.kind == "slo" else None
     requests, most = loads * (rate or 0) * _send_seconds(workload), MAX_CHARACTERS
@@ -181,8 +179,7 @@ def _expected_requests(percentile: int) -> float:
 def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
     """Return the workload as parameters with its file's digest, and the file.
 
-    Raises:
-        UsageError: the file is invalid.
+    Raises UsageError if the file is invalid.
     """
     workload = _pin_file(claim.workload)
     if isinstance(workload, FileWorkload):
@@ -191,11 +188,9 @@ def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
 
 
 def pin_files(policy: Policy, accelerator: AcceleratorName | None) -> Policy:
-    """Return the policy whose workloads, as used by its gates, have their files' digests.
+    """Return the policy with file digests in the workloads that its gates use.
 
-    Args:
-        policy: its gates are valid (`find_claims`).
-        accelerator: of the verdict; None for endpoints.
+    The gates must be valid (`find_claims`); `accelerator` is None for endpoints.
     """
     claimed = {claim.workload for claim in policy.claims_on(accelerator)}
     if policy.speed is None or not claimed:

@@ -22,8 +22,7 @@ def find_loading_fault(
 ) -> PrepareError | None:
     """Refuse weights that others quantized, if the engine cannot load them.
 
-    Args:
-        variant: its name; empty for the baseline.
+    `variant` is empty for the baseline.
     """
     config = quantization_config(model.config, model.quantizer)
     lack = find_engine(profile.engine).cannot_load(config, profile.accelerator) if config else ""
@@ -43,8 +42,7 @@ def find_making_faults(
 ) -> Iterator[PrepareError]:
     """Yield the reasons why the recipe cannot make a variant of the checkpoint.
 
-    Args:
-        weights: planned weights of the variant.
+    `weights` are the planned ones of the variant.
     """
     where, unfit = f"--recipe {recipe.name}", f"'{recipe.name}' does not suit this checkpoint"
     if not recipe.suits(source.architecture):

@@ -1,7 +1,7 @@
 """Verification of weights that others quantized, as far as their format allows.
 
-There is no recipe to compare with: the variant's own `quantization_config` has the format, and its
-headers have which layers are quantized. Both must agree, because an engine loads by the config.
+Without a recipe, the variant's `quantization_config` and its headers must agree on the quantized
+layers, because an engine loads by the config.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ HINT = "the files do not belong together, or a program wrote them wrongly: ask w
 def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Any:
     """Return how a variant is quantized; None if nothing describes it.
 
-    Args:
-        config: its config.json.
-        quantizer: ModelOpt's hf_quant_config.json, empty without one.
+    `quantizer` is ModelOpt's hf_quant_config.json, empty without one.
     """
     for found in quantization_configs(config):
         method = found.get("quant_method")
@@ -70,7 +68,7 @@ def adopted_formats(config: Any, where: str) -> StoredFormats:
     """Return the formats of such a config; unquantized for None.
 
     Raises:
-        NotComparableError: verification does not read a format.
+        NotComparableError: verification does not support a format.
         VerificationError: it is no description of a format, or has an expression that RE2 refuses.
     """
     if config is not None and not config["quant_method"]:
@@ -93,8 +91,8 @@ def check_fused_sets(
     """Check that modules which vLLM stores as one matrix have one format.
 
     Raises:
-        VerificationError: vLLM would load them in another format: that of the first, or that of its
-            own name for the one matrix, which it looks up first.
+        VerificationError: vLLM would use another format: the first one's, or that of the matrix's name,
+            which it looks up first.
     """
     ignored = _ignored(config)
     forms = {name: None if is_ignored(name, ignored) else formats.of(name) for name in modules}
@@ -167,7 +165,7 @@ def verify_adopted(
 def _is_stored_quantized(
     name: str, tensor: TensorEntry, formats: StoredFormats, variant: TensorFiles
 ) -> bool:
-    """Return whether the variant has other tensors in the place of a source's matrix."""
+    """Return whether other tensors replace a source's matrix."""
     module = name.removesuffix(".weight")
     form = formats.of(module)
     if len(tensor.shape) != 2 or not name.endswith(".weight") or form is None:

@@ -1,4 +1,4 @@
-"""What headers leave to compare by number, and the findings of `pipeline/workers/check_weights.py`.
+"""Numerical comparisons, and the findings of `pipeline/workers/check_weights.py`.
 
 Stage and worker run in two environments, so both cross as plain data.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 from recipes.weight_format import WeightFormat
 
-# Layers' own tensors: 'model.layers.3.' and the like.
 BLOCK = re.compile(r"(.*?\.(?:layers|h|blocks|block)\.\d+)\.")
 
 
@@ -64,7 +63,7 @@ Compare = Callable[[WeightComparison], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """A quantized layer; what the worker finds is from `sqnr_db` on.
+    """A quantized layer; the worker finds the values from `sqnr_db` on.
 
     Attributes:
         rows: outputs.

@@ -37,7 +37,7 @@ REQUIRED_KEYS = MODEL_KEYS | {
 DECIDING_KEYS = MODEL_KEYS | {"layer_types", "rope_parameters"}
 ABSENT = object()
 TOKENIZER = "tokenizer.json"
-# In the order of preference; the first that both have is compared.
+# The first that both have is compared.
 OTHER_VOCABULARIES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
 # Parts of tokenizer.json that change how text becomes tokens, besides the vocabulary.
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -99,11 +99,8 @@ def check_config(source: Path, variant: Path) -> None:
 def check_adopted_files(source: Path, variant: Path) -> list[str]:
     """Check config and tokenizer of a variant that another program saved.
 
-    Returns:
-        differences that the gates judge, as notes.
-
-    Raises:
-        CheckpointError: it is another model, or its tokenizer gives other tokens.
+    Returns differences that the gates judge, as notes. Raises CheckpointError for another model, or
+    a tokenizer that gives other tokens.
     """
     notes = []
     for key, before, after in _differences(source, variant):

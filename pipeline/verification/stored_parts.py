@@ -1,4 +1,4 @@
-"""Tensors that each weight format stores in the place of a layer's matrix: names, types, shapes.
+"""Tensors that each weight format stores for a layer's matrix: names, types, shapes.
 
 The table follows compressed-tensors (`compressors/`), AutoAWQ (`awq/modules/linear/gemm.py`),
 AutoGPTQ and GPTQModel (`qlinear`), and ModelOpt's export.

@@ -92,8 +92,8 @@ def account(
         form_of: format of a module that the variant has quantized.
         chosen: whether the variant must have a source's tensor quantized.
         tied: the output head is the embedding, and need not be stored.
-        kv_scales: the recipe requires scales of the KV cache; None accepts what another program
-            stores besides: such scales, biases of zeros, and rotary frequencies.
+        kv_scales: the recipe requires scales of the KV cache; None also accepts another program's
+            additions: such scales, biases of zeros, and rotary frequencies.
     """
     found = TensorAccounting()
     left = dict(variant.tensors)

@@ -1,11 +1,10 @@
 """Verification of a variant against its source: files and headers here, numbers by a worker.
 
 The worker (`pipeline/workers/check_weights.py`) runs in the environment that has
-compressed-tensors. This module decides what it compares, and judges what it finds.
+compressed-tensors. This module selects and judges its comparisons.
 
-The floors are part of each kind in `recipes/quantizers`. With rounding to nearest the SQNR depends
-little on the model. It varies more where an algorithm trades weight error for output error or
-rescales columns. docs/explanation/limits.md has the underlying measurements.
+The floors are part of each kind in `recipes/quantizers`: with rounding to nearest the SQNR hardly
+depends on the model. docs/explanation/limits.md has the measurements.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from pipeline.verification.tensor_accounting import (
 from pipeline.verification.weight_format import FormOf, check_format
 from recipes.quantization import Quantization
 
-# Fraction of rows where compensation may leave a noisy piece: GPTQ moves errors to where outputs do
-# not depend on them. Measured: up to 12 of 576 rows in one place.
+# Fraction of rows where compensation may leave a noisy piece: GPTQ moves errors to where outputs
+# do not depend on them. Measured: up to 12 of 576 rows in one place.
 MAX_ROW_FRACTION = 0.1
 
 
@@ -40,7 +39,7 @@ MAX_ROW_FRACTION = 0.1
 class VerificationResult:
     """Facts about a sound variant."""
 
-    layers: list[LayerCheck] = field(default_factory=list)  # each layer that was measured
+    layers: list[LayerCheck] = field(default_factory=list)  # each measured layer
     # Changes of type of kept tensors by name, such as 'BF16 to F16'.
     altered: dict[str, str] = field(default_factory=dict)
     size_bytes: int = 0  # of the weight files
@@ -120,13 +119,9 @@ def compare_numbers(
     compare: Compare,
     rescaled: bool | None,
 ) -> None:
-    """Compare all numbers, and complete `found`.
+    """Compare all numbers, and complete `found`; `rescaled` as in `WeightComparison`.
 
-    Args:
-        rescaled: see `WeightComparison`.
-
-    Raises:
-        VerificationError: for the first defective tensor or layer.
+    Raises VerificationError for the first defective tensor or layer.
     """
     where = str(after.folder)
     sources = {tensor.name.removesuffix(".weight"): tensor for tensor in accounts.quantized}

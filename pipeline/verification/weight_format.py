@@ -1,7 +1,7 @@
 """Weight formats of a variant, and whether they are the recipe's.
 
-It comes from `quantization_config`, by which an engine selects kernels: compressed-tensors'
-`config_groups`, or the keys of another program.
+An engine selects kernels by `quantization_config`: compressed-tensors' `config_groups`, or the keys
+of another program.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from recipes.weight_format import (
 )
 
 MAX_SIZE, MAX_WORD = 2**20, 40
-# Errors of a config of another shape, which may come from anyone.
+# Errors of an untrusted config of another shape.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class NotComparableError(VerificationError):
-    """Weights whose layout verification cannot read; that does not mean that they are defective."""
+    """Weights whose layout is not supported; that does not mean that they are defective."""
 
 
 FormOf = Callable[[str], WeightFormat]  # of a quantized module
@@ -78,7 +78,7 @@ def stored_formats(config: Any, where: str) -> StoredFormats:
     """Return the formats in a `quantization_config`.
 
     Raises:
-        NotComparableError: verification does not read this format.
+        NotComparableError: verification does not support this format.
         VerificationError: it is no description of a format.
     """
     method = str(config.get("quant_method") or "") if isinstance(config, dict) else ""
@@ -156,7 +156,7 @@ def _pair(block: Any) -> tuple[int, int]:
 
 
 def names_and_expressions(words: Any) -> tuple[str, ...]:
-    """Return the words of a config of compressed-tensors that can match: it knows no patterns."""
+    """Return the words of a compressed-tensors config that can match: it has no patterns."""
     texts = [word for word in (words if isinstance(words, list) else []) if isinstance(word, str)]
     return tuple(word for word in texts if word.startswith("re:") or to_expression(word) is None)
 

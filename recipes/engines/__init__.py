@@ -1,7 +1,4 @@
-"""Serving engines, one module per entry point.
-
-Profiles, environments, the model card and the servers import them.
-"""
+"""Serving engines, one module per entry point."""
 
 from __future__ import annotations
 
@@ -39,9 +36,7 @@ DEFAULT = Vllm.name
 def find_engine(name: str) -> Engine:
     """Return the engine in the entry point group `prepare.engines`.
 
-    Raises:
-        ValueError: no engine has that name; the message lists the known ones.
-        UsageError: it cannot be loaded.
+    Raises ValueError with the known ones, UsageError if it cannot be loaded.
     """
     try:
         found: type[Engine] = load_class(ENGINES, name, Engine)

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 class LaunchSpec:
     """Settings of one server start."""
 
-    model: str  # directory of the checkpoint
+    model: str  # of the checkpoint
     arguments: Mapping[str, Any]  # by long name without dashes; true is a bare flag
-    trust_remote_code: bool = False  # let the engine run code from the checkpoint's directory
-    name: str = ""  # model name in requests
-    host: str = ""  # address to listen on
+    trust_remote_code: bool = False  # run code from the checkpoint's directory
+    name: str = ""  # in requests
+    host: str = ""  # to listen on
     port: int = 0
-    socket: str = ""  # Unix socket instead of a port; "" without one
+    socket: str = ""  # Unix socket instead of a port
 
 
 # Members of every tuple, under the names that all engines share. A profile has its own key for the
@@ -52,7 +52,7 @@ class AcceptanceRule:
 
     lossy: str = ""  # how answers may differ from the model's; "" if they do not
     unfit: str = ""  # why it excludes promotion; "" if it does not
-    fewest: int = 1  # minimum of drafted tokens per step
+    fewest: int = 1  # of drafted tokens per step
     on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that support it
 
 
@@ -65,19 +65,19 @@ class Engine(Protocol):
     name: str  # in profiles and evidence
     title: str  # for people
     homepage: str  # for the model card
-    environment: str  # name of the environment that it runs in
-    modules: tuple[str, ...]  # modules that must be importable there
+    environment: str  # of the environment that it runs in
+    modules: tuple[str, ...]  # must be importable there
     accelerators: tuple[str, ...] = ("cpu", "cuda")
-    key_variable: str  # environment variable of the API key
-    health: str = "/health"  # path that returns 200 when the server is ready
+    key_variable: str  # of the API key
+    health: str = "/health"  # returns 200 when the server is ready
     dialect: ApiCapabilities = ApiCapabilities()
     echoes: tuple[str, ...] = ()  # parts of logged exceptions that only repeat another exception
     # Regular expression of a failure's reason, and a hint; the first match is used.
     hints: tuple[tuple[str, str], ...] = ()
     # Metrics that a load test reads from `/metrics`: our name, and the engine's.
     counters: Mapping[str, str] = {}
-    # Metrics that exported rules and dashboards read in addition, and of their latency histograms
-    # the upper bounds of the buckets, in seconds.
+    # Metrics of exported rules and dashboards, and the bucket bounds of latency histograms, in
+    # seconds.
     monitored: Mapping[str, str] = {}
     buckets: Mapping[str, tuple[float, ...]] = {}
     # Facts that reports show from its log: name, and expression whose group is the value.
@@ -88,8 +88,8 @@ class Engine(Protocol):
     whole_names: frozenset[str] = frozenset()
     # Arguments whose value is one of these words, or otherwise a directory.
     words_or_folders: Mapping[str, tuple[str, ...]] = {}
-    # Speculative decoding, by the engine's names: what drafts, what of that no profile may ask for,
-    # with the reason, and which tokens are accepted.
+    # Speculative decoding, by the engine's names: drafting methods, those of them that no profile
+    # may use, with the reason, and acceptance rules.
     drafting: Mapping[str, DraftMethod] = {}
     refused_drafting: Mapping[str, str] = {}
     acceptance: Mapping[str, AcceptanceRule] = {}
@@ -111,11 +111,11 @@ class Engine(Protocol):
         """Return the name on the package index."""
 
     def install_command(self, accelerator: str, version: str) -> str:
-        """Return a shell command, or comment, that tells how to get the public command."""
+        """Return a shell command or comment that tells how to get the public command."""
         return f'pip install "{self.package(accelerator)}=={version}"'
 
     def parse_command(self, python: str, arguments: Mapping[str, Any]) -> list[str]:
-        """Return a command that lets the engine's parser read the arguments, and starts nothing.
+        """Return a command that parses the arguments and starts nothing.
 
         It exits with 0, or prints the fault last; an empty list if there is no such command.
         """
@@ -134,15 +134,13 @@ class Engine(Protocol):
         return ""
 
     def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:
-        """Return why it cannot load quantized weights with this `quantization_config`, or ''."""
+        """Return why it cannot load weights with this `quantization_config`, or ''."""
         return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
         """Return the arguments of speculative decoding, or {} if the engine has none.
 
-        Args:
-            settings: as `SpeculativeConfig.to_dict`.
-            draft: directory of the draft model, or ''.
+        `settings` are `SpeculativeConfig.to_dict`; `draft` is the draft model's directory, or ''.
         """
         return {}
 

@@ -21,8 +21,8 @@ ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
 # As the quantizer reads it, also where Mistral's own format is there too.
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
-# Only whole names: the parser accepts a unique beginning, such as `middlew` for `middleware`. It
-# asks which device there is, and fails without one; the options are the same for all.
+# Only whole names: the parser accepts a unique beginning, such as `middlew` for `middleware`.
+# Without a device it fails; the options are the same for all.
 PARSE = """
 import sys
 import vllm.platforms
@@ -113,7 +113,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("speculative-config", "spec-model", "spec-method", "spec-tokens"),
     ),
 }
-# By vllm/config/speculative.py of 0.32 (CPU) and 0.33 (CUDA). Only ngram was tried here.
+# From vllm/config/speculative.py of 0.32 (CPU) and 0.33 (CUDA). Only ngram was tried here.
 DRAFTING: Mapping[str, DraftMethod] = {
     "ngram": DraftMethod(looks_up=True),
     "ngram_gpu": DraftMethod(looks_up=True, on=("cuda",)),
@@ -139,7 +139,7 @@ ACCEPTANCE: Mapping[str, AcceptanceRule] = {
     "synthetic": AcceptanceRule(unfit="it accepts tokens at random, to measure speed alone"),
 }
 
-# By vllm/v1/metrics/buckets.py of 0.32 and 0.33.
+# From vllm/v1/metrics/buckets.py of 0.32 and 0.33.
 BUCKETS: Mapping[str, tuple[float, ...]] = {
     "ttft": (
         *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -166,7 +166,7 @@ class Vllm(Engine):
     modules = ("vllm",)
     key_variable = "VLLM_API_KEY"
     dialect = ApiCapabilities(scores_prompts=True, scores_tokens=True)
-    # Messages of its outer processes after an inner one failed: they do not give the cause.
+    # Its outer processes' messages after an inner one failed do not give the cause.
     echoes = (
         "Engine core initialization failed",
         "WorkerProc initialization failed",
@@ -214,7 +214,7 @@ class Vllm(Engine):
 
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
         place = ["--uds", launch.socket] if launch.socket else ["--port", str(launch.port)]
-        # Other ports that it opens are not for other machines.
+        # Other machines must not reach its other ports.
         place = ["--host", launch.host, *place]
         return [
             *(python, *ENTRY, "--model", launch.model, "--served-model-name", launch.name),

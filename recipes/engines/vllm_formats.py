@@ -1,6 +1,6 @@
 """Quantized checkpoints that vLLM 0.32 (CPUs, with this project's plugin) and 0.33 (GPUs) refuse.
 
-By their `quantization_config`; vLLM would refuse them only after its start, or read them wrongly.
+vLLM would refuse them only after its start, or misread them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Methods of transformers that vLLM does not have, or has no more.
+# Methods of transformers that vLLM does not have.
 UNKNOWN = (
     *("aqlm", "bitnet", "bitsandbytes", "eetq", "fouroversix", "gguf", "higgs", "hqq", "metal"),
     *("nvfp4", "quanto", "sinq", "spqr", "vptq"),
@@ -23,11 +23,9 @@ ON_CPU = ALGORITHMS[:-2]
 
 
 def find_obstacle(config: Mapping[str, Any], accelerator: str) -> str:
-    """Return why vLLM cannot load such weights, or ''.
+    """Return why vLLM cannot load weights with this `quantization_config`, or ''.
 
-    Args:
-        config: quantization_config, with `quant_method` in lower case; of ModelOpt also
-            hf_quant_config.json's `quantization`.
+    `quant_method` is in lower case; of ModelOpt, it includes hf_quant_config.json's `quantization`.
     """
     method = config.get("quant_method")
     if method in UNKNOWN:

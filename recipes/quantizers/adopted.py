@@ -1,4 +1,4 @@
-"""Kind of variants that this project does not quantize: another program did, or the server does."""
+"""Kind of variants that are not quantized here: another program did, or the server does."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class AdoptedQuantization(Quantization):
 def _floor_db(bits: int, number: str) -> float:
     """Return a limit below every recipe's of the same bits, since the method is unknown."""
     if bits > 8:
-        # From a GGUF file of any type, the 2-bit ones too. No floor detects training: it may change
-        # weights less than rounding to 4 bits does.
+        # From a GGUF file of any type, the 2-bit ones too. No floor detects training, which may
+        # change weights less than 4-bit rounding.
         return 5.0
     return (20.0 if number == "float" else 10.0) if bits == 8 else 5.0
 

@@ -23,8 +23,7 @@ class Scheme:
     """One preset."""
 
     form: WeightFormat
-    # With rounding to nearest the SQNR depends little on the model. The demo's lowest layers have
-    # 31.3 dB in FP8, 20.4 dB in NVFP4 and 18.3 dB in MXFP4.
+    # The demo's lowest layers have 31.3 dB in FP8, 20.4 dB in NVFP4 and 18.3 dB in MXFP4.
     floor_db: float
     words: str
     static: bool = False  # activations have static scales, so there is calibration
