@@ -91,8 +91,8 @@ def check_fused_sets(
     """Check that modules which vLLM stores as one matrix have one format.
 
     Raises:
-        VerificationError: vLLM would use another format: the first one's, or that of the matrix's name,
-            which it looks up first.
+        VerificationError: vLLM would use another format: the first one's, or that of the matrix's
+            name, which it looks up first.
     """
     ignored = _ignored(config)
     forms = {name: None if is_ignored(name, ignored) else formats.of(name) for name in modules}
