@@ -50,7 +50,7 @@ class GateResult(Record):
     margin: str = Field("", description="what is asked for, in words")
     kept: float | None = Field(None, description="share of the baseline, for a recovery margin")
     alpha: float | None = Field(None, description="error rate of the verdict, over all looks")
-    p_value: float | None = Field(None, description="of 'the requirement is not met'")
+    p_value: float | None = Field(None, ge=0, le=1, description="of 'the requirement is not met'")
     verdict: Verdict | Literal["error", "skipped"]
     reason: str = Field(description="the verdict in words, with its statistics")
     suspicious: bool = Field(False, description="better than the baseline by more than the margin")

@@ -20,7 +20,6 @@ from eval_gates.statistics.assay_sensitivity import (
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find
-from eval_gates.statistics.multiplicity import largest_p_value
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
@@ -215,7 +214,8 @@ def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
     """Return the variant's verdict, its reason, and its p-value; ValueError without quality gates.
 
     Critical gates must pass and supporting gates must not fail. A fail takes precedence over an
-    undecided gate. The p-value is the largest of the critical gates' on quality and speed.
+    undecided gate. The p-value is the largest of the critical gates' on quality and speed: several
+    gates need no correction (intersection-union test; Berger 1982, Technometrics 24:295-300).
     """
     suites = [gate for gate in gates if isinstance(gate, QualityResult)]
     if not suites:
@@ -224,12 +224,8 @@ def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
     undecided = [each.name for each in gates if each.blocks and each.verdict == "undecided"]
     # Speed alone shows nothing: a critical suite must have passed.
     critical = any(each.tier == "critical" for each in suites)
-    p_values = {
-        each.name: each.p_value
-        for each in gates
-        if each.tier == "critical" and critical and each.p_value is not None
-    }
-    p_value = largest_p_value(p_values or {"": 1.0})
+    p_values = [each.p_value for each in gates if each.tier == "critical" and critical]
+    p_value = max((each for each in p_values if each is not None), default=1.0)
     if failed:
         return "fail", f"{', '.join(failed)} failed", p_value
     if undecided:

@@ -1,8 +1,7 @@
-"""BFCL's data, prompts, decoder and checker of single-turn calls (Patil et al. 2025), imported.
+"""BFCL's data, prompts, decoder and checker of single-turn calls (Patil et al. 2025).
 
-The package `bfcl-eval` is installed without the clients of its leaderboard's models. Its checker
-imports the list of those models for one fact: whether dots in names of functions become
-underscores. A list of the two forms stands in its place.
+`bfcl-eval` is installed without its leaderboard's clients. Its checker asks their list only whether
+dots in function names become underscores, so a list of both forms replaces it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ CATEGORIES = {
     "live_relevance": 16,
 }
 FUNCTION_LISTS = 2_116  # that these cases show to the model
-# Limit of an answer in Java or JavaScript, whose parsers in C recurse: 100,000 end the process.
+# Characters of an answer in Java or JavaScript: C parsers recurse, and 100,000 end the process.
 MAX_CHARACTERS = 8_000
 _MAX_BASE, _MAX_EXPONENT = 1_000_000, 64
 
@@ -55,7 +54,7 @@ class BfclCase(NamedTuple):
     category: str
     messages: list[dict[str, str]]
     functions: list[dict[str, Any]]
-    # For each call `{function: {parameter: [allowed values]}}`; no call is right without them.
+    # For each call `{function: {parameter: [allowed values]}}`; empty if no call is right.
     ground_truth: list[dict[str, dict[str, Any]]]
 
 
@@ -70,7 +69,7 @@ class Bfcl(NamedTuple):
 
 @lru_cache(maxsize=1)
 def load_package() -> Bfcl:
-    """Import the package; it makes folders for results, which are removed."""
+    """Import the package, and remove the folders that it creates."""
     models = ModuleType("bfcl_eval.constants.model_config")
     models.MODEL_CONFIG_MAPPING = {  # type: ignore[attr-defined]
         "prompt": SimpleNamespace(underscore_to_dot=False),
@@ -89,7 +88,7 @@ def load_package() -> Bfcl:
             del os.environ["BFCL_PROJECT_ROOT"]
             if before is not None:
                 os.environ["BFCL_PROJECT_ROOT"] = before
-    # Its decoder evaluates an argument such as `2 * 3`, and anything else that a model wrote.
+    # Its decoder would evaluate anything that a model wrote.
     handling.eval = evaluate_arithmetic
     return Bfcl(utils, handling, ast_checker, enums)
 
@@ -100,7 +99,7 @@ def read_category(category: str) -> list[BfclCase]:
     truths: list[list[Any]] = [[] for _ in found]
     if "relevance" not in category:
         file = _data_file("possible_answer", f"BFCL_v4_{category}.json")
-        # As its runner does: ids of the two files differ, and their order does not.
+        # As its runner does: ids of the two files differ.
         truths = [row["ground_truth"] for _, row in read_rows(file)]
     return [
         BfclCase(row["id"], category, row["question"][0], row["function"], truth)
@@ -109,7 +108,7 @@ def read_category(category: str) -> list[BfclCase]:
 
 
 def prompt_messages(case: BfclCase) -> list[dict[str, str]]:
-    """Return the messages of the prompting form: a system prompt with the functions first."""
+    """Return the prompting form's messages: a system prompt with the functions first."""
     bfcl = load_package()
     messages: list[dict[str, str]] = bfcl.handling.system_prompt_pre_processing_chat_model(
         copy.deepcopy(case.messages), _described(case), f"{case.category}_0"
@@ -129,7 +128,7 @@ def openai_tools(case: BfclCase) -> list[dict[str, Any]]:
 
 
 def decode(text: str, category: str) -> Calls | None:
-    """Return the calls in a text by BFCL's own decoder; None if it is not a list of calls."""
+    """Parse calls by BFCL's own decoder; None if the text is not a list of calls."""
     bfcl = load_package()
     language = bfcl.enums.ReturnFormat[_language(category)]
     if language is not bfcl.enums.ReturnFormat.PYTHON and len(text) > MAX_CHARACTERS:
@@ -143,11 +142,7 @@ def decode(text: str, category: str) -> Calls | None:
 
 
 def is_right(case: BfclCase, calls: Calls | None, form: CallForm) -> bool:
-    """Return whether BFCL's checker accepts these calls.
-
-    Args:
-        calls: None if the answer is not a list of calls.
-    """
+    """Return whether BFCL's checker accepts these calls; None is no list of calls."""
     bfcl = load_package()
     if "relevance" in case.category:
         has_called = calls is not None and not bfcl.utils.is_empty_output(calls)
@@ -171,8 +166,8 @@ def right_calls(ground_truth: list[dict[str, dict[str, Any]]]) -> Calls:
 
 
 def _first_values(allowed: dict[str, Any]) -> dict[str, Any]:
-    # An empty text allows that the parameter is left out. In a value that is an object, some keys
-    # have their only value without a list.
+    # An empty text allows a missing parameter. Some keys of an object have their only value without
+    # a list.
     lists = {
         key: values if isinstance(values, list) else [values] for key, values in allowed.items()
     }
@@ -187,7 +182,7 @@ def _plain(value: Any) -> Any:
 
 
 def evaluate_arithmetic(expression: str) -> Any:
-    """Return the value of an expression of numbers, or of added texts; else ValueError."""
+    """Return the value of an expression of numbers, or of added texts, else ValueError."""
     return _value_of(ast.parse(expression, mode="eval").body)
 
 
@@ -224,7 +219,6 @@ def _is_bounded(op: ast.operator, left: Any, right: Any) -> bool:
 
 
 def _described(case: BfclCase) -> list[dict[str, Any]]:
-    """Return a copy of the functions with BFCL's hint on the language."""
     functions = copy.deepcopy(case.functions)
     entry = {"id": f"{case.category}_0", "function": functions}
     load_package().utils.add_language_specific_hint_to_function_doc([entry])
@@ -237,7 +231,7 @@ def _language(category: str) -> str:
 
 
 def _or_none(work: Callable[[], Any]) -> Any:
-    """Return what BFCL's code returns; None if what a model wrote makes it fail."""
+    """Return what BFCL's code returns; None if a model's text makes it fail."""
     try:
         return work()
     except Exception:

@@ -1,4 +1,4 @@
-"""Extracts code from a model's answer, with the same rules for baseline and variant."""
+"""Extracts code from a model's answer, equally for baseline and variant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from eval_gates.replies import remove_thoughts
 from recipes.generation import THOUGHT_MARKERS
 
-# Where a completed function has ended. vLLM's server refuses more than four.
+# Ends of a completed function; vLLM's server refuses more than four.
 STOPS: dict[str, list[str]] = {
     "completion": ["\nclass", "\ndef", "\nif __name__", "\nprint"],
     "chat": [],
@@ -36,7 +36,7 @@ _DEFINING = (
 _CHARACTERS = str.maketrans({"\ufeff": None, "\u200b": None, "\u2060": None, "\xa0": " "})
 _FUTURE = re.compile(r"^from __future__ import [^\n(]+\n", re.MULTILINE)
 _TESTING = {"print", "input", "exit", "quit", "sys", "unittest", "doctest", "pytest", "__name__"}
-# An answer may go round in circles, and a megabyte takes a second to parse.
+# A looping answer of a megabyte takes a second to parse.
 _MAX_BLOCKS, _MAX_FENCES, _MAX_DEPTH, _MAX_STARTS, _MAX_TRIES = 50, 20, 10, 20, 100
 _MAX_HEADERS, _MAX_ALL_STARTS = 5, 30
 
@@ -58,11 +58,11 @@ def extract_code(
 
     Chat form: thoughts with any known markers are removed. The code is the last fenced block that
     defines the function, as in LiveCodeBench (arXiv 2403.07974), with other blocks that only define
-    names that it uses. A block with a stub of the function counts only if all are stubs. Without
-    such a block the code is the last block that returns, the first block, or the answer without
-    prose. The prompt's imports and other functions precede it. Code without the function's header
-    is its body, if it returns a value. A block without a closing fence loses its last lines until
-    it parses. As in EvalPlus (arXiv 2305.01210), the answer's own tests and examples are not run.
+    names that it uses. A stub counts only if all are stubs. Without such a block the code is the
+    last block that returns, the first block, or the answer without prose. The prompt's imports and
+    other functions precede it. Code without a header is the function's body, if it returns a value.
+    A block without a closing fence loses its last lines until it parses. As in EvalPlus (arXiv
+    2305.01210), the answer's own tests and examples are not run.
     """
     if form == "completion":
         return ExtractedCode(problem_prompt + _cut_at_stops(completion), is_found=True)
@@ -81,7 +81,7 @@ def extract_code(
 
 
 def preamble(problem_prompt: str, entry_point: str) -> str:
-    """Return what the prompt has before the function: imports and other functions."""
+    """Return the prompt's code before the function."""
     header = _header(entry_point).search(problem_prompt)
     return problem_prompt[: header.start()] if header else ""
 
@@ -116,7 +116,6 @@ def _choose_code(completion: str, entry_point: str) -> str:
 
 
 def _is_stub(code: str, name: str) -> bool:
-    """Return whether the function has no statement but `pass`, `...`, texts and raises."""
     if not _parses(code):
         header = _header(name).search(code)
         return header is not None and "\n" not in code[header.start() :].strip()
@@ -133,7 +132,7 @@ def _is_stub(code: str, name: str) -> bool:
 
 
 def _find_method(code: str, name: str) -> str | None:
-    """Return the expression of a class's method of that name; None if no class has one."""
+    """Return the expression of a class's method of that name, if any."""
     classes = [each for each in _parse(code) if isinstance(each, ast.ClassDef)]
     for node in classes:
         for method in node.body:
@@ -154,7 +153,7 @@ def _blocks(text: str, depth: int = 0) -> list[str]:
 
 
 def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
-    """Return the code and end of a block: the first fence with which the block parses."""
+    """Return a block's code and end: the first fence with which it parses."""
     fence = opening["fence"]
     closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
     candidates = list(islice(closing.finditer(text, opening.end()), _MAX_FENCES))
@@ -169,7 +168,7 @@ def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
 
 
 def _dedent(code: str, opening: re.Match[str]) -> str:
-    """Return the code of a fence that is not at the margin, such as a list's, at the margin."""
+    """Return the code of an indented fence, such as a list's, at the margin."""
     is_within_line = opening.string[: opening.start()].rpartition("\n")[2] != ""
     return textwrap.dedent(code) if opening["before"] or is_within_line else code
 
@@ -220,7 +219,7 @@ def _without_prose(text: str, entry_point: str) -> str:
     if not headers:
         return text
     begins = [match.start() for match in _CODE_BEGINS.finditer(text)]
-    # All of them together are a module; else the last that can be read counts, as with blocks.
+    # All together are a module; else the last readable one counts.
     ranges = [(0, headers[0], headers[-1])]
     ranges += [(before + 1, at, at) for before, at in pairwise(headers)][:-_MAX_HEADERS:-1]
     ranges += [(0, headers[0], headers[0])] if len(headers) > 1 else []
@@ -269,7 +268,7 @@ def _parses(code: str) -> bool:
 
 
 def _find_fault(code: str) -> int | None:
-    """Return the line of the first error, counted from 1; None if the code parses."""
+    """Return the first error's line, counted from 1; None if the code parses."""
     try:
         ast.parse(code)
     except SyntaxError as error:
@@ -292,7 +291,7 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _without_own_tests(code: str, name: str) -> str:
-    """Return the code without the module's statements that call the function or are tests."""
+    """Return the code without module statements that call the function or are tests."""
     statements = _parse(code)
     kept = [each for each in statements if not _is_own_test(each, name)]
     if len(kept) == len(statements):
@@ -318,12 +317,11 @@ def _is_own_test(statement: ast.stmt, name: str) -> bool:
 
 
 def _with_futures_first(code: str) -> str:
-    """Return the code with its `from __future__` imports at its start, where Python wants them."""
     return "".join(_FUTURE.findall(code)) + _FUTURE.sub("", code)
 
 
 def _gives_a_value(code: str, name: str) -> bool:
-    """Return whether the function has a `return` or `yield`, functions within it apart."""
+    """Return whether the function itself has a `return` or `yield`."""
     functions = [n for n in _parse(code) if isinstance(n, ast.FunctionDef) and n.name == name]
     waiting: list[ast.AST] = [each for function in functions[-1:] for each in function.body]
     while waiting:
@@ -336,7 +334,7 @@ def _gives_a_value(code: str, name: str) -> bool:
 
 
 def _with_body(problem_prompt: str, body: str) -> str:
-    """Return the prompt's header and docstring with `body` under it, at any indentation."""
+    """Return the prompt's header and docstring with `body`, at any indentation."""
     body = body.strip("\n").expandtabs(4)
     head = problem_prompt if problem_prompt.endswith("\n") else problem_prompt + "\n"
     if body[:1].isspace():

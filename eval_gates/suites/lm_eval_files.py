@@ -13,7 +13,7 @@ from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.untrusted import read_regular
 from pipeline.core.user_path import user_path
 
-# The `datasets` library's names of formats; such a dataset is files, not a place on the Hub.
+# Formats of the `datasets` library: such a dataset is local files.
 LOCAL_FORMATS = frozenset({"json", "csv", "text", "parquet", "arrow", "pandas", "xml"})
 MAX_FILES = 50  # YAML files and modules of one task
 _GUIDE = "see lm-eval's task guide"
@@ -23,7 +23,7 @@ class TaskYaml(NamedTuple):
     """Files and data of a task's YAML file."""
 
     path: Path  # the YAML file, absolute
-    # Its content with that of the files it includes; functions are their names.
+    # Content with its includes; functions are their names.
     config: dict[str, Any]
     code: list[Path]  # the YAML files and the Python modules next to them that they name, absolute
     data: list[Path]  # the local data files, absolute; empty where the data is on the Hub
@@ -36,7 +36,7 @@ def is_task_file(task: str) -> bool:
 
 
 def read_task_file(path: Path) -> TaskYaml:
-    """Read a task's YAML file and its includes; runs no code."""
+    """Read a task's YAML file and its includes, without running code."""
     path = user_path(path, "key task").resolve()
     code: list[Path] = []
     config = _read_yaml(path, code)

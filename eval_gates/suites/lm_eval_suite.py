@@ -29,7 +29,7 @@ _FILE = Path(__file__).parents[1] / "data" / "lm_eval_tasks.json"
 
 @cache
 def known_tasks() -> dict[str, dict[str, Any]]:
-    """Return what planning knows of lm-eval's common tasks, by name.
+    """Return facts of lm-eval's common tasks for planning, by name.
 
     `questions`: their number in the split that is asked; `cluster`: a field that several share.
     """
@@ -71,7 +71,7 @@ class LmEval(GeneratingKind[LmEvalTask]):
         if not is_task_file(task):
             identity = QuestionSource(kind="hub", task=task, environment=lookup.environment)
             known = known_tasks().get(task, {})
-            # Clusters are counted once the questions are laid out.
+            # Clusters are counted after laying out.
             questions = None if suite.cluster_by else known.get("questions")
             return SuiteSource(identity, questions=questions)
         file = read_task_file(Path(task))

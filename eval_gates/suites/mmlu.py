@@ -1,7 +1,5 @@
 """MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question.
 
-Questions come from a folder, the Hub, 280 carried development questions, or the project's own easy
-ones.
 The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form has that of
 `mmlu_continuation`, in which small models are above chance.
 """
@@ -89,15 +87,14 @@ def read_folder(folder: Path) -> list[Row]:
 
 
 def read_builtin() -> list[Row]:
-    """Return the carried development questions of MMLU."""
+    """Return the included development questions."""
     return [_question(row, place) for place, row in read_rows(DEV_FILE)]
 
 
 def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Question]:
-    """Return the questions, each with the worked examples of its subject.
+    """Return the questions, each with its subject's first `shots` of the pool, as in lm-eval.
 
-    They are the subject's first `shots` of the pool, as in lm-eval. Form `letter` scores the
-    letters A to D, form `cloze` the choices' texts.
+    Form `letter` scores the letters A to D, form `cloze` the choices' texts.
     """
     found = []
     for number, row in enumerate(rows):
@@ -194,7 +191,7 @@ class Mmlu(SuiteKind[MmluTask]):
             questions = pool = read_builtin()
         shots = task.num_fewshot
         if source.kind == "packages":
-            # One subject has three questions there, and a question is not its own example.
+            # One subject has only three questions, and a question is not its own example.
             shots = min(shots, min(Counter(row["subject"] for row in pool).values()) - 1)
             if shots < task.num_fewshot:
                 order.progress.note(
@@ -225,7 +222,7 @@ class Mmlu(SuiteKind[MmluTask]):
     def choice_values(
         self, task: MmluTask, likelihoods: Sequence[float], choices: Sequence[str]
     ) -> list[float]:
-        """Return log-likelihoods; per character of the choice's text in the cloze form."""
+        """Return log-likelihoods, per character in the cloze form."""
         if task.prompt_format == "cloze" and len(choices) == len(likelihoods):
             return [value / len(text) for value, text in zip(likelihoods, choices, strict=True)]
         return list(likelihoods)

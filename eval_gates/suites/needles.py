@@ -1,8 +1,7 @@
 """Retrieval from long texts: numbers hidden in a text, asked for at its end.
 
-The cases are those of RULER (Hsieh et al. 2024): one key; many similar keys, of which one is asked;
-several values of one key, all of them asked. The text around them is shuffled sentences of the
-project's documents to summarize, with which no recipe calibrates.
+The cases are RULER's (Hsieh et al. 2024): one key; many similar keys; several values of one key.
+The text is shuffled sentences of the project's documents, with which no recipe calibrates.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ Needles = Literal["single", "multi_key", "multi_value"]
 NEEDLES: tuple[Needles, ...] = get_args(Needles)
 VALUES = 4  # of one key, where several are asked
 
-# English prose has 3.9 to 4.6 characters a token; keys and numbers have fewer. So a text of this
-# many characters a token has fewer tokens than its length says, by any common tokenizer.
+# English prose has 3.9 to 4.6 characters a token; keys and numbers have fewer. So a text has fewer
+# tokens than its length states.
 CHARACTERS_PER_TOKEN = 3.5
 FRAME_TOKENS = 128  # of the question and of the chat template
 SENTENCES_PER_OTHER_KEY = 16
@@ -43,7 +42,7 @@ MIN_OTHER_KEYS = 3
 _TEXT = "Some special numbers are hidden in this text.\n\n{text}\n\n"
 PROMPTS = {
     "chat": f"{_TEXT}{{question}}",
-    # Models of 135M parameters copy several numbers only after the beginning of the sentence.
+    # Models of 135M parameters copy several numbers only after a sentence's beginning.
     "completion": f"{_TEXT}Question: {{question}}\nAnswer: {{lead}}",
 }
 _NUMBER = re.compile(r"(?<!\d)\d{7}(?!\d)")
@@ -76,7 +75,6 @@ def build_case(seed: str, needles: Needles, characters: int, depth: float) -> Ne
     room = characters - sum(len(sentence) + 1 for _, sentence in hidden)
     filling = _draw_filling(draw, room)
     if needles == "multi_key":
-        # Each other key has one of the key's words.
         words = [word for word in _words() if word not in key.split("-")]
         most = max(MIN_OTHER_KEYS, len(filling) // SENTENCES_PER_OTHER_KEY)
         first, second = key.split("-")
@@ -102,7 +100,7 @@ def needle(key: str, number: str) -> str:
 
 
 def share_found(answer: str, values: Sequence[str]) -> float:
-    """Return the share of the values among the answer's first numbers, as many as there are values.
+    """Return the share of the values among as many first numbers of the answer.
 
     Numbers count exactly, and each once. A comma or space may separate thousands.
     """
@@ -130,7 +128,7 @@ def _draw_numbers(draw: random.Random, count: int, taken: Sequence[str] = ()) ->
 
 
 def _draw_filling(draw: random.Random, characters: int) -> list[str]:
-    """Return sentences in random order; all occur before one occurs again."""
+    """Return sentences in random order; all occur before one repeats."""
     found: list[str] = []
     while characters > 0:
         for sentence in draw.sample(_sentences(), len(_sentences())):
@@ -184,7 +182,7 @@ class NeedlesKind(GeneratingKind[NeedlesTask]):
         return list(_questions(task)), {}
 
     def render(self, task: NeedlesTask, question: Question, template: Render | None) -> Question:
-        # Texts of a few million tokens are made when they are asked: all would need gigabytes.
+        # Texts are made when they are asked: all would need gigabytes.
         return replace(question, prompt=request_of(task, question))
 
     def score_text(self, task: NeedlesTask, question: Question, reply: Reply) -> float:
@@ -249,11 +247,7 @@ class NeedlesKind(GeneratingKind[NeedlesTask]):
 
 
 def request_of(task: NeedlesTask, question: Question) -> str:
-    """Return the prompt of a laid-out case.
-
-    Raises:
-        EvaluationDataError: the case is another than when it was laid out.
-    """
+    """Return the prompt of a laid-out case; EvaluationDataError if the case has changed."""
     data = question.data
     case = build_case(question.id, data["needles"], data["characters"], data["depth"])
     if _digest(case.text) != data["text_sha256"]:
@@ -269,13 +263,13 @@ def request_of(task: NeedlesTask, question: Question) -> str:
 
 
 def prompt_tokens(task: NeedlesTask, length: int) -> int:
-    """Return the largest number of tokens of a prompt of that length: without the answer's."""
+    """Return the largest number of prompt tokens, without the answer's."""
     quarter = length // 4
     return length - (min(task.max_tokens, quarter) if isinstance(task.max_tokens, int) else quarter)
 
 
 def least_length(task: NeedlesTask, length: int) -> int:
-    """Return the tokens of prompt and answer that a server must take for that length."""
+    """Return the tokens of prompt and answer for that length."""
     answer = task.max_tokens if isinstance(task.max_tokens, int) else 0
     return max(length, prompt_tokens(task, length) + answer)
 
@@ -304,7 +298,7 @@ def _questions(task: NeedlesTask) -> Iterator[Question]:
             hidden = [needle(case.key, value) for value in case.values]
             yield Question(
                 name,
-                # For people: the asked numbers' sentences, without the text around them.
+                # Shown without the text around the numbers.
                 " [...] ".join(["", *hidden, ""]).strip() + f"\n\n{asked}",
                 expected=", ".join(case.values),
                 data={

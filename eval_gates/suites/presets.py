@@ -1,7 +1,4 @@
-"""Presets of lm-eval's tasks, over a folder's rows or the Hub's: its prompts and its scores.
-
-A :class:`Preset` says which task, where rows are, and what a row must have.
-"""
+"""Presets of lm-eval's tasks, over a folder's rows or the Hub's: its prompts and its scores."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ EXAMPLES_FILE = "examples.jsonl"  # next to the questions
 
 
 class Preset(NamedTuple):
-    """One benchmark of lm-eval."""
+    """One of lm-eval's benchmarks."""
 
     title: str
     file: str  # lm-eval's YAML file of the task; {subject} is the row's
@@ -39,13 +36,13 @@ class Preset(NamedTuple):
 
 
 class HubSuite(Suite):
-    """Settings of the decision on a benchmark that a folder or the Hub has."""
+    """Settings of the decision on a benchmark of a folder or the Hub."""
 
     sources: list[Source] = Field(default=["eval-data", "hub"])
 
 
 class PresetKind(GeneratingKind[Any]):
-    """Suite over tasks of lm-eval, as its :class:`Preset` says."""
+    """Suite over tasks of lm-eval."""
 
     preset: ClassVar[Preset]  # set by a subclass
     scores_unrelated = scores_empty = True
@@ -53,11 +50,7 @@ class PresetKind(GeneratingKind[Any]):
 
     @abstractmethod
     def read(self, row: Row, text: Callable[[str], str]) -> Row:
-        """Return the row in lm-eval's form; ValueError if it is malformed.
-
-        Args:
-            text: returns the non-empty text of a key.
-        """
+        """Return the row in lm-eval's form, else ValueError; `text` gets a non-empty text."""
 
     def __init__(self) -> None:
         self._examples: list[Row] = []
@@ -71,7 +64,7 @@ class PresetKind(GeneratingKind[Any]):
         return float(results["exact_match"])
 
     def choices(self, document: Row) -> list[tuple[str, float]]:
-        """Return each choice's text and its score; none if answers are not chosen."""
+        """Return each choice's text and its score, if answers are chosen."""
         return []
 
     def expected(self, document: Row) -> str:
@@ -79,7 +72,7 @@ class PresetKind(GeneratingKind[Any]):
         return str(document["answer"])
 
     def document(self, row: Row, place: str) -> Row:
-        """Return the row in lm-eval's form; EvaluationDataError if it is malformed."""
+        """Return the row in lm-eval's form, else EvaluationDataError."""
         fields = self.preset.fields
         try:
             return self.read(row, lambda key: text_of(row, key, place, fields))
@@ -129,7 +122,7 @@ class PresetKind(GeneratingKind[Any]):
         return str(document[self.preset.subject]) if self.preset.subject else ""
 
     def _try_scores(self, task: Any, documents: Sequence[Row], places: Sequence[str]) -> None:
-        """Raise EvaluationDataError for a row of which lm-eval can score no answer."""
+        """Raise EvaluationDataError for a row whose answers lm-eval cannot score."""
 
         def attempt() -> None:
             for document, place in zip(documents, places, strict=True):
@@ -187,7 +180,7 @@ class PresetKind(GeneratingKind[Any]):
         if file not in self._tasks:
             examples = [row for row in self._examples if self._subject(row) == subject]
             sample = self.preset.sample | ({self.preset.subject: subject} if subject else {})
-            # lm-eval looks at one document; all are asked through `LmRows.ask`.
+            # lm-eval needs a document; all are asked through `LmRows.ask`.
             splits = {"test": InMemoryDataset([sample]), "validation": examples}
             self._tasks[file] = LmRows(self._config(task, file), splits)
         return self._tasks[file]

@@ -1,4 +1,4 @@
-"""Identity of a source of questions, by what decides its content."""
+"""Identity of a source of questions, by content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class QuestionSource(SparseRecord):
 
 
 def hub_rows(source: QuestionSource, split: str | None) -> list[dict[str, Any]]:
-    """Return the rows of a Hub dataset at the pinned revision."""
+    """Return a Hub dataset's rows at the pinned revision."""
     from datasets import load_dataset
 
     with raise_as(

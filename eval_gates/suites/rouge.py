@@ -1,7 +1,6 @@
 """Summaries scored by ROUGE (Lin 2004) and BLEU.
 
-ROUGE is by rouge-score with Porter stemming, whose tokens are runs of a-z and 0-9; texts in other
-scripts score 0.
+ROUGE is by rouge-score with Porter stemming: texts without a-z and 0-9 score 0.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ PROMPTS: dict[str, str] = {
         "Summary in one sentence:"
     ),
 }
-# A base model goes on writing after its sentence; a chat model may begin with a short heading.
+# A base model continues after its sentence; a chat model may begin with a heading.
 STOPS = {"completion": ["\n"], "chat": ["\n\n"]}
 
-# A sentence ends at its mark and any quotes or brackets, before a space and what can begin one.
+# A sentence ends at its mark and any quotes or brackets, before space and its next start.
 _SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*)\s+(?=["'(\[“‘A-Z0-9])""")
 
 _FIELDS = "each line needs document, and summary (a text) or references (a list of texts)"
@@ -78,16 +77,16 @@ def read_folder(folder: Path) -> list[Document]:
 
 
 def read_builtin() -> list[Document]:
-    """Return the project's short documents with their summaries."""
+    """Return the project's short documents."""
     return [_document(row, place) for place, row in read_rows(CARRIED_FILE)]
 
 
 def score(candidate: str, references: list[str]) -> dict[str, float]:
     """Return a summary's ROUGE-1, -2, -L and -Lsum F-measures and its BLEU, each in [0, 1].
 
-    With several references a ROUGE metric is that of its best reference (Cachola et al. 2020). BLEU
-    uses all of them (Papineni et al. 2002), by sacrebleu for one sentence (exponential smoothing,
-    effective order). ValueError without references.
+    A ROUGE metric is that of the best reference (Cachola et al. 2020). BLEU uses all references
+    (Papineni et al. 2002), by sacrebleu for one sentence (exponential smoothing, effective order).
+    ValueError without references.
     """
     if not references:
         raise ValueError("a summary without a reference cannot be scored")
@@ -98,7 +97,7 @@ def score(candidate: str, references: list[str]) -> dict[str, float]:
 
 
 def a_sentence_a_line(text: str) -> str:
-    """Return the text with a line break after each sentence, as ROUGE-Lsum needs.
+    """Return the text with a line per sentence, as ROUGE-Lsum needs.
 
     A sentence ends at `.`, `!` or `?` before space and a capital, digit or quote.
     """
@@ -180,7 +179,7 @@ class Rouge(GeneratingKind[RougeTask]):
     def score_batch(
         self, task: RougeTask, batch: Sequence[Asked], progress: Progress
     ) -> list[Answer]:
-        """Return all metrics, each the mean over the samples; one of them is the score."""
+        """Return all metrics, each a mean over the samples; one is the score."""
         rows: list[Answer] = []
         for asked in batch:
             texts = ["" if is_unsolved(task, reply) else reply.text for reply in asked.replies]

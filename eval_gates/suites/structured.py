@@ -1,4 +1,4 @@
-"""Answers in JSON that must fit a schema, generated freely or by the server's guided decoding."""
+"""Answers in JSON that must fit a schema, by free generation or guided decoding."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _check_schema(schema: dict[str, Any], place: str) -> None:
 
 
 def _find_problem(schema: dict[str, Any]) -> str:
-    """Return why answers cannot be held against the schema; "" if they can."""
+    """Return why a schema is unusable; "" if it can be checked."""
     from jsonschema import Draft202012Validator, SchemaError
     from referencing import Registry
     from referencing.exceptions import Unresolvable

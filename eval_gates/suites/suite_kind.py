@@ -45,7 +45,7 @@ class ChatNeed(Enum):
 
 @dataclass(frozen=True)
 class SuiteSource:
-    """Where a suite's questions come from."""
+    """Available source of a suite's questions."""
 
     identity: QuestionSource  # part of the stage's key
     folder: Path | None = None  # not part of it
@@ -54,20 +54,20 @@ class SuiteSource:
 
 
 class SourceLookup(Protocol):
-    """Facts of the run, for finding a source."""
+    """The run's facts for finding a source."""
 
     @property
     def eval_data(self) -> Path | None: ...
 
     @property
     def environment(self) -> str:
-        """Identity of the environment `evaluate`, whose packages contain questions."""
+        """Identity of `evaluate`, whose packages contain questions."""
 
     def digest_of(self, file: Path) -> str:
         pass
 
     def revision_of(self, dataset: str) -> str | None:
-        """Return the dataset's newest commit on the Hub; None without the Hub."""
+        """Return the dataset's newest commit; None without the Hub."""
 
     def note(self, text: str) -> None: ...
 
@@ -88,7 +88,7 @@ class HubQuestions(NamedTuple):
     questions: int
 
     def benchmark(self, title: str) -> HubBenchmark:
-        """Return the benchmark that all of them are."""
+        """Return the benchmark of all questions."""
         return HubBenchmark(str(self.source.id), str(self.source.config), title, self.questions)
 
 
@@ -105,37 +105,31 @@ class QuestionOrder:
 class SuiteKind(SuiteModels, Generic[Task]):
     """Kind of suite; a subclass sets `task` and `policy`, and writes `questions` and `score`."""
 
-    # Sources of questions.
     folder_stem: str = ""  # how the names of its files in a folder of evaluation data begin
     examples_stem: str | None = None  # of files there that hold worked examples
     other_stem: str | None = None  # of files there that belong to another suite
     hub: HubQuestions | None = None
     packaged: int | None = None  # questions that the packages of `evaluate` carry
     carried: Path | None = None  # the project's own questions
-    # Planning.
     guessing: float = 0.0  # least score of a model that picks answers by chance
     assumed_baseline: float = 0.5  # mean score that a recovery margin is planned with
-    # Each row has `unrelated`, the score of its answer to another question: graded texts.
+    # Each row has `unrelated`, its answer's score on another question: graded texts.
     scores_unrelated: bool = False
     benchmark: HubBenchmark | None = None
-    # A variant's questions have the baseline's answers in them.
+    # A variant's questions include the baseline's answers.
     reads_baseline: bool = False
-    # Keys of a row that hold texts: the store keeps them apart from the rows that are bundled.
+    # Keys with texts, which are stored apart from bundled rows.
     private_keys: tuple[str, ...] = ()
 
     @abstractmethod
     def questions(self, task: Task, order: QuestionOrder) -> Read:
         """Return all questions of the source; runs in the `evaluate` environment.
 
-        Raises:
-            EvaluationDataError: there are none, or they are malformed.
+        EvaluationDataError if there are none, or they are malformed.
         """
 
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
-        """Read what rendering and scoring need, if anything; runs in `evaluate`.
-
-        Args:
-            questions: all, as they were laid out in the folder.
+        """Read what rendering and scoring need; runs in `evaluate`, with all laid-out questions.
 
         Raises:
             EvaluationDataError: the questions are not those that were laid out.
@@ -143,15 +137,11 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """
 
     def render(self, task: Task, question: Question, template: Render | None) -> Question:
-        """Return the question as it is asked, if it is rendered a batch at a time.
-
-        Args:
-            template: the served model's chat template, where prompts are asked in it.
-        """
+        """Return the question as it is asked; `template` is the chat template, if one is used."""
         return question
 
     def settings(self, task: Task) -> dict[str, Any]:
-        """Return how texts are generated, as :data:`eval_gates.ask.Settings` has it."""
+        """Return how texts are generated, as :data:`eval_gates.ask.Settings`."""
         return {"until": ["\n"], "max_gen_toks": 64}
 
     def ask(
@@ -163,38 +153,32 @@ class SuiteKind(SuiteModels, Generic[Task]):
     ) -> list[list[Reply]]:
         """Return the replies to a batch, in order; raises as :meth:`Client.ask`.
 
-        Args:
-            baseline: its rows by id, private keys included, if the suite reads them and this is a
-                variant.
+        `baseline` has its rows by id, private keys included, if the suite reads them for a variant.
         """
         return client.ask(batch)
 
     def score(self, task: Task, question: Question, replies: Sequence[Reply]) -> Answer:
-        """Return the key `score`, 0 to 1, and the suite's own keys of the answer."""
+        """Return the key `score`, 0 to 1, and the suite's own keys."""
         raise NotImplementedError
 
     def score_batch(self, task: Task, batch: Sequence[Asked], progress: Progress) -> list[Answer]:
-        """Return :meth:`score` of a batch, in order; for suites that score many together."""
+        """Return :meth:`score` of a batch, in order."""
         return [self.score(task, each.question, each.replies) for each in batch]
 
     @abstractmethod
     def metric(self, task: Task, laid_out: str | None) -> str:
-        """Return the score's standard name.
-
-        Args:
-            laid_out: the metric that `questions` put into the record, if any.
-        """
+        """Return the score's standard name; `laid_out` is the metric in the record, if any."""
 
     def chat_need(self, task: Task) -> ChatNeed:
-        """Return what the task needs of the chat API; most suites need none of it."""
+        """Return what the task needs of the chat API, if anything."""
         return ChatNeed.NONE
 
     def example_chat(self, task: Task) -> dict[str, Any]:
-        """Return `messages`, and `tools` if it sends any, in the form of the suite's questions."""
+        """Return `messages`, and `tools` if any, as the suite's questions have them."""
         return {"messages": [{"role": "user", "content": "Hello"}]}
 
     def typical_change(self, task: Task) -> float:
-        """Return the typical size of a score's change; under 1 for graded scores."""
+        """Return the typical size of a score's change, under 1 for graded scores."""
         # Several samples: a standard deviation of 0.2 if 55 % of the questions' scores change.
         return 0.27 if isinstance(task, Generation) and task.samples > 1 else 1.0
 
@@ -202,18 +186,17 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """Raise PrepareError if this machine cannot score the answers."""
 
     def known_cluster(self, task: Task) -> str | None:
-        """Return a field that questions share, known before they are read."""
+        """Return a shared field that is known before laying out."""
         return None
 
     def estimate(self, task: Task) -> int | None:
-        """Return a number of questions for planning, if laying out may find another."""
+        """Return a number of questions for planning, if laying out may differ."""
         return None
 
     def fit(self, name: str, task: Task, max_length: int, note: Callable[[str], None]) -> Task:
         """Return the task without questions that are longer than the served model takes.
 
         Args:
-            name: of the suite in the policy.
             max_length: tokens of prompt and answer.
             note: receives what was left out.
 
@@ -222,13 +205,10 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """
         return task
 
-    # Where questions come from.
-
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
         """Return the suite's first available source.
 
-        Raises:
-            EvaluationDataError: none is available, or a local file is damaged.
+        EvaluationDataError if none is available, or a local file is damaged.
         """
         for source in suite.sources:
             found = self._try(source, suite, lookup)
@@ -250,7 +230,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
         )
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        """Return a source's number of questions; None if only reading it would show."""
+        """Return a source's number of questions, if known without laying out."""
         if identity.kind == "hub":
             return self.hub.questions if self.hub else None
         if identity.kind == "packages":
@@ -269,7 +249,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
     def count_clusters(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> int | None:
-        """Return a source's number of clusters; None if only laying out would show."""
+        """Return a source's number of clusters, if known without laying out."""
         files, field = self.local_files(suite, identity, folder), str(suite.cluster_by)
         rows = [row for path in files for _, row in read_rows(path)]
         if not rows or any(field not in row for row in rows):
@@ -279,16 +259,15 @@ class SuiteKind(SuiteModels, Generic[Task]):
     def local_files(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> list[Path]:
-        """Return the local files whose lines are the questions; may be none."""
+        """Return the local files whose lines are the questions, if any."""
         if identity.kind == "builtin" and self.carried is not None:
             return [self.carried]
         return self.folder_files(folder) if folder is not None else []
 
     def folder_files(self, folder: Path) -> list[Path]:
-        """Return a folder's files whose lines are questions of this kind.
+        """Return a folder's files of questions of this kind.
 
-        Raises:
-            EvaluationDataError: a file is there both plain and gzipped.
+        EvaluationDataError for a file that is there both plain and gzipped.
         """
         if not self.folder_stem:
             return []
@@ -320,22 +299,20 @@ class SuiteKind(SuiteModels, Generic[Task]):
             return QuestionSource(kind="builtin", digest=lookup.digest_of(self.carried)), None
         return None, None
 
-    # Words for people.
-
     def title(self, task: Task) -> str | None:
-        """Return the questions' name in a model card; None: the policy's name of the suite."""
+        """Return the questions' name in a model card, other than the policy's."""
         return None
 
     def choice_values(
         self, task: Task, likelihoods: Sequence[float], choices: Sequence[str]
     ) -> list[float]:
-        """Return the values of which the chosen answer has the largest."""
+        """Return each choice's value; the largest is chosen."""
         return list(likelihoods)
 
     def groups(
         self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
     ) -> list[GroupReport]:
-        """Return the scores of subjects or members; none unless rows have a group."""
+        """Return the scores of subjects or members, if rows have a group."""
         rows = list(baseline), list(candidate)
         named = all(GROUP in row for row in rows[0])
         return report_groups(*rows, lambda row: str(row[GROUP])) if named else []
@@ -349,11 +326,9 @@ def report_groups(
     *,
     is_subject: bool = True,
 ) -> list[GroupReport]:
-    """Return both sides' mean scores and flips by group; a mean is over the group's questions.
+    """Return both sides' mean scores and flips by group, over the same questions.
 
-    Args:
-        baseline: rows; those of the candidate answer the same questions.
-        order: of known groups; others follow by name.
+    `order` has the known groups; others follow by name.
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for before, after in zip(baseline, candidate, strict=True):
@@ -385,10 +360,9 @@ def kind_of(task: EvalTask) -> SuiteKind[Any]:
 
 
 def without_uncontained(policy: Policy) -> tuple[Policy, list[str]]:
-    """Return the policy without suites that cannot be scored here and may be left out, and why.
+    """Return the policy without optional suites that cannot be scored here, and why.
 
-    Raises:
-        SandboxError: no other suite is left.
+    SandboxError if no other suite is left.
     """
     reasons: dict[str, PrepareError] = {}
     for name, suite in policy.suites.items():
@@ -410,7 +384,7 @@ def refuse_untried(policy: Policy, what: str, where: str) -> None:
     """Raise UsageError if a suite reads log-probabilities of prompts.
 
     Args:
-        what: an arm of which they have not been tried.
+        what: an arm without such tests.
         where: the option or key that asks for it.
     """
     for name, suite in policy.suites.items():

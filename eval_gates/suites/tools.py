@@ -118,7 +118,7 @@ class Tools(GeneratingKind[ToolsTask]):
         return super().count_clusters(suite, identity, folder)
 
     def known_cluster(self, task: ToolsTask) -> str | None:
-        # Half of the live cases share their functions with others.
+        # Half of the live cases share their functions.
         live = any(name.startswith("live_") for name in task.categories)
         return "functions" if live or not task.categories else None
 
@@ -202,11 +202,7 @@ def _question(case: BfclCase, task: ToolsTask) -> Question:
 
 
 def _own_case(row: Row, number: int, place: str) -> BfclCase:
-    """Return the case of a user's row.
-
-    Raises:
-        EvaluationDataError: a key is malformed, or BFCL's checker refuses the row's own calls.
-    """
+    """Return a user's case; EvaluationDataError for a malformed row or refused calls."""
     functions, truth = (_objects(row, key, place) for key in ("function", "ground_truth"))
     category = ("irrelevance", "simple", "parallel")[min(len(truth), 2)]
     if category == "simple" and len(functions) > 1:
