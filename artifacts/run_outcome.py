@@ -7,7 +7,7 @@ from typing import Literal
 from artifacts.command_line import command_line
 from artifacts.recorded_command import RecordedCommand
 from artifacts.run_record import RunReport, VariantReport
-from eval_gates.number_format import format_megabytes
+from eval_gates.gate_result import format_megabytes
 from pipeline.core.errors import ExitCode, from_dict
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]

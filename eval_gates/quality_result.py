@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from eval_gates.gate_result import GateResult
-from eval_gates.number_format import format_percent
+from eval_gates.gate_result import GateResult, format_percent
 from pipeline.core.record import Record
 
 

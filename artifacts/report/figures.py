@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from artifacts.run_record import RunReport, VariantReport
-from eval_gates.gate_result import SCORE, GateResult
-from eval_gates.number_format import format_points
+from eval_gates.gate_result import SCORE, GateResult, format_points
 from pipeline.core.escape import html_text
 from recipes.catalog import BASELINE
 

@@ -18,8 +18,7 @@ from artifacts.report import answers, provenance
 from artifacts.report.figures import Figure, conversations_figure, gate_figure, tradeoff_figures
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
-from eval_gates.gate_result import GateResult
-from eval_gates.number_format import format_megabytes, format_percent
+from eval_gates.gate_result import GateResult, format_megabytes, format_percent
 from pipeline import __version__
 from pipeline.core.escape import make_visible
 

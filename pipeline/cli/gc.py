@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Annotated
 
-from eval_gates.number_format import format_megabytes
+from eval_gates.gate_result import format_megabytes
 from pipeline.cli.display import open_display
 from pipeline.cli.options import MAX_DAYS, JsonOption, RegistryOption, StoreOption, option
 from pipeline.cli.tables import print_json, print_table

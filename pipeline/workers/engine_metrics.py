@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eval_gates.spec_decode_counters import counts_between
-
+# As the engines' counters call them.
+NAMES = ("drafts", "draft_tokens", "accepted_tokens")
 ANSWER_SECONDS = 10.0
 MAX_BYTES = 16 * 2**20
 MAX_COUNT = 2**53
@@ -32,6 +32,22 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
     if not all(0 <= value <= MAX_COUNT for value in found.values()):
         raise ValueError("a counter is negative, or beyond counting")
     return {name: round(value) for name, value in found.items()}
+
+
+def counts_between(
+    before: Mapping[str, int | None] | None, after: Mapping[str, int | None] | None
+) -> dict[str, int] | None:
+    """Return the differences by name; None without counters or after a restart."""
+    if before is None or after is None:
+        return None
+    found = {}
+    for name in NAMES:
+        # An unused counter may be missing before.
+        then, now = before.get(name) or 0, after.get(name)
+        if now is None or now < then:
+            return None
+        found[name] = now - then
+    return found if found["accepted_tokens"] <= found["draft_tokens"] else None
 
 
 class SpecDecodeCounter:

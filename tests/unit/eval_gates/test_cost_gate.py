@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from eval_gates.cost import CostResult, CostRule, cost_rule_of, judge_cost, work_of
-from eval_gates.statistics.cost import cost_ratio, tokens_ratio
+from eval_gates.cost import (
+    CostResult,
+    CostRule,
+    cost_ratio,
+    cost_rule_of,
+    judge_cost,
+    tokens_ratio,
+    work_of,
+)
 from eval_gates.suites.humaneval import HumanEvalSuite
 from recipes.cost import CostGate
 
