@@ -23,7 +23,7 @@ from uuid import uuid4
 from pipeline.checkpoint.weights_folder_files import plain_files
 from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import RegistryError, UsageError
-from pipeline.core.fsync import flush_folder
+from pipeline.core.exclusive_file import flush_folder
 from pipeline.core.private_files import is_shared
 from pipeline.core.untrusted import open_regular
 

@@ -41,14 +41,13 @@ from artifacts.run_record import RunReport, VariantReport, report_judged, report
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
 from pipeline.checkpoint.source_info import find_source
 from pipeline.checkpoint.weights_folder_files import ARCHIVE, BUNDLE, plain_files
-from pipeline.core.close_names import did_you_mean
 from pipeline.core.digest import digest_file, digest_json
-from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
+from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError, did_you_mean
 from pipeline.core.events import Progress
-from pipeline.core.fsync import flush_folder
+from pipeline.core.exclusive_file import flush_folder
 from pipeline.core.private_files import is_shared, open_log, private_umask, share_with_group
 from pipeline.core.record import Record
-from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store, flush_to_disk
 from pipeline.stages.judge import policy_digest
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from artifacts.deployable import Deployable, unservable_error
 from pipeline.core.errors import EvidenceError
-from pipeline.core.stage import TypedStageRecord
-from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.stage import StageRecord, StageReference, TypedStageRecord
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.adopt import ADOPT, AdoptParameters
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult

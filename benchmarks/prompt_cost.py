@@ -111,9 +111,9 @@ def main() -> int:
     from pipeline.environments.environment import Accelerator, ensure
     from pipeline.environments.settings import load_settings
     from pipeline.plan.serving_profile import choose_profile
+    from pipeline.serving.served_model import SERVED_NAME
     from pipeline.serving.server import Server
     from pipeline.serving.serving_arguments import ServingArguments
-    from pipeline.serving.serving_names import SERVED_NAME
     from pipeline.stages.context import BOOTSTRAP
 
     settings, progress = load_settings(), NullProgress()

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import recipes
-from pipeline.core.close_names import did_you_mean
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, did_you_mean
 from pipeline.core.untrusted_yaml import read_yaml_file
 from pipeline.core.user_path import user_path
 from recipes.config_file import parse, read, shorten, validate

@@ -20,7 +20,7 @@ from artifacts.evidence.manifest import Manifest
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LoadRun
 from pipeline.cli.main import app
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.environments.settings import SettingsFile
 from pipeline.inspection.layers import (
     ELEMENT_BYTES,

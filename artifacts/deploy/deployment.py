@@ -14,9 +14,8 @@ from artifacts.push import fetch
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import VERSIONS
 from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNATURE
-from pipeline.core.close_names import did_you_mean
 from pipeline.core.digest import digest_file
-from pipeline.core.errors import EvidenceError, RegistryError, UsageError
+from pipeline.core.errors import EvidenceError, RegistryError, UsageError, did_you_mean
 from pipeline.core.escape import clip
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests

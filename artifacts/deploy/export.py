@@ -39,7 +39,7 @@ from pipeline.core.escape import one_line
 from pipeline.core.process_environment import ENDPOINT_KEY
 from pipeline.environments.definition import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.serving.serving_names import SERVED_NAME
+from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.speed import ROLE
 from recipes.engine_arguments import count_gpus
 from recipes.workload import read_pinned

@@ -20,7 +20,7 @@ from pipeline.environments.definition import (
     environments_folder,
     folder_name,
 )
-from pipeline.serving.serving_names import SERVED_NAME
+from pipeline.serving.served_model import SERVED_NAME
 from recipes.engine_arguments import COMPILES
 from recipes.engines import Engine, LaunchSpec, find_engine
 from recipes.policy import Policy

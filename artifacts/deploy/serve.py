@@ -29,7 +29,7 @@ from pipeline.core.store import Store
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.serving.engine_version import engine_version
+from pipeline.serving.argument_check import engine_version
 from pipeline.serving.front import open_front, reserve
 from pipeline.serving.listening_host import HOST, check_host
 from pipeline.serving.server import Server

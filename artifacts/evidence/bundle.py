@@ -32,7 +32,7 @@ from pipeline.checkpoint.source_info import SourceInfo
 from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.core.store import RECORD, Store
 from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, open_regular
 

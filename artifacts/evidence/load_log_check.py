@@ -11,7 +11,7 @@ from typing import Any
 
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.schedule import Timing, are_consecutive, arrival_times, redraw
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.stages.block import BASELINE
 from pipeline.stages.speed import SPEED
 

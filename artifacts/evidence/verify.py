@@ -38,8 +38,7 @@ from pipeline.core.errors import (
     UsageError,
     raise_as,
 )
-from pipeline.core.stage_key import stage_key
-from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.stage import StageRecord, StageReference, stage_key
 from pipeline.core.store import Store
 from pipeline.core.untrusted import read_record
 from pipeline.stages import newest_revision

@@ -16,8 +16,14 @@ from eval_gates.gate_rule import GateRule
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, EvidenceError, StoreError
-from pipeline.core.stage import Parameters, Result, Stage, TypedStageRecord
-from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.stage import (
+    Parameters,
+    Result,
+    Stage,
+    StageRecord,
+    StageReference,
+    TypedStageRecord,
+)
 from pipeline.core.store import Store
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult

@@ -24,14 +24,23 @@ Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.escape import clip
 from pipeline.core.redaction import redact
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return "did you mean 'fp8-dynamic'? " for a beginning or a typo of a name, or ''."""
+    begun = [each for each in known if name and each.startswith(name)]
+    close = begun or get_close_matches(name, known, n=1)
+    return f"did you mean {' or '.join(map(repr, close[:3]))}? " if close else ""
+
 
 MAX_PART_CHARACTERS = 20_000
 """Limit for each part of a message; a preflight error lists all faults in one part."""

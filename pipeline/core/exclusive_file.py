@@ -1,4 +1,4 @@
-"""Files that are created once, by the first of several processes."""
+"""Durable files that are created once, by the first of several processes; standard library only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ import os
 import uuid
 from pathlib import Path
 
-from pipeline.core.fsync import flush_folder
 from pipeline.core.private_files import is_shared
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the directory's entries to disk, but not the contents of its files."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 

@@ -1,4 +1,4 @@
-"""Hardware facts that plans, verdicts and performance gates depend on."""
+"""Hardware facts that plans, verdicts and performance gates depend on; CPU features."""
 
 from __future__ import annotations
 
@@ -9,10 +9,91 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.core.cpu_features import cpu_features, limiting_variables
+from pipeline.core.errors import UsageError
 from pipeline.core.gpus import VisibleGpu, visible_gpus
 from pipeline.core.memory import memory_bytes
 from pipeline.core.record import Record, SparseRecord
+
+CPU_FEATURES_VARIABLE = "PREPARE_CPU_FEATURES"
+"""`avx2` makes a whole run behave as on a machine with no other feature: recorded facts, the
+engine's kernel library, the kernels of torch and oneDNN."""
+NO_FEATURES = "none"
+FLAGS: dict[str, frozenset[str]] = {
+    "avx2": frozenset({"avx2"}),
+    # torch requires all of these before it reports AVX-512.
+    "avx512f": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
+    "avx512_bf16": frozenset({"avx512_bf16"}),
+    "amx": frozenset({"amx_tile"}),
+}
+"""Flags in /proc/cpuinfo that each feature requires, in addition to those before it."""
+FEATURES = tuple(FLAGS)
+
+
+def cpu_features(
+    facts: str | None = None, environ: Mapping[str, str] = os.environ
+) -> tuple[str, ...]:
+    """Return the CPU's features, or the subset that the environment selects."""
+    flags = parse_flags(Path("/proc/cpuinfo").read_text() if facts is None else facts)
+    found: list[str] = []
+    for name, needed in FLAGS.items():
+        # AMX implies AVX512_BF16 in hardware, but a virtual machine may hide any flag.
+        if not needed <= flags:
+            break
+        found.append(name)
+    wanted = requested_features(environ)
+    if wanted is None:
+        return tuple(found)
+    if lacking := [name for name in wanted if name not in found]:
+        raise UsageError(
+            f"this CPU has no {lacking[0]}",
+            where=CPU_FEATURES_VARIABLE,
+            hint=f"use features from: {', '.join(found) or NO_FEATURES}",
+        )
+    return wanted
+
+
+def limiting_variables(
+    facts: str | None = None, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return variables that restrict a worker or server to the selected features."""
+    wanted = requested_features(environ)
+    if wanted is None or wanted == cpu_features(facts, {}):
+        return {}
+    limits = {CPU_FEATURES_VARIABLE: ",".join(wanted) or NO_FEATURES}
+    if "avx512f" not in wanted:
+        return {
+            **limits,
+            "ATEN_CPU_CAPABILITY": "avx2" if wanted else "default",
+            "ONEDNN_MAX_CPU_ISA": "AVX2" if wanted else "SSE41",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2" if wanted else "SSE4_2",
+        }
+    with_bf16 = "avx512_bf16" in wanted
+    return {**limits, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16" if with_bf16 else "AVX512_CORE"}
+
+
+def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the features that the variable names, in the order of FEATURES; None if unset."""
+    text = environ.get(CPU_FEATURES_VARIABLE, "").strip()
+    if not text:
+        return None
+    words = {word.strip() for word in text.split(",")} - {NO_FEATURES}
+    wanted = tuple(name for name in FEATURES if name in words)
+    if words - set(FEATURES) or wanted != FEATURES[: len(wanted)]:
+        lists = [",".join(FEATURES[:length]) for length in range(1, len(FEATURES) + 1)]
+        raise UsageError(
+            f"'{text}' is not a list of CPU features",
+            where=CPU_FEATURES_VARIABLE,
+            hint=f"write one of: {NO_FEATURES}; {'; '.join(lists)}",
+        )
+    return wanted
+
+
+def parse_flags(facts: str) -> frozenset[str]:
+    """Return the flags of the first CPU in the text of /proc/cpuinfo."""
+    for line in facts.splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
 
 
 class Hardware(SparseRecord):
@@ -37,7 +118,7 @@ class NodeInfo(Record):
     cpu: str = Field(description="CPU model")
     cores: int = Field(description="cores that work may use")
     all_cores: int = Field(description="all cores of the node")
-    cpu_features: tuple[str, ...] = Field(description="see cpu_features.py")
+    cpu_features: tuple[str, ...] = Field(description="in the order of FEATURES")
     cpu_limits: dict[str, str] = Field(
         description="variables that restrict work to the selected CPU features"
     )

@@ -1,4 +1,4 @@
-"""Size of this machine's memory."""
+"""Size of this machine's memory; standard library only: workers import this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declaration of a stage; stored records are validated against these models."""
+"""Declaration, key and record of a stage; stored records are validated against these models."""
 
 from __future__ import annotations
 
@@ -6,15 +6,65 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
+from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
-from pipeline.core.stage_key import stage_key
-from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.untrusted import first_fault
+
+
+class StageReference(Record):
+    """A finished stage, as a later stage's input."""
+
+    stage: str = Field(description="name of the stage")
+    key: str = Field(description="its key in the store")
+
+
+class StageSpec(Record):
+    """What to do (part of the key) and where (not part)."""
+
+    schema_version: Literal[1] = Field(1, description="of this record")
+    stage: str = Field(description="name of the stage, a module of pipeline.stages")
+    variant: str = Field(description="name of the variant's recipe")
+    key: str = Field(description="digest of stage, revision, parameters and inputs' keys")
+    parameters: dict[str, Any] = Field(description="everything that can change the output")
+    inputs: dict[str, StageReference] = Field(description="earlier stages, by role")
+    runtime: dict[str, Any] = Field(
+        description="where to do it: an endpoint's URL, an interpreter; never changes the output"
+    )
+    store: str = Field(description="directory of the store")
+
+    def as_reference(self) -> StageReference:
+        return StageReference(stage=self.stage, key=self.key)
+
+
+class StageRecord(Record):
+    """Outcome of a finished stage, stored as stage.json."""
+
+    schema_version: Literal[1] = Field(1, description="of this record")
+    stage: str = Field(description="name of the stage")
+    variant: str = Field(description="name of the first recipe that ran it")
+    key: str = Field(description="name of its directory")
+    parameters: dict[str, Any] = Field(description="as in the spec")
+    inputs: dict[str, StageReference] = Field(description="as in the spec")
+    input_digests: dict[str, str] = Field(
+        description="digest of each input's result, by role; an input that was recomputed with "
+        "another result makes this stage stale"
+    )
+    result: dict[str, Any] = Field(description="facts that later stages and reports read")
+    notes: list[str] = Field(description="notes that it reported")
+    seconds: float = Field(description="wall time")
+    finished: str = Field(description="UTC time, ISO 8601")
+    peak_memory_bytes: int | None = Field(
+        None, description="peak resident set size of the stage's worker, if any"
+    )
+
+    def as_reference(self) -> StageReference:
+        return StageReference(stage=self.stage, key=self.key)
+
 
 Parameters = TypeVar("Parameters", bound=Record)
 Runtime = TypeVar("Runtime", bound=Record)
@@ -120,3 +170,17 @@ def _read_shape(
             where=f"stages/{of.stage}/{of.key}",
             hint="it was changed, or another version of prepare wrote it",
         ) from error
+
+
+def stage_key(
+    stage: str, revision: int, parameters: Mapping[str, Any], inputs: Mapping[str, StageReference]
+) -> str:
+    """Return the digest of everything that can change a stage's output."""
+    return digest_json(
+        {
+            "stage": stage,
+            "revision": revision,
+            "parameters": parameters,
+            "inputs": {role: reference.key for role, reference in inputs.items()},
+        }
+    )

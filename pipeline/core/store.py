@@ -32,10 +32,10 @@ from pathlib import Path
 
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StageLostError, StoreError
+from pipeline.core.exclusive_file import flush_folder
 from pipeline.core.file_locks import is_locked, locked
-from pipeline.core.fsync import flush_folder
 from pipeline.core.private_files import is_shared, make_private, private_umask, share_with_group
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.core.untrusted import MAX_RECORD_BYTES, UntrustedFileError, parse_record, read_regular
 
 RECORD = "stage.json"

@@ -17,7 +17,7 @@ from pipeline.checkpoint.reference import CheckpointReference, parse_reference
 from pipeline.checkpoint.source_info import find_source
 from pipeline.core.errors import CheckpointError, UsageError, VerificationError
 from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, one_line
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from pipeline.verification.adopted import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from eval_gates.gate_rule import gate_rule_of
 from pipeline.core.digest import digest_json
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, repeat_role

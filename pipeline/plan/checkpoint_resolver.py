@@ -12,8 +12,7 @@ from pipeline.checkpoint.hub import download
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import CheckpointError
 from pipeline.core.events import Progress
-from pipeline.core.stage import WorkerRuntime
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec, WorkerRuntime
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import read_folder

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval_gates.sandbox import SandboxError, check_sandbox
-from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.gpus import VisibleGpu, busy_gpus
-from pipeline.core.hardware import this_node
+from pipeline.core.hardware import cpu_features, this_node
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
     RUN_ENVIRONMENTS,

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.close_names import did_you_mean
-from pipeline.core.errors import CheckpointError, PrepareError, UsageError
+from pipeline.core.errors import CheckpointError, PrepareError, UsageError, did_you_mean
 from pipeline.inspection.chat_template import SAMPLING, ModelGeneration
 from pipeline.inspection.model_shape import text_level
 from pipeline.inspection.thinking import argument_names, find_markers, find_switch, render, thinks

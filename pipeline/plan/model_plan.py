@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.events import NullProgress, Progress
 from pipeline.core.hardware import NodeInfo
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import EnvironmentName, environment_name
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings

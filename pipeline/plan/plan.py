@@ -12,10 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
-from pipeline.serving.served_model import ServedModel
+from pipeline.core.stage import StageRecord, StageReference, StageSpec
+from pipeline.serving.served_model import ExternalEndpoint, ServedModel, ServingSpec
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.stages.attempts import Trial
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeRuntime

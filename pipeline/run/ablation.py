@@ -13,7 +13,7 @@ from artifacts.run_record import VariantReport
 from eval_gates.answer_log import read_answers
 from eval_gates.attribution import AttributionReport, attribute
 from pipeline.core.errors import EvaluationDataError, PrepareError
-from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.core.stage import StageReference, StageSpec
 from pipeline.plan.plan import Arm, Plan
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving

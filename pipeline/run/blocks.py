@@ -11,7 +11,7 @@ from pipeline.core.errors import PrepareError, StageLostError, StoreError
 from pipeline.core.events import Progress
 from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.lots import NOTHING, Lot, Needs
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import Arm, Plan
 from pipeline.run.serving import Serving

@@ -11,6 +11,7 @@ version of prepare, other hardware, another plan.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import re
@@ -19,6 +20,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from artifacts.run_loader import read_run
 from artifacts.run_record import RunReport, StageReport
+from pipeline import __version__
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.escape import make_visible
 from pipeline.core.events import Progress, forward_progress
 from pipeline.core.exclusive_file import create_exclusively
-from pipeline.core.installation import this_prepare
 from pipeline.core.private_files import make_folder, open_log
 from pipeline.core.process_environment import without_registry
 from pipeline.core.record import Record
@@ -50,6 +52,34 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.recorder import COPIES, RunRecorder
 from pipeline.run.work import forget_failures
+
+PACKAGES = ("artifacts", "eval_gates", "pipeline", "recipes")
+DIGITS = 12
+# Code and its data: environment locks, engine arguments, questions.
+KINDS = (".py", ".txt", ".yaml", ".toml", ".jsonl")
+
+
+@cache
+def this_prepare() -> str:
+    """Return the version with a digest of the code, as in `0.1.0+code.4f5a0c31b2d7`.
+
+    It is cached: changed files do not affect imported modules.
+    """
+    return f"{__version__}+code.{digest_code(Path(__file__).parents[2])[:DIGITS]}"
+
+
+def digest_code(root: Path) -> str:
+    """Return the SHA-256 over names and contents of all files of KINDS in PACKAGES.
+
+    Hidden files are excluded: editors create them.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(file for name in PACKAGES for file in (root / name).rglob("*")):
+        if file.suffix in KINDS and not file.name.startswith(".") and file.is_file():
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()
+
 
 INDEX_VARIABLES = ("PREPARE_COPY", "JOB_COMPLETION_INDEX")
 """Set by a launcher, and by an Indexed Job of Kubernetes."""

@@ -22,7 +22,7 @@ from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
@@ -44,8 +44,7 @@ from pipeline.run.serving import facts_of
 from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
-from pipeline.serving.served_model import ExternalModel, ServedModel
-from pipeline.serving.serving_spec import ExternalEndpoint
+from pipeline.serving.served_model import ExternalEndpoint, ExternalModel, ServedModel
 from pipeline.stages.attempts import AttemptLedger, Remeasured
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate.run import worker_spec

@@ -14,7 +14,7 @@ from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import PrepareError
 from pipeline.core.lots import NOTHING, Lot, Needs
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.data_sources import check_laid_out
 from pipeline.plan.plan import Arm, Plan

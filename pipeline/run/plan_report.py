@@ -19,8 +19,7 @@ from pipeline.core.errors import EvaluationDataError, ExitCode, HubError, Prepar
 from pipeline.core.events import Progress
 from pipeline.core.hardware import Hardware, this_node
 from pipeline.core.record import Record
-from pipeline.core.stage import TypedStageRecord
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec, TypedStageRecord
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings

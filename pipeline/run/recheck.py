@@ -27,7 +27,7 @@ from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import CheckpointError, ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
@@ -41,7 +41,7 @@ from pipeline.plan.serving_profile import check_processor, choose_profile, refus
 from pipeline.plan.speed_plan import find_claims
 from pipeline.run.model import check_early
 from pipeline.run.session import RunSession
-from pipeline.serving.engine_version import engine_version
+from pipeline.serving.argument_check import engine_version
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from pipeline.stages.attempts import Remeasured

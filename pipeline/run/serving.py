@@ -17,15 +17,14 @@ from pipeline.core.file_locks import doing
 from pipeline.core.interruption import hold_interruptions
 from pipeline.core.lots import NOTHING, Lot, Needs, Node
 from pipeline.core.private_files import private_umask
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import Arm, Plan
 from pipeline.run.stage_run import StageRunner
-from pipeline.serving.engine_version import engine_version
+from pipeline.serving.argument_check import engine_version
+from pipeline.serving.served_model import SERVED_NAME, ExternalEndpoint, ServingSpec
 from pipeline.serving.server import Server
-from pipeline.serving.serving_names import SERVED_NAME
-from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evaluate.run import is_answered
 from pipeline.stages.screen import SCREEN

@@ -11,7 +11,7 @@ from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import StoreError
 from pipeline.core.events import Progress
 from pipeline.core.private_files import private_umask
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
 from pipeline.stages.block import BLOCK

@@ -27,7 +27,7 @@ from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import write_atomically
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings

@@ -1,4 +1,4 @@
-"""Serving arguments, read by the engine's own parser before anything is made."""
+"""What an engine is asked before anything is made: its version, and whether it reads arguments."""
 
 from __future__ import annotations
 
@@ -9,10 +9,34 @@ import subprocess
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import ServingError, UsageError, raise_as
 from pipeline.core.process_environment import server_environment
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.engines import find_engine
+
+VERSION_TIMEOUT_S = 120
+
+
+def engine_version(engine: str, python: Path) -> str:
+    """Return the version that the engine reports, or raise ServingError."""
+    with raise_as(
+        ServingError,
+        "the engine does not report its version",
+        python,
+        "`prepare doctor` checks the environments",
+        errors=(OSError, subprocess.SubprocessError),
+    ):
+        answer = subprocess.run(
+            find_engine(engine).version_command(str(python)),
+            env=server_environment(os.environ, {}, python=python),
+            capture_output=True,
+            text=True,
+            timeout=VERSION_TIMEOUT_S,
+            check=True,
+        )
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]
+    return lines[-1].split()[1] if lines else "unknown"
+
 
 ANSWER_TIMEOUT_S = 300  # importing an engine takes a minute on a busy machine
 REFUSED = 2  # exit code of argparse

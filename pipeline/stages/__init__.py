@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
-from pipeline.core.stage import Stage, TypedStageRecord
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import Stage, StageRecord, TypedStageRecord
 
 if TYPE_CHECKING:
     from pipeline.stages.context import StageContext

@@ -21,8 +21,7 @@ from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress,
 from pipeline.core.file_locks import held_descriptors
 from pipeline.core.plugins import PLUGINS
 from pipeline.core.process_environment import NetworkAccess, server_environment
-from pipeline.core.stage import Parameters, Runtime
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage import Parameters, Runtime, StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.stages import stage_code, stage_named

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.cpu_features import cpu_features
 from pipeline.core.events import NullProgress
+from pipeline.core.hardware import cpu_features
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from recipes.catalog import load_profile

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.cpu_features import VARIABLE, cpu_features
 from pipeline.core.events import NullProgress
+from pipeline.core.hardware import CPU_FEATURES_VARIABLE, cpu_features
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from recipes.catalog import load_profile
@@ -33,7 +33,7 @@ def serving() -> Environment:
 
 def answer_of(serving: Environment, features: str | None) -> dict[str, Any]:
     """What the script printed; vLLM takes some 15 s to import."""
-    dropped = {"VLLM_DISABLED_KERNELS", VARIABLE}
+    dropped = {"VLLM_DISABLED_KERNELS", CPU_FEATURES_VARIABLE}
     variables = {key: value for key, value in os.environ.items() if key not in dropped}
     answer = subprocess.run(
         [str(serving.python), "-I", str(SCRIPT)],
@@ -45,7 +45,7 @@ def answer_of(serving: Environment, features: str | None) -> dict[str, Any]:
             # As served: else vLLM's kernel is another one, W4A8, on a CPU with AMX.
             "VLLM_CPU_INT4_W4A8": load_profile("cpu").environment["VLLM_CPU_INT4_W4A8"],
             "VLLM_NO_USAGE_STATS": "1",
-            **({VARIABLE: features} if features else {}),
+            **({CPU_FEATURES_VARIABLE: features} if features else {}),
         },
         check=False,
     )

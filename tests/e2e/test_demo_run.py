@@ -27,7 +27,7 @@ from artifacts.deploy.deployment import find_version
 from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
-from pipeline.core.cpu_features import cpu_features
+from pipeline.core.hardware import cpu_features
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.layers import ELEMENT_BYTES, read_layers, sequence_bytes
 from pipeline.inspection.model_shape import model_shape

@@ -14,7 +14,7 @@ from answering_socket import answering
 from eval_gates.speed.rules import SpeedRule
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
-from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import RECORD, Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings

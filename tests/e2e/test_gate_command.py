@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prepare_command import prepare
 
+from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
-from pipeline.serving.serving_names import SERVED_NAME
 
 # The first test may have to build the environments.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]

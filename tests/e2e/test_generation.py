@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from run_in_evaluate import run_in_evaluate
 
+from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
-from pipeline.serving.serving_names import SERVED_NAME
 
 SCRIPT = r"""
 import json

@@ -19,9 +19,9 @@ from prepare_command import prepare
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.serving.serving_names import SERVED_NAME
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from run_in_evaluate import run_in_evaluate
 
+from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
-from pipeline.serving.serving_names import SERVED_NAME
 
 QUESTIONS = {0: 24, 5: 12}  # by shots
 # Served in float32, so that nothing but the way of asking could make a difference: seen are 2e-5.

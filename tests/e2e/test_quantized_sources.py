@@ -21,7 +21,7 @@ from weight_comparer import comparer
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.core.events import NullProgress
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder

@@ -23,7 +23,7 @@ from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import StageError
 from pipeline.core.events import NullProgress
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder

@@ -18,9 +18,9 @@ from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.workers.engine_metrics import counters_in
 from recipes.engines.vllm import ACCEPTANCE, DRAFTING, REFUSED_DRAFTING, Vllm
 from recipes.schema import ServingProfile

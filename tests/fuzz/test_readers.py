@@ -34,7 +34,7 @@ from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.checkpoint.source_info import license_in
 from pipeline.checkpoint.weight_files import read_index
 from pipeline.core.errors import PrepareError
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.core.untrusted import (
     UntrustedJsonError,
     UntrustedLinesError,

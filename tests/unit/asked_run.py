@@ -17,7 +17,7 @@ from small_checkpoint import write_files
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose

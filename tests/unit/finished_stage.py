@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.core.store import RECORD, Store, write_atomically
 
 

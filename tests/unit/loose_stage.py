@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.stage_key import stage_key
-from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.core.stage import StageReference, StageSpec, stage_key
 from pipeline.stages import newest_revision
 
 

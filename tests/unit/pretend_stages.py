@@ -24,11 +24,11 @@ from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError, StageError
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.run.recorder import RecordingProgress
 from pipeline.run.stage_run import StageRunner
-from pipeline.serving.serving_spec import ServingSpec
+from pipeline.serving.served_model import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.context import Servers, StageContext

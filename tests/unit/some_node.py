@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.core.cpu_features import FEATURES
 from pipeline.core.gpus import VisibleGpu
-from pipeline.core.hardware import NodeInfo
+from pipeline.core.hardware import FEATURES, NodeInfo
 
 NODE = NodeInfo(
     name="n1",

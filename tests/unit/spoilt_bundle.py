@@ -16,8 +16,7 @@ from artifacts.evidence.manifest import MANIFEST, list_files
 from artifacts.evidence.verify import BundleCheck
 from pipeline.checkpoint.weights_folder_files import ARCHIVE, BUNDLE
 from pipeline.core.errors import EvidenceError
-from pipeline.core.stage_key import stage_key
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord, stage_key
 from pipeline.core.store import RECORD
 from pipeline.stages import newest_revision
 

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from eval_gates.speed.rules import SpeedRule
 from pipeline.core.record import Record
-from pipeline.core.stage import Stage, WorkerRuntime
-from pipeline.core.stage_record import StageReference
+from pipeline.core.stage import Stage, StageReference, WorkerRuntime
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.attempts import Counted, Trial
 

@@ -16,7 +16,7 @@ from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog, LoadRun, read
 from eval_gates.speed.schedule import draw_block
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import PrepareError, StoreError, raise_as
-from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.core.stage import StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.serving.served_model import ServerRuntime
 from pipeline.stages.attempts import AttemptLedger

@@ -12,8 +12,7 @@ from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
-from pipeline.core.stage import Stage
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import Stage, StageSpec
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.attempts import Counted
 from recipes.policy import AnyTask

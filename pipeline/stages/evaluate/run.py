@@ -25,7 +25,7 @@ from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import StageError, StoreError
 from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.serving.serving_arguments import draft_counters
 from pipeline.stages.attempts import AttemptLedger

@@ -14,8 +14,7 @@ from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.report import SpeedGateResult
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
-from pipeline.core.stage import Stage
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import Stage, StageRecord
 from pipeline.stages.attempts import History, Trial
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Family, ServingProfile

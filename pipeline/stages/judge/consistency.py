@@ -11,7 +11,7 @@ from typing import Any
 
 from eval_gates.clusters import labels_of, whole_end
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.stage import StageRecord, StageReference
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import trial_of

@@ -18,7 +18,7 @@ from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.verdicts import judge_suite, overall
 from pipeline.core.errors import EvidenceError, raise_as
-from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.core.untrusted import UntrustedLinesError, read_flat_rows
 from pipeline.stages.attempts import History

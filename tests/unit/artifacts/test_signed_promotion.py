@@ -30,8 +30,7 @@ from pipeline.checkpoint.weights_folder_files import BUNDLE, SIGNATURE
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, UsageError
-from pipeline.core.stage_key import stage_key
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord, stage_key
 from pipeline.core.store import RECORD
 from pipeline.environments.settings import load_settings
 from pipeline.run.recheck import RecheckRequest, run_recheck

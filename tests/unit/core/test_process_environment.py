@@ -16,7 +16,7 @@ from pipeline.core.process_environment import (
     server_environment,
     without_registry,
 )
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.cpu_features import VARIABLE
 from pipeline.core.gpus import VisibleGpu
+from pipeline.core.hardware import CPU_FEATURES_VARIABLE
 from pipeline.environments import gpu_host
 from pipeline.environments.definition import (
     Accelerator,
@@ -148,7 +148,7 @@ class TestProfiles:
     def test_a_cpu_without_avx512(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv(VARIABLE, "avx2")
+        monkeypatch.setenv(CPU_FEATURES_VARIABLE, "avx2")
         findings = diagnose(settings, load_profile("cpu"))
         assert "float32" in about("profile cpu, float32", findings).message
         assert "KV cache" in about("profile cpu, kv-cache-not-fp8", findings).message
@@ -156,7 +156,7 @@ class TestProfiles:
     def test_a_cpu_that_serves_nothing(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv(VARIABLE, "none")
+        monkeypatch.setenv(CPU_FEATURES_VARIABLE, "none")
         assert about("profile", diagnose(settings)).severity is Severity.PROBLEM
 
     def test_a_profile_for_gpus_without_one(

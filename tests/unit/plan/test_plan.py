@@ -18,7 +18,7 @@ from three_suites import three_suites
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm, Plan, repeat_role

@@ -25,9 +25,9 @@ from published_models import (
 )
 from small_checkpoint import safetensors, write_files
 
-from pipeline.core.cpu_features import FEATURES
 from pipeline.core.errors import ExitCode, PreflightError, PrepareError, UsageError
 from pipeline.core.gpus import VisibleGpu
+from pipeline.core.hardware import FEATURES
 from pipeline.environments.settings import Settings
 from pipeline.plan.machine import Machine
 from pipeline.plan.preflight import Preflight, early_faults, line, preflight_of

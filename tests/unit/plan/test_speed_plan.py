@@ -10,7 +10,7 @@ import pytest
 
 from eval_gates.speed.rules import SpeedRule
 from pipeline.core.errors import UsageError
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.plan.build import Builder
 from pipeline.plan.plan import Arm
 from pipeline.plan.speed_plan import check_own_workloads, find_claims

@@ -21,7 +21,7 @@ from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Question
 from eval_gates.suites.json_lines import write_rows
 from pipeline.core.errors import PrepareError, ServingError, StageError
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.run.gate import GateRequest, check_policy, model_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint

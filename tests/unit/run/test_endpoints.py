@@ -17,12 +17,12 @@ from model_server_stand_in import stand_in_python
 
 from eval_gates.ask import TooLongError
 from pipeline.core.errors import ServingError
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store
 from pipeline.run import serving as endpoints
 from pipeline.run.serving import LocalServers
+from pipeline.serving.served_model import ExternalEndpoint, ServingSpec
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.stages.evaluate import EVALUATE
 from recipes.catalog import load_profile
 

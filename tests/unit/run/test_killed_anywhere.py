@@ -24,7 +24,7 @@ from pretend_stages import PretendModels
 from artifacts.evidence.verify import check_run
 from artifacts.run_loader import read_run
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.core.store import RECORD, Store
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.chmod"}

@@ -14,7 +14,7 @@ from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
 from pipeline.core.errors import ExitCode, PreflightError, UsageError
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import locate

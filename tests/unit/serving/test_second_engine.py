@@ -18,10 +18,10 @@ from pipeline.core.errors import ServingError, UsageError
 from pipeline.core.events import NullProgress
 from pipeline.core.plugins import ENGINES
 from pipeline.core.store import Store
-from pipeline.serving.engine_version import engine_version
+from pipeline.serving.argument_check import engine_version
+from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import execute
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile

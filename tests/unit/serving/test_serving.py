@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.serving.server_log import engine_facts, find_reason, hint_for
+from pipeline.serving.server import engine_facts, find_reason, hint_for
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
 from recipes.engines.vllm import Vllm

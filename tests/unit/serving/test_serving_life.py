@@ -21,7 +21,7 @@ from model_server_stand_in import stand_in_python
 
 from pipeline.core.errors import ServingError
 from pipeline.core.events import NullProgress
-from pipeline.serving.engine_version import engine_version
+from pipeline.serving.argument_check import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 

@@ -15,7 +15,7 @@ from small_checkpoint import checkpoint_files, write_files
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_bytes, digest_file
 from pipeline.core.errors import StageError
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import execute
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import StageRecord
 from pipeline.stages.judge.consistency import find_other_questions, find_wrong_counts
 
 QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]

@@ -17,9 +17,9 @@ from reading_stand_in import SURE, ReadingStandIn
 
 from eval_gates import ask
 from pipeline.core.errors import StageError
-from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store
-from pipeline.serving.serving_names import SERVED_NAME
+from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.context import execute
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.screen.run import PROMPTS, TOKENS, find_fault

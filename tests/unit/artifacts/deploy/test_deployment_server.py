@@ -25,8 +25,7 @@ from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.core.errors import CheckpointError, RegistryError, UsageError
 from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
-from pipeline.serving.server import Server
-from pipeline.serving.server_address import port_is_free
+from pipeline.serving.server import Server, port_is_free
 from pipeline.serving.serving_arguments import ServingArguments
 
 PORT = free_port()
