@@ -12,11 +12,7 @@ from eval_gates.clusters import group_by_cluster, means
 from eval_gates.gate_result import SCORE, GateResult, Verdict
 from eval_gates.gate_rule import GateRule
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
-from eval_gates.statistics.assay_sensitivity import (
-    UNRELATED,
-    check_sensitivities,
-    own_gains,
-)
+from eval_gates.statistics.assay_sensitivity import UNRELATED, check_sensitivities, own_gains
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find

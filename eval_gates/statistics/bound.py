@@ -66,8 +66,7 @@ def counted_bounds(
     often = np.asarray(times, dtype=float)[order]
     found, often = found[order][often > 0], often[often > 0]
     return Bounds(
-        _lower(found, often, level, lowest),
-        -_lower(-found[::-1], often[::-1], level, -highest),
+        _lower(found, often, level, lowest), -_lower(-found[::-1], often[::-1], level, -highest)
     )
 
 

@@ -120,9 +120,7 @@ def openai_tools(case: BfclCase) -> list[dict[str, Any]]:
     """Return the functions as tools of OpenAI's chat API; KeyError for an unknown type."""
     bfcl = load_package()
     tools: list[dict[str, Any]] = bfcl.handling.convert_to_tool(
-        _described(case),
-        bfcl.handling.GORILLA_TO_OPENAPI,
-        bfcl.enums.ModelStyle.OPENAI_COMPLETIONS,
+        _described(case), bfcl.handling.GORILLA_TO_OPENAPI, bfcl.enums.ModelStyle.OPENAI_COMPLETIONS
     )
     return tools
 

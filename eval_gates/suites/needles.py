@@ -200,11 +200,7 @@ class NeedlesKind(GeneratingKind[NeedlesTask]):
         return len(task.lengths) * task.cases
 
     def fit(
-        self,
-        name: str,
-        task: NeedlesTask,
-        max_length: int,
-        note: Callable[[str], None],
+        self, name: str, task: NeedlesTask, max_length: int, note: Callable[[str], None]
     ) -> NeedlesTask:
         lengths = [each for each in task.lengths if least_length(task, each) <= max_length]
         if lengths == task.lengths:

@@ -213,9 +213,7 @@ def _own_case(row: Row, number: int, place: str) -> BfclCase:
         fits = call_limited(lambda: _is_usable(case))
     except (LimitError, CallError) as error:
         raise EvaluationDataError(
-            f"'function' cannot be described: {error}"[:300],
-            where=place,
-            hint=_FIELDS,
+            f"'function' cannot be described: {error}"[:300], where=place, hint=_FIELDS
         ) from error
     if not fits:
         raise EvaluationDataError(

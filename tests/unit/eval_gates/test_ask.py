@@ -53,6 +53,14 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         thread.join()
 
 
+@pytest.fixture
+def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(ask.asyncio, "sleep", sleep)
+
+
 def client_of(url: str, settings: Any = None, **more: Any) -> Client:
     given: dict[str, Any] = {
         "concurrency": 4,
@@ -178,12 +186,8 @@ def test_chat_apis_have_no_long_choices() -> None:
     ],
 )
 def test_an_answer_that_is_none_is_an_error_with_its_place(
-    status: int, content: Any, words: str, monkeypatch: pytest.MonkeyPatch
+    status: int, content: Any, words: str, no_sleep: None
 ) -> None:
-    async def no_sleep(seconds: float) -> None:
-        pass
-
-    monkeypatch.setattr(ask.asyncio, "sleep", no_sleep)
     with (
         serving(lambda path, body: (status, content)) as (url, bodies),
         pytest.raises(StageError, match=words) as caught,
@@ -230,11 +234,7 @@ def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         client_of(url).ask([Question("q", "Say.")])
 
 
-def test_a_passing_fault_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_sleep(seconds: float) -> None:
-        pass
-
-    monkeypatch.setattr(ask.asyncio, "sleep", no_sleep)
+def test_a_passing_fault_is_asked_again(no_sleep: None) -> None:
     statuses = iter([503, 429, 200])
     with serving(lambda path, body: (next(statuses), text("yes"))) as (url, _):
         ((reply,),) = client_of(url).ask([Question("q", "Say.")])

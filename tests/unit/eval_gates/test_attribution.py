@@ -22,18 +22,14 @@ def rows(values: list[float]) -> list[dict[str, Any]]:
     ]
 
 
-def attributed(*cells: list[float]) -> AttributionReport:
+def compared(*cells: list[dict[str, Any]]) -> AttributionReport:
     """Answers of the baseline, the weights, the KV cache and both."""
-    baseline, weights, kv_cache, both = map(rows, cells)
-    return attribute(
-        "quiz",
-        baseline=baseline,
-        weights=weights,
-        kv_cache=kv_cache,
-        both=both,
-        alpha=0.05,
-        kv_dtypes=("auto", "fp8"),
-    )
+    named = dict(zip(("baseline", "weights", "kv_cache", "both"), cells, strict=True))
+    return attribute("quiz", **named, alpha=0.05, kv_dtypes=("auto", "fp8"))
+
+
+def attributed(*cells: list[float]) -> AttributionReport:
+    return compared(*map(rows, cells))
 
 
 def test_what_the_weights_lost_is_told_from_what_the_cache_lost() -> None:
@@ -52,12 +48,7 @@ def test_what_the_weights_lost_is_told_from_what_the_cache_lost() -> None:
 
 def test_nats_are_told_with_their_errors() -> None:
     cells = [[{**row, "nats": n} for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.3, 0.4)]
-    found = attribute(
-        "quiz",
-        **dict(zip(("baseline", "weights", "kv_cache", "both"), cells, strict=True)),
-        alpha=0.05,
-        kv_dtypes=("auto", "fp8"),
-    )
+    found = compared(*cells)
     assert found.weights.nats == pytest.approx(0.1)
     assert found.both.nats == pytest.approx(0.3)
     assert found.interaction.nats == pytest.approx(0.0)
@@ -66,12 +57,7 @@ def test_nats_are_told_with_their_errors() -> None:
 
 def test_a_cache_that_prefill_does_not_read_is_not_measured() -> None:
     cells = [[{**row, "nats": n} for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.1, 0.2)]
-    found = attribute(
-        "quiz",
-        **dict(zip(("baseline", "weights", "kv_cache", "both"), cells, strict=True)),
-        alpha=0.05,
-        kv_dtypes=("auto", "fp8"),
-    )
+    found = compared(*cells)
     assert not found.is_cache_read
     assert "(fp8 for auto) not measured" in found.words
 

@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept_answers import (
-    HUMANEVAL,
-    MMLU,
-    ROUGE,
-    answers,
-    flipped,
-    judged,
-    judged_rows,
-    recovery,
-)
+from kept_answers import HUMANEVAL, MMLU, ROUGE, answers, flipped, judged, judged_rows, recovery
 
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import Comparison
@@ -159,12 +150,11 @@ class TestBlind:
         with pytest.raises(ValueError, match="not scored"):
             judged_rows(rows, answers([0.5] * 9), ROUGE)
 
-    @pytest.mark.parametrize("suite", [HUMANEVAL])
-    def test_too_good_is_suspicious(self, suite: AnySuite) -> None:
-        report = judged(*flipped(100, 0, 40, 50), suite)
+    def test_too_good_is_suspicious(self) -> None:
+        report = judged(*flipped(100, 0, 40, 50), HUMANEVAL)
         assert (report.verdict, report.suspicious) == ("pass", True)
         assert "suspicious: " in report.reason
-        assert not judged(*flipped(100, 0, 4, 50), suite).suspicious
+        assert not judged(*flipped(100, 0, 4, 50), HUMANEVAL).suspicious
 
 
 BINARY = st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0]))

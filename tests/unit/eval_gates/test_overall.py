@@ -44,9 +44,16 @@ class TestOverall:
     ) -> None:
         assert overall([gate("mmlu", mmlu), gate("rouge", rouge, tier), *fast("pass")])[1] == words
 
-    @pytest.mark.parametrize(("tier", "verdict"), [("critical", "fail"), ("advisory", "pass")])
-    def test_the_claims_tier(self, tier: Tier, verdict: Verdict) -> None:
-        assert overall([gate("mmlu", "pass"), *fast("fail", tier)])[0] == verdict
+    @pytest.mark.parametrize(
+        ("speed", "tier", "verdict"),
+        [
+            *(("fail", "critical", "fail"), ("fail", "supporting", "fail")),
+            *(("fail", "advisory", "pass"), ("pass", "critical", "pass")),
+            *(("undecided", "critical", "undecided"), ("undecided", "supporting", "pass")),
+        ],
+    )
+    def test_the_claims_tier(self, speed: Verdict, tier: Tier, verdict: Verdict) -> None:
+        assert overall([gate("mmlu", "pass"), *fast(speed, tier)])[0] == verdict
 
     def test_the_p_value_is_the_largest_of_the_critical_gates(self) -> None:
         gates = [
@@ -56,9 +63,11 @@ class TestOverall:
             gate("bleu", "fail", "advisory", 1.0),
         ]
         assert overall([*gates, *fast("pass")])[2] == 0.03
+        assert overall([*gates, *fast("pass", p_value=0.04)])[2] == 0.04
+        assert overall([*gates, *fast("fail", "advisory", p_value=0.04)])[2] == 0.03
 
     def test_nothing_critical_shows_nothing(self) -> None:
-        assert overall([gate("mmlu", "pass", "supporting", 0.001)])[2] == 1.0
+        assert overall([gate("mmlu", "pass", "supporting", 0.001), *fast("pass")])[2] == 1.0
 
     @pytest.mark.parametrize("speed", [[], fast("pass")])
     def test_no_gate_is_no_pass(self, speed: list[SpeedGateResult]) -> None:

@@ -66,18 +66,8 @@ REACHES_OUT = {
         *(
             f"{place}/prepare-hostile"
             for place in (
-                *(
-                    "",
-                    "/usr",
-                    "/usr/lib",
-                    "/etc",
-                    "/dev",
-                    "/dev/shm",
-                    "/packages",
-                    "/home",
-                    "/var/tmp",
-                ),
-                *("/proc", "/proc/sys/kernel", "/proc/self", "/root", "/lib"),
+                *("", "/usr", "/usr/lib", "/etc", "/dev", "/dev/shm", "/packages", "/home"),
+                *("/var/tmp", "/proc", "/proc/sys/kernel", "/proc/self", "/root", "/lib"),
             )
         ),
         mode="w",
@@ -322,7 +312,6 @@ def test_programs_end_within_their_limits(how: str | None, elsewhere: Path) -> N
 
 
 def running() -> set[str]:
-    """The ids of processes of any sandbox."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

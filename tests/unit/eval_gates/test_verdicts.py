@@ -6,16 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from kept_answers import (
-    HUMANEVAL,
-    MMLU,
-    Rows,
-    answers,
-    flipped,
-    judged,
-    judged_rows,
-    recovery,
-)
+from kept_answers import HUMANEVAL, MMLU, Rows, answers, flipped, judged, judged_rows, recovery
 
 from eval_gates.quality_result import AnswerLengths, NoiseFloor
 from eval_gates.verdicts import nats_lost

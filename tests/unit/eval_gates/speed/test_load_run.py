@@ -34,7 +34,6 @@ FAILED = {
 
 
 def test_a_line_is_read_back_as_it_was() -> None:
-    """With counters, disturbances and a request that failed."""
     loads = [
         load_in_waves(),
         load_in_waves(
@@ -52,7 +51,6 @@ def test_a_line_is_read_back_as_it_was() -> None:
 
 
 def test_a_load_of_a_rate_says_what_counts() -> None:
-    """Without its warm-up and measured time nobody could cut it again."""
     timed = {"arrivals": "rate", "concurrency": None, "rate": 2.0}
     load = load_in_waves(**timed, warmup_s=2.0, measured_s=5.0)
     assert parse_loads(format_lines([load])) == [load]
@@ -81,7 +79,6 @@ def test_a_load_of_a_rate_says_what_counts() -> None:
     ids=lambda change: "-".join(change),
 )
 def test_contradictions_name_the_line(change: dict[str, Any]) -> None:
-    """A damaged record is refused, never judged."""
     good = next(iter(format_lines([load_in_waves(requests=FAILED)])))
     bad = json.loads(good)
     bad["requests"].update(change)
@@ -91,13 +88,11 @@ def test_contradictions_name_the_line(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"side": "both"}'])
 def test_what_is_no_load_is_refused(text: str) -> None:
-    """Also empty lines."""
     with pytest.raises(ValueError, match="line 1"):
         parse_loads([text])
 
 
 def test_numbers_are_numbers() -> None:
-    """Nothing is computed from NaN or infinity."""
     line = next(iter(format_lines([load_in_waves()])))
     for number in ("NaN", "Infinity", "1e999"):
         with pytest.raises(ValueError, match="line 1"):
@@ -105,7 +100,6 @@ def test_numbers_are_numbers() -> None:
 
 
 def test_all_loads_of_a_measurement_fit_into_the_evidence() -> None:
-    """At the largest number of requests that a rule allows."""
     rule = SpeedRule(kind="ratio", alpha=0.05, blocks=40)
     many = rule.max_requests
     load = load_in_waves(

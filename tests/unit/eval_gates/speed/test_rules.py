@@ -18,12 +18,7 @@ LIMITS = SpeedRule(kind="slo", limits={"ttft_ms_p95": 800}, alpha=0.025, blocks=
 EQUAL = [1.01, 0.99, 1.0, 1.02, 0.98]
 THROTTLED = {"interference": [Interference(kind="throttled", what="power cap")]}
 LATE = {"client_lag_s": 1.0, "client_late_s": 9.0}
-FAILED = {
-    "ttft_s": None,
-    "end_s": None,
-    "output_tokens": 0,
-    "error": "HTTP 500",
-}
+FAILED = {"ttft_s": None, "end_s": None, "output_tokens": 0, "error": "HTTP 500"}
 
 
 def failing(load: LoadRun, at: int = 20) -> LoadRun:

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from eval_gates.statistics.bound import (
-    counted_bounds,
-    mean_bounds,
-    min_identical_values,
-    p_value,
-)
+from eval_gates.statistics.bound import counted_bounds, mean_bounds, min_identical_values, p_value
 
 LEVELS = (0.05, 0.0225, 0.001)
 

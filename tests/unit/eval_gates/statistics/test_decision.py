@@ -21,11 +21,7 @@ from eval_gates.statistics.decision import decide
         ("pass", POINTS, "the drop is at most 1.20 points, inside a margin of 2.00 points (95 %"),
         ("fail", POINTS, "the drop is at least 3.00 points, not inside a margin of 2.00 points"),
         ("open", POINTS, "the drop may be as large as 3.00 points, not shown to be inside"),
-        (
-            "pass",
-            RECOVERY,
-            "more than 95 % of the baseline is kept (95 % confidence, look 2 of 3",
-        ),
+        ("pass", RECOVERY, "more than 95 % of the baseline is kept (95 % confidence, look 2 of 3"),
         ("fail", RECOVERY, "less than 95 % of the baseline is kept"),
     ],
 )

@@ -95,10 +95,7 @@ CASES = [
         "structured_test.jsonl",
         [{"prompt": "Ada?", "schema": PERSON}, {"prompt": "B", "schema": {}}],
         json.dumps(PERSON),
-        [
-            (Reply('{"name": "Ada"}', 5), 1.0),
-            (Reply('{"name": "Ada"}', 5, is_truncated=True), 0.0),
-        ],
+        [(Reply('{"name": "Ada"}', 5), 1.0), (Reply('{"name": "Ada"}', 5, is_truncated=True), 0.0)],
         {"prompt_format": "chat", **THINKS},
     ),
     Case(

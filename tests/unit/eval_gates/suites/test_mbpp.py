@@ -92,9 +92,7 @@ PROGRAMS = [
 
 def test_programs_show_what_solves_the_problem() -> None:
     executions = run_many(
-        [program(problem, code) for problem, code, _ in PROGRAMS],
-        seconds=20,
-        memory_bytes=2**30,
+        [program(problem, code) for problem, code, _ in PROGRAMS], seconds=20, memory_bytes=2**30
     )
     wrong = [
         (code, outcome, execution)

@@ -31,10 +31,7 @@ def read(folder: Path | None, task: StructuredTask = CHAT) -> list[dict[str, Any
 
 
 def row(
-    answer: str,
-    task: StructuredTask = CHAT,
-    schema: dict[str, Any] = PERSON,
-    **facts: bool,
+    answer: str, task: StructuredTask = CHAT, schema: dict[str, Any] = PERSON, **facts: bool
 ) -> dict[str, Any]:
     question = Question("1", "Ada?", data={"schema": schema})
     other = Question("2", "Some?", data={"schema": {"type": "array"}})
