@@ -19,8 +19,7 @@ from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.mlflow_store import EMBEDDED
 from artifacts.registry import MANIFEST_TAG, Registry
 from artifacts.release import JUDGE_TAG, QUANTIZE_TAG, REGISTRIES, RUN_TAG, VERSIONS, registrations
-from artifacts.run_loader import read_run
-from artifacts.run_record import RunReport
+from artifacts.run_record import RunReport, read_run
 from eval_gates.answer_log import book_of_part
 from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress

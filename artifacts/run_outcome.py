@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from artifacts.command_line import command_line
-from artifacts.recorded_command import RecordedCommand
+from artifacts.command_line import RecordedCommand, command_line
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.gate_result import format_megabytes
 from pipeline.core.errors import ExitCode, from_dict

@@ -1,13 +1,14 @@
-"""The record of a run: its stages, its variants and the whole; `--json` prints it."""
+"""The record of a run, which `--json` prints, and its reader."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from artifacts.recorded_command import RecordedCommand, RunKind, read_command
-from artifacts.tuning_report import TuningReport
+from artifacts.command_line import RecordedCommand, RunKind, read_command
 from eval_gates.attribution import AttributionReport
 from eval_gates.gate_result import Verdict
 from eval_gates.quality_result import QualityResult
@@ -15,9 +16,79 @@ from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from pipeline.checkpoint.source_info import CheckpointReport
+from pipeline.core.errors import ExitCode, StoreError, UsageError
 from pipeline.core.record import Record
-from pipeline.stages.attempts import History
+from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
+from pipeline.core.store import Store
+from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_RECORD_VALUES, parse_json, read_regular
+from pipeline.stages.attempts import History, Trial
 from pipeline.stages.judge import AnyGate, JudgeResult
+from recipes.schema import ServingProfile
+from recipes.speed import SpeedPolicy
+
+
+class ScreeningReport(Record):
+    """Result of one candidate; its numbers only choose the winner."""
+
+    name: str
+    outcome: Literal["measured", "failed", "dropped"] = Field(
+        description="failed: it did not start, died, or its loads are no measurement; dropped: it "
+        "was not tried"
+    )
+    reason: str = Field("", description="of all without a measurement, why")
+    arguments: dict[str, Any] = Field({}, description="the engine's, as it was served")
+    output_tokens_per_s: float | None = Field(None, description="mean of its loads")
+    ratio_to_defaults: float | None = Field(
+        None, description="ratio to that of the engine's defaults; no evidence"
+    )
+    stage: str | None = Field(None, description="key of the stage that measured it")
+
+
+class TuningReport(Record):
+    """A whole `prepare tune`."""
+
+    workload: str = Field(description="its name")
+    speed: SpeedPolicy = Field(description="what is claimed")
+    served: ServingProfile = Field(description="profile of the engine's defaults, as carried out")
+    engine_defaults: dict[str, Any] = Field(
+        description="arguments, next to the engine's own defaults"
+    )
+    screening: list[ScreeningReport] = Field(
+        [], fail_fast=True, description="the engine's defaults first"
+    )
+    winner: str | None = Field(
+        None, description="of the screening; None: nothing was faster than the defaults"
+    )
+    alpha: float = Field(description="error rate of the policy")
+    trial: Trial | None = Field(None, description="None while no winner is confirmed")
+    confirmation: SpeedGateResult | None = Field(
+        None, description="winner against the defaults, on fresh servers"
+    )
+    stage: str | None = Field(None, description="key of the stage that measured it")
+    verdict: Verdict | None = Field(None, description="pass: there is a tuned profile")
+    reason: str = ""
+    profile: str | None = Field(None, description="file of the tuned profile")
+
+    @property
+    def min_gain(self) -> float | None:
+        """Lower bound of the gain in output tokens/s; None unless confirmed."""
+        return self.confirmation.lower if self.confirmation and self.verdict == "pass" else None
+
+
+# Ends a variant's reason if another one got the alias.
+NOT_PREFERRED = "; registered, but "
+
+
+def exit_code_of(verdicts: list[str]) -> ExitCode:
+    """Return a finished run's exit code."""
+    if "pass" in verdicts:
+        return ExitCode.SUCCESS
+    if "error" in verdicts:
+        return ExitCode.EXPECTED_ERROR
+    if "fail" in verdicts:
+        return ExitCode.GATES_FAILED
+    return ExitCode.UNDECIDED
+
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -136,3 +207,50 @@ class RunReport(Record):
     def options(self) -> RecordedCommand:
         """The validated command; keys of other versions are ignored."""
         return read_command(self.command)
+
+
+def read_run(folder: Path) -> RunReport:
+    """Return the record in a run's folder; raises StoreError if it is missing or damaged."""
+    path = folder / RUN_RECORD
+    try:
+        content = read_regular(path, MAX_RECORD_BYTES)
+        parse_json(content, finite=False, whole_text=False, values=MAX_RECORD_VALUES)
+        report = RunReport.model_validate_json(content)
+        return report if report.status != "running" else _as_it_is_now(report, folder)
+    except (OSError, ValueError, AttributeError) as error:
+        raise StoreError(f"a run's record cannot be read: {error}", where=str(path)) from error
+
+
+def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
+    if not is_alive(folder):
+        return report.model_copy(update={"status": "killed"})
+    passed = datetime.now(UTC) - datetime.fromisoformat(report.started)
+    return report.model_copy(update={"seconds": max(report.seconds, passed.total_seconds())})
+
+
+def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
+    """Return the run of an id, an unambiguous prefix or 'latest'; raises UsageError.
+
+    With `judged`, 'latest' is the last run whose gates judged a variant, if there is one.
+    """
+    folders = RunFolders(store).all()
+    if not folders:
+        raise UsageError(
+            "there is no run here yet",
+            where=str(store.root / "runs"),
+            hint="make one (prepare model demo:smollm2-135m), or name another store with --store",
+        )
+    if name == "latest" and judged:
+        for folder in reversed(folders):
+            found = read_run(folder)  # an unreadable one may be the last that was judged
+            if any(variant.gates for variant in found.variants) or found.tuning:
+                return found
+    matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
+    if len(matching) != 1:
+        known = ", ".join(folder.name for folder in folders[-5:])
+        raise UsageError(
+            f"{'more than one run starts' if matching else 'no run starts'} with '{name}'",
+            where=str(store.root / "runs"),
+            hint=f"the newest runs: {known}; or 'latest'",
+        )
+    return read_run(matching[0])

@@ -14,9 +14,8 @@ from eval_gates.clusters import group_by_cluster
 from eval_gates.gate_result import RATIO, GateResult, Verdict
 from eval_gates.statistics.bound import check_level
 from pipeline.core.record import Record
-from recipes.cost import CostGate
 from recipes.generation import Generation
-from recipes.policy import EvalTask
+from recipes.policy import CostGate, EvalTask
 
 if TYPE_CHECKING:
     from eval_gates.statistics.comparison import FloatArray

@@ -7,18 +7,39 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import Field
+
 import recipes
 from pipeline.core.errors import UsageError, did_you_mean
 from pipeline.core.untrusted_yaml import read_yaml_file
 from pipeline.core.user_path import user_path
 from recipes.config_file import parse, read, shorten, validate
-from recipes.config_model import ConfigModel
-from recipes.gpu import GpuType
+from recipes.config_model import ConfigModel, Name
 from recipes.policy import Policy
 from recipes.quantization import names_file
 from recipes.schema import Recipe, ServingProfile
 from recipes.speed import SpeedPolicy
 from recipes.workload import AnyWorkload, FileWorkload, NamedWorkload
+
+
+class GpuType(ConfigModel):
+    """One type of GPU."""
+
+    name: Name
+    summary: str
+    driver_name: str = Field(description="name that the driver reports; profiles are chosen by it")
+    memory_gib: float = Field(
+        gt=0,
+        le=100_000,
+        description="memory that a process can use, in GiB: less than the advertised size, because "
+        "the driver reserves some; PyTorch prints it as 'total capacity'",
+    )
+    compute_capability: float = Field(gt=0, le=100, description="such as 8.9; FP8 needs 8.9")
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.memory_gib * 2**30)
+
 
 RECIPES = Path(recipes.__file__).parent
 DESCRIBED = TypeVar("DESCRIBED", bound=ConfigModel)

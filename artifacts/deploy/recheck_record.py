@@ -15,8 +15,7 @@ from artifacts.deploy.recorded_verdict import RecordedVerdict
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.verify import check_run, claims_of
 from artifacts.registry import Version, who_am_i
-from artifacts.run_loader import find_run
-from artifacts.run_record import VariantReport
+from artifacts.run_record import VariantReport, find_run
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.gate_result import Verdict
 from pipeline.core.errors import PrepareError, RegistryError

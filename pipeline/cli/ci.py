@@ -19,7 +19,7 @@ from pipeline.core.errors import ExitCode, PrepareError, from_dict
 from pipeline.core.interruption import is_interruption
 
 if TYPE_CHECKING:
-    from artifacts.recorded_command import RunKind
+    from artifacts.command_line import RunKind
     from artifacts.run_record import RunReport
     from pipeline.core.events import Progress
     from pipeline.environments.settings import Settings

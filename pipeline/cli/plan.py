@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.capacity_tables import print_capacity
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     ContextOption,
@@ -26,10 +26,121 @@ from pipeline.cli.options import (
     VariantOption,
     VerboseOption,
 )
-from pipeline.cli.policy import check_policy, print_power
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pipeline.plan.gpu_fit import CapacityPlan
+    from pipeline.plan.power import GatePower
+
+
+def check_policy(
+    name: str, recipe: list[str] | None, eval_data: Path | None, *, as_json: bool
+) -> None:
+    """Check a policy without a checkpoint, and print its gates' power with these questions.
+
+    Raises UsageError as `check_power`, or for an invalid file.
+    """
+    from pipeline.environments.environment import Accelerator, identity
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.data_sources import SourceResolver, note_repeated_fields
+    from pipeline.plan.power import check_power, policy_power, speed_power
+    from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
+    from pipeline.plan.speed_plan import check_own_workloads
+    from recipes import catalog
+    from recipes.traffic_file import check_workload
+
+    policy = catalog.load_policy(name)
+    for own, workload in (policy.speed.workloads if policy.speed else {}).items():
+        check_workload(workload, f"policy key speed.workloads.{own}", max_length=None)
+    check_own_workloads(policy)
+    recipes = [catalog.load_recipe(recipe) for recipe in recipe or DEFAULT_RECIPES]
+    for one in recipes:
+        check_margins(one, policy)
+    settings = load_settings(None)
+    with open_display(as_json=as_json) as progress:
+        sources = SourceResolver(
+            eval_data,
+            identity("evaluate", Accelerator.CPU, settings),
+            settings.digests,
+            progress,
+        )
+        counts = sources.counts(policy)
+        power = policy_power(policy, recipes, counts) + speed_power(policy, len(recipes))
+        if as_json:
+            answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
+            print_json(answer | {"gates": [asdict(gate) for gate in power]})
+        else:
+            print_power(power)
+        note_repeated_fields(policy, sources, progress)
+        check_power(policy, recipes, counts, progress)
+
+
+def print_power(power: Sequence[GatePower]) -> None:
+    """Print one line a gate, its chances to pass; and one a family, of all suites together."""
+    from pipeline.plan.power import format_chance, joint_power
+
+    for gate in power:
+        print(gate.words)
+    for family, (passes, usual) in joint_power(power).items():
+        of_usual = f", {format_chance(usual)} of usual variants" if usual is not None else ""
+        print(
+            f"all suites, {family}: {format_chance(passes)} of variants that lose nothing "
+            f"pass{of_usual}"
+        )
+
+
+def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
+    """Print each variant on the GPUs of a replica; `verbose`: on every division of the GPUs."""
+    site, model, number = plan.gpus, plan.gpus.model, plan.gpus_a_copy
+    print(
+        f"{model.source.name}: {model.shape.architecture}, {model.parameters() / 1e9:,.2f} B "
+        f"parameters, {gigabytes(model.source.weights_bytes)}, context {model.shape.context:,}\n"
+        f"{site.number} x {site.gpu.name} ({site.gpu.memory_gib:.1f} GiB each, of which "
+        f"{100 * site.engine.utilization:.0f} % are used); {site.engine.source}; sequences of "
+        f"{site.context:,} tokens"
+    )
+    fits = plan.fits if verbose else plan.chosen()
+    print_table(
+        [
+            *("variant", "GPUs a copy", "copies", "weights a GPU", "cache a GPU"),
+            *("tokens a copy", "sequences a copy", "answer"),
+        ],
+        [
+            [
+                *(fit.variant, str(fit.gpus), str(fit.copies), gigabytes(fit.weights_bytes)),
+                gigabytes(fit.cache_bytes),
+                "not known" if fit.tokens is None else f"{fit.tokens:,}",
+                "not known" if fit.sequences is None else f"{fit.sequences:,}",
+                fit.answer,
+            ]
+            for fit in fits
+        ],
+    )
+    experts = any(fit.expert_parallel for fit in plan.chosen())
+    print(
+        f"a run serves each model on {number} GPU{'s' if number > 1 else ''}"
+        + (" with --enable-expert-parallel" if experts else "")
+        + "; --gpus-a-copy sets another number"
+    )
+    for fit in fits:
+        if fit.reason:
+            hint = f"; hint: {fit.hint}" if fit.hint else ""
+            print(f"{fit.variant} on {fit.gpus}: {fit.answer}: {fit.reason}{hint}")
+    for fault in plan.refused:
+        print(f"would be refused: {fault.message}; hint: {fault.hint}")
+    for note in plan.notes:
+        print(f"note: {note}")
+    print(f"disk: {gigabytes(plan.disk_bytes())} for the checkpoint and its variants")
+
+
+def gigabytes(size: int) -> str:
+    """Format in 10^9 bytes, as weights are published."""
+    return f"{size / 1e9:,.2f} GB" if size < 10e9 else f"{size / 1e9:,.1f} GB"
 
 
 def plan(
@@ -97,7 +208,7 @@ def plan(
             )
         check_policy(policy, recipe, eval_data, as_json=as_json)
         return
-    from artifacts.recorded_command import read_command
+    from artifacts.command_line import read_command
     from artifacts.run_outcome import serving_lines
     from pipeline.environments.settings import load_settings
     from pipeline.plan.resolved_options import ModelRequest

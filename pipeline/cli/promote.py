@@ -65,7 +65,7 @@ def promote(
     """
     from artifacts.evidence.signing import find_signer
     from artifacts.release import PromotionRequest, promote_run
-    from artifacts.run_loader import find_run
+    from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
     from pipeline.plan.resolved_options import registry_uri
 

@@ -31,7 +31,7 @@ def report(
     """
     from artifacts.report.page import run_page
     from artifacts.report.run_evidence import RunEvidence
-    from artifacts.run_loader import find_run
+    from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 
     found = load_settings(store).open_store()

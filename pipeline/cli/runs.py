@@ -48,7 +48,7 @@ def runs(
 
       prepare runs latest --follow --store /shared/store
     """
-    from artifacts.run_loader import find_run
+    from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 
     found = load_settings(store).open_store()
@@ -75,7 +75,7 @@ def runs(
 
 def print_runs(store: Store, *, as_json: bool) -> None:
     """Print a line for each run, newest last."""
-    from artifacts.run_loader import read_run
+    from artifacts.run_record import read_run
 
     found = []
     for folder in RunFolders(store).all():
@@ -111,8 +111,8 @@ def follow_run(report: RunReport, named: Path | None, store: Store, *, as_json: 
 
     Raises StoreError if its process was killed.
     """
-    from artifacts.run_loader import find_run
     from artifacts.run_outcome import how_to_continue
+    from artifacts.run_record import find_run
     from pipeline.cli.display import open_display
 
     told = 0

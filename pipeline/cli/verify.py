@@ -121,7 +121,7 @@ def registered_folder(
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; return whether all is as recorded."""
     from artifacts.evidence.verify import check_run
-    from artifacts.run_loader import find_run
+    from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 
     found = load_settings(store).open_store()

@@ -10,8 +10,8 @@ from pipeline.core.errors import PreflightError, PrepareError, UsageError
 from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old
 from pipeline.core.hardware import NodeInfo
 from recipes import catalog
+from recipes.catalog import GpuType
 from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
-from recipes.gpu import GpuType
 from recipes.schema import Recipe, ServingProfile
 
 

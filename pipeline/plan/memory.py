@@ -25,8 +25,8 @@ from pipeline.inspection.linear_layers import is_linear_weight
 from pipeline.inspection.model_shape import ModelShape, model_shape, text_level
 from pipeline.inspection.module_kind import module_kind
 from pipeline.inspection.variant_size import VariantTensor, VariantWeights, stored_weights
+from recipes.catalog import GpuType
 from recipes.engine_arguments import DEFAULT_MEMORY_SHARE, EXPERT_PARALLEL, MEMORY_SHARE
-from recipes.gpu import GpuType
 from recipes.schema import Recipe, ServingProfile
 
 Answer = Literal["fits", "the engine tells", "does not fit"]

@@ -26,8 +26,7 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from artifacts.run_loader import read_run
-from artifacts.run_record import RunReport, StageReport
+from artifacts.run_record import RunReport, StageReport, read_run
 from pipeline import __version__
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError

@@ -12,8 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from artifacts.multiple_testing import exit_code_of
-from artifacts.run_record import RunReport
+from artifacts.run_record import RunReport, exit_code_of
 from eval_gates.suites.suite_kind import for_worker, refuse_untried, without_uncontained
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from artifacts.evidence.signing import Signer, find_signer
-from artifacts.multiple_testing import NOT_PREFERRED, exit_code_of
 from artifacts.release import PromotionRequest, promote
-from artifacts.run_record import RunReport
+from artifacts.run_record import NOT_PREFERRED, RunReport, exit_code_of
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress

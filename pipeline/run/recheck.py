@@ -17,9 +17,8 @@ from artifacts.deploy.recheck_record import RecheckRecord, rechecks_of, record_o
 from artifacts.deploy.recorded_verdict import RecordedVerdict, read_past, refuse_code
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.verify import claims_of
-from artifacts.multiple_testing import exit_code_of
 from artifacts.registry import Registry, Version
-from artifacts.run_record import RunReport, VariantReport
+from artifacts.run_record import RunReport, VariantReport, exit_code_of
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.reference import parse_reference

@@ -12,10 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from artifacts.recorded_command import RunKind
-from artifacts.run_loader import read_run
-from artifacts.run_record import RunReport, StageReport, VariantReport
-from artifacts.tuning_report import TuningReport
+from artifacts.command_line import RunKind
+from artifacts.run_record import RunReport, StageReport, TuningReport, VariantReport, read_run
 from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import EventWriter, Progress

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from artifacts.recorded_command import RunKind
+from artifacts.command_line import RunKind
 from artifacts.run_outcome import how_to_continue
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError

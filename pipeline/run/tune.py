@@ -18,8 +18,7 @@ from typing import Any
 import yaml
 
 from artifacts.evidence.verify import judge_confirmed
-from artifacts.run_record import RunReport
-from artifacts.tuning_report import ScreeningReport, TuningReport
+from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.rules import SpeedRule
 from pipeline.checkpoint.folder import Checkpoint

@@ -17,7 +17,7 @@ from quiz_policy import quiz_policy
 from store_processes import left_after
 
 from artifacts.evidence.verify import check_run
-from artifacts.run_loader import find_run
+from artifacts.run_record import find_run
 from pipeline.core.store import Store
 
 pytestmark = pytest.mark.e2e

@@ -23,7 +23,7 @@ from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.push import read_layers
 from artifacts.registry import Version
-from artifacts.run_loader import read_run
+from artifacts.run_record import read_run
 from eval_gates.replies import read_chat, read_chosen
 from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp

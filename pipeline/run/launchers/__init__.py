@@ -10,8 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-from artifacts.run_loader import read_run
-from artifacts.run_record import RunReport
+from artifacts.run_record import RunReport, read_run
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.core.run_folders import RUN_RECORD, RunFolders

@@ -43,7 +43,6 @@ def text(run: FakeRun) -> str:
 
 
 def card_of(run: FakeRun, **source: str) -> ModelCard:
-    """The card with another source, as the Hub's library reads it."""
     folder = run.bundle()
     verdict = read_verdict(folder / "prepare-evidence")
     judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
@@ -58,7 +57,6 @@ def card(
     judged: VerdictInputs | None = None,
     **members: Any,
 ) -> Card:
-    """The card of the run's variant, with other members of its deployable tuple."""
     find = run.store.find
     judged = judged or VerdictInputs.load_by_key(find, run.folder("judge", RECIPE).name)
     deployable = judged.deployable(find).model_copy(update=members)
@@ -260,6 +258,5 @@ class TestSource:
 
 
 def asked_otherwise(kept: TypedStageRecord[Any, Any], **changes: Any) -> TypedStageRecord[Any, Any]:
-    """The stage's record with other parameters."""
     parameters = {**kept.record.parameters, **changes}
     return kept.stage.typed(kept.record.model_copy(update={"parameters": parameters}))

@@ -36,7 +36,6 @@ def suites(run: str) -> dict[str, Any]:
 
 
 def outcomes(suite: Any) -> dict[str, tuple[str, str | None]]:
-    """Each case's element that states how it ended, and that element's type."""
     return {
         case.name: (case.result[0]._tag, case.result[0].type) if case.result else ("passed", None)
         for case in suite
@@ -131,7 +130,6 @@ def test_a_summary_that_is_too_large_ends_at_a_line(limit: int) -> None:
 
 
 def values(text: str) -> dict[str, str]:
-    """As GitHub reads values of one line, and GitLab a dotenv report: the first '=' parts them."""
     lines = text.split("\n")
     assert lines.pop() == ""
     assert all(re.match(r"[a-z_]+=", line) for line in lines)

@@ -1,15 +1,20 @@
-"""The command that a run's record gives back is the one that was typed, and asks for the same."""
+"""The command that a run's record gives back is the one that was typed; the record is untrusted."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sample_reports import COMMAND
 
-from artifacts.command_line import command_line
+from artifacts.command_line import RunKind, command_line, read_command
+from pipeline.core.errors import StoreError
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.run.gate import GateRequest
@@ -20,10 +25,22 @@ POLICY = """name: strict
 summary: s
 suites: {mmlu: {kind: mmlu, margins: {int4: 0.02, fp8: 0.01}}}
 """
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+WHOLE: dict[str, Any] = {
+    **COMMAND,
+    "requested": {"recipes": ["awq-w4a16"], "profile": "cpu", "policy": "demo"},
+    "recheck": "",
+    "remeasured": ["mmlu"],
+    "attempted": ["a"],
+    "weights": None,
+}
 
 
 def chosen(folder: Path, checkpoint: str, **options: Any) -> dict[str, Any]:
-    """What a run of these options records."""
     defaults: dict[str, Any] = {
         "recipes": (),
         "profile": "cpu",
@@ -33,8 +50,8 @@ def chosen(folder: Path, checkpoint: str, **options: Any) -> dict[str, Any]:
         "eval_data": None,
         "trust_remote_code": False,
     }
-    settings = Settings(home=folder / "home", store=folder / "store")
-    return choose(ModelRequest(checkpoint=checkpoint, **(defaults | options)), settings).to_dict()
+    here = Settings(home=folder / "home", store=folder / "store")
+    return choose(ModelRequest(checkpoint=checkpoint, **(defaults | options)), here).to_dict()
 
 
 @pytest.fixture
@@ -65,7 +82,6 @@ def test_where_and_whether_it_promotes(tmp_path: Path) -> None:
 
 
 def test_a_recheck() -> None:
-    """Trusted code is the evidence's; what was not asked for is not shown."""
     asked = RecheckRequest("tiny@champion", profile="h200", source="./here").as_options()
     command = {
         **COMMAND,
@@ -125,3 +141,37 @@ def test_attribution_is_asked_for_again(tmp_path: Path) -> None:
     without = chosen(tmp_path, "org/model")
     assert "--ablate" not in command_line("model", without)
     assert "ablate" not in without
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("recipes", 5),
+        ("requested", [1]),
+        ("attempted", {"a": 1}),
+        ("checkpoint", {}),
+        ("recheck", ["x"]),
+    ],
+)
+def test_an_option_of_another_kind_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"command.{key}"):
+        read_command({**WHOLE, key: value})
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    path=st.sampled_from([(k,) for k in WHOLE] + [("requested", k) for k in WHOLE["requested"]]),
+    value=JSON,
+    kind=st.sampled_from(["model", "gate", "recheck"]),
+    public=st.booleans(),
+)
+def test_a_strangers_command_raises_nothing_but_our_error(
+    path: tuple[str, ...], value: Any, kind: RunKind, public: bool
+) -> None:
+    command = copy.deepcopy(WHOLE)
+    place = command
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with contextlib.suppress(StoreError):
+        command_line(kind, command, public=public)

@@ -55,7 +55,6 @@ def deployable(**changes: Any) -> Deployable:
 
 
 def read(run: FakeRun, **changes: Any) -> Deployable:
-    """Evidence that was served otherwise than what would be started."""
     judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", "fp8-dynamic").name)
     result = {k: v for k, v in changes.items() if k == "engine_version"}
     parameters = {k: v for k, v in changes.items() if k != "engine_version"}

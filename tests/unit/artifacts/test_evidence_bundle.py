@@ -169,7 +169,6 @@ class TestPacking:
             unpack(tmp_path / "a.tar.gz", tmp_path / "out")
 
     def test_a_header_that_is_very_long(self, tmp_path: Path) -> None:
-        """Which tarfile would read in one piece."""
         with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as tar:
             member = tarfile.TarInfo("stages/judge/k/stage.json")
             member.pax_headers = {"comment": "x" * 2**24}

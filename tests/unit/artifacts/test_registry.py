@@ -22,7 +22,6 @@ NAME = "model"
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    """A file that does not exist yet, in a folder that does not, either."""
     return f"sqlite:///{tmp_path / 'made on first use' / 'registry.db'}"
 
 

@@ -37,7 +37,6 @@ from pipeline.core.store import RECORD
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> FakeRun:
-    """ONE failed, TWO passed."""
     models = PretendModels(lambda variant, suite, number: float(number % 2 and variant != ONE))
     made = FakeRun(tmp_path / "store", models, recipes=(ONE, TWO))
     verdicts = {v.recipe: v.verdict for v in made.run().variants}
@@ -47,7 +46,6 @@ def mixed(tmp_path: Path) -> FakeRun:
 
 @pytest.fixture
 def good(tmp_path: Path) -> FakeRun:
-    """Both passed."""
     made = FakeRun(tmp_path / "store", recipes=(ONE, TWO))
     made.run()
     return made
@@ -79,7 +77,6 @@ class TestChangedFolder:
 
     @pytest.mark.parametrize("name", [*FILES, "model.safetensors", "README.md", f"{BUNDLE}/new"])
     def test_what_is_registered(self, tmp_path: Path, name: str) -> None:
-        """A further promotion would register the digests of what lies there now."""
         made = FakeRun(tmp_path / "store", recipes=(ONE,))
         made.run()
         made.promote()
@@ -91,7 +88,6 @@ class TestChangedFolder:
         assert made.registry.versions("model") == [before]
 
     def test_made_anew_it_is_promoted(self, tmp_path: Path) -> None:
-        """As the error says."""
         made = FakeRun(tmp_path / "store", recipes=(ONE,))
         made.run()
         made.promote()
@@ -421,7 +417,6 @@ class TestCollection:
         assert not left.exists()
 
     def test_a_file_with_several_names_counts_once(self, good: FakeRun) -> None:
-        """Versions link the weights of `quantize`."""
         folders = [good.store.root / "versions" / "x", good.store.stage_folder("quantize", "x")]
         for folder in folders:
             folder.mkdir(parents=True)

@@ -10,21 +10,25 @@ from ci_reports import RUNS
 from sample_reports import run_report
 
 from artifacts.ci import markdown_summary
+from artifacts.command_line import read_command
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_outcome import (
+    baseline_lines,
     champion_of,
     headline,
     list_passed,
     next_command,
     next_steps,
     outcome,
+    serving_lines,
     verdict_of,
 )
 from pipeline.cli.tables import last_line
 from pipeline.core.errors import ExitCode
 from pipeline.core.escape import markdown
 from pipeline.core.store import Store
+from recipes import catalog
 
 
 @pytest.mark.parametrize(
@@ -92,3 +96,32 @@ def test_a_promotion_that_failed_is_not_told_as_a_pass() -> None:
     assert next_command(report) == f"prepare runs {report.run}"
     gate = report.model_copy(update={"kind": "gate"})
     assert next_command(gate) == f"prepare runs {report.run}"
+
+
+def test_fp8_attention_and_fallbacks_are_told() -> None:
+    command = {
+        "cpu_overrides": {"float32": "bf16 is emulated"},
+        "kv_cache_note": "FP8",
+        "speculation": "ngram",
+    }
+    assert serving_lines(read_command(command)) == [
+        "CPU override float32: bf16 is emulated",
+        "KV cache: FP8",
+        "speculative decoding: ngram",
+    ]
+    assert serving_lines(read_command({})) == []
+
+
+@pytest.mark.parametrize("name", catalog.profile_names())
+def test_a_profile_of_gpus_with_an_fp8_cache_says_what_it_does(name: str) -> None:
+    profile = catalog.load_profile(name)
+    if profile.accelerator == "cuda":
+        is_fp8 = profile.kv_cache_dtype.startswith("fp8")
+        assert (profile.kv_cache_note is not None) is is_fp8
+
+
+def test_released_weights_are_named_as_the_baseline() -> None:
+    assert baseline_lines(run_report()) == []
+    source = {"ref": "org/name", "digest": "d", "quantized": "FP8"}
+    (line,) = baseline_lines(run_report(checkpoint={"ref": "r", "digest": "d", "source": source}))
+    assert line.endswith("verdicts are against the released FP8 weights")

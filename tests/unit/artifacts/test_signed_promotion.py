@@ -58,7 +58,6 @@ class Site:
         self.made.promote(variant=RECIPE, signer=signer)
 
     def register_forged(self, forge: Forge) -> None:
-        """Put another folder in the champion's place, with tags that fit."""
         [champion] = [v for v in self.registry.versions("model") if "champion" in v.aliases]
         forged = Path(shutil.copytree(champion.source, self.folder / "forged"))
         forge(forged)
@@ -122,7 +121,6 @@ def replace_everywhere(forged: Path, before: str, after: str) -> None:
 
 
 def result_digests(forged: Path) -> list[str]:
-    """By which a later stage names the results that it depends on."""
     files = sorted(opened(forged).glob(f"*/*/{RECORD}"))
     return [digest_json(json.loads(file.read_text())["result"]) for file in files]
 
@@ -141,7 +139,6 @@ def give_keys_that_follow(forged: Path) -> None:
 
 
 def other_weights(forged: Path) -> None:
-    """Weights of another digest, which stands in every record instead of the old one."""
     before = weights_digest(forged, digest_file)
     file = forged / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"!")

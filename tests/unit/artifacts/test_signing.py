@@ -27,7 +27,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def public(folder: Path, tmp_path: Path) -> Path:
-    """The key that the folder is signed with."""
     private, public = key_pair(tmp_path)
     assert sign_with_key(folder, private) == folder / SIGNATURE
     return public

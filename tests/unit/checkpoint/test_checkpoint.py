@@ -30,7 +30,6 @@ def inspect(folder: Path, kind: Kind = "folder") -> Checkpoint:
 
 
 def fault(folder: Path, kind: Kind = "folder") -> CheckpointError:
-    """The error that inspecting the folder ends with."""
     with pytest.raises(CheckpointError) as caught:
         inspect(folder, kind)
     assert caught.value.where
@@ -228,7 +227,6 @@ class TestFaults:
 
     @pytest.mark.parametrize("named", ["m.gguf", "."])
     def test_gguf(self, tmp_path: Path, named: str) -> None:
-        """Whether its folder or the file was given; a folder of it alone has no config.json."""
         (tmp_path / "m.gguf").write_bytes(b"GGUF")
         assert "16-bit checkpoint" in fault(tmp_path / named).hint
 

@@ -23,13 +23,11 @@ INFO = "tiny_model-1.0.dist-info"
 
 
 def record_hash(data: bytes) -> str:
-    """As a wheel's RECORD writes it."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
     return "sha256=" + digest.rstrip(b"=").decode()
 
 
 def make_wheel(folder: Path, content: dict[str, bytes]) -> str:
-    """A wheel of tiny-model 1.0 that asks for a package nobody has; returns its sha256."""
     files = content | {
         f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
         b"Requires-Dist: a-package-that-nobody-has\n",

@@ -99,11 +99,9 @@ class Child:
         return answer
 
     def download(self, name: str, revision: str | None = None) -> dict[str, Any]:
-        """What `download` returned, and its progress; or its error."""
         return self._do("download", name, revision)
 
     def dataset(self, name: str) -> str | None:
-        """What `resolve_dataset_revision` returned."""
         commit: str | None = self._do("dataset", name)["commit"]
         return commit
 

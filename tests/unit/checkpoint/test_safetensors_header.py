@@ -50,7 +50,6 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
-    """Entries of random types and shapes, laid one after the other in a random order."""
     names = draw(
         st.lists(st.text(st.characters(exclude_categories=["Cs"])), unique=True, max_size=5)
     )

@@ -27,7 +27,6 @@ CONFIG = {
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A checkpoint with one layer, and a home that nothing may be written to."""
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
     tensors = {
         "model.embed_tokens.weight": ("BF16", (64, 128)),

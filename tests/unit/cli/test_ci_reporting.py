@@ -38,7 +38,6 @@ NOT_PASSED: dict[str, Any] = {"promoted": False, "registry_version": None}
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a GitHub Actions step, with its variables."""
     for name in [each for each in os.environ if each.startswith("PREPARE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
@@ -55,7 +54,6 @@ def outputs(job: Path, name: str = "outputs") -> dict[str, str]:
 
 
 def finished(monkeypatch: pytest.MonkeyPatch, report: RunReport) -> None:
-    """Stand in for a run of hours: what follows begins with its report."""
     monkeypatch.setattr(whole_run, "run_model", lambda *_, **__: report)
     monkeypatch.setattr(endpoint_gate, "run_gate", lambda *_: report)
 
@@ -184,7 +182,6 @@ def test_what_cannot_be_written_is_said_and_the_verdict_stays(
 
 
 def run(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command as a job's step has it, with nothing replaced."""
     return subprocess.run(
         [*PREPARE, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=job
     )

@@ -20,14 +20,12 @@ SURFACE = Path(__file__).with_name("command_surface.txt")
 
 
 def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """The command and all below it, each with the words that call it."""
     yield name, command
     for word, below in getattr(command, "commands", {}).items():
         yield from commands(f"{name} {word}", below)
 
 
 def type_name(annotation: Any) -> str:
-    """As one would write it; of a choice, what there is to choose from."""
     inner = typing.get_args(annotation)
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         return " | ".join(type_name(each) for each in inner)
@@ -41,7 +39,6 @@ def type_name(annotation: Any) -> str:
 
 
 def parameter_line(parameter: Any, hints: dict[str, Any]) -> str:
-    """Names, type, default and variable of a flag or an argument."""
     names = " ".join((*parameter.opts, *parameter.secondary_opts))
     if parameter.param_type_name == "argument":
         names = parameter.metavar or parameter.name.upper()
@@ -53,7 +50,6 @@ def parameter_line(parameter: Any, hints: dict[str, Any]) -> str:
 
 
 def range_of(parameter: Any) -> str:
-    """The smallest and the largest number that is accepted."""
     least, largest = getattr(parameter, "min", None), getattr(parameter, "max", None)
     if least is None and largest is None:
         return ""
@@ -61,7 +57,6 @@ def range_of(parameter: Any) -> str:
 
 
 def surface() -> str:
-    """Every command, in the order in which `--help` has them."""
     lines = []
     for name, command in commands("prepare", typer.main.get_command(app)):
         hints = typing.get_type_hints(command.callback) if command.callback else {}

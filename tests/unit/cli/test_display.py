@@ -30,7 +30,6 @@ with open_display(as_json="--json" in sys.argv, plain="--plain" in sys.argv) as 
 
 
 def printed(capsys: Capture) -> list[str]:
-    """Lines on standard error; standard output is for results."""
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err.splitlines()
@@ -134,7 +133,6 @@ def test_without_a_terminal_lines_are_plain(capsys: Capture) -> None:
 
 
 def draw_on_a_terminal(*arguments: str) -> str:
-    """What a child draws on a real (pseudo) terminal as its standard error."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", DRAW, *arguments],

@@ -36,7 +36,6 @@ PREPARE = (sys.executable, "-m", "pipeline.cli.main")
 
 # Adding a flag is a decision: it is a promise to everyone's scripts.
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command of the tree by its words."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
@@ -48,7 +47,6 @@ TREE = dict(commands(typer.main.get_command(app)))
 
 
 def prepare(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would, at home in `folder`."""
     clean = {name: v for name, v in os.environ.items() if not name.startswith("PREPARE_")}
     return subprocess.run(
         [*PREPARE, *arguments],
@@ -216,8 +214,8 @@ def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path)
     defect = tmp_path / "defect"
     defect.mkdir()
     (defect / "sitecustomize.py").write_text(
-        "import artifacts.run_loader\n"
-        "artifacts.run_loader.read_run = lambda folder: {}['checkpoint']\n"
+        "import artifacts.run_record\n"
+        "artifacts.run_record.read_run = lambda folder: {}['checkpoint']\n"
     )
     done = prepare(tmp_path, "runs", PYTHONPATH=str(defect))
     assert done.returncode == 3
@@ -230,7 +228,6 @@ def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path)
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a separate handler for the signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
@@ -283,7 +280,6 @@ def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -
 
 
 def test_one_whose_terminal_goes_away_is_interrupted(tmp_path: Path) -> None:
-    """Nothing can be written to it any more."""
     ours, theirs = pty.openpty()
 
     def in_terminal() -> None:

@@ -16,7 +16,6 @@ from pipeline.core.errors import PreflightError
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small checkpoint without a chat template."""
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
     folder = write_files(tmp_path / "model", source_files())
     (folder / "chat_template.jinja").unlink(missing_ok=True)

@@ -26,7 +26,6 @@ DATA = {
 
 @pytest.fixture
 def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs `prepare show` and `prepare plan --policy` in a separate home; its output."""
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -47,7 +46,6 @@ def data(tmp_path: Path) -> str:
 
 
 def mine(tmp_path: Path, **suite: Any) -> str:
-    """A policy of one suite of MMLU, next to HumanEval with a wide margin."""
     path = tmp_path / "mine.yaml"
     content = {
         "name": "mine",

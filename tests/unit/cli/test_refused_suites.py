@@ -22,7 +22,6 @@ GSM8K = {"kind": "gsm8k", "margins": {"fp8": 0.2}, "max_tokens": 16}
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small checkpoint with a chat template that has no tools, and questions in `data`."""
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     rows = "".join(json.dumps({**ROW, "n": n}) + "\n" for n in range(200))
@@ -32,7 +31,6 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(command: str, model: Path, suite: dict[str, Any], **policy: Any) -> str:
-    """Return what the command prints about a policy of that suite, or its error."""
     file = model.parent / "policy.yaml"
     asked = {"name": "mine", "summary": "s", "suites": {"mine": suite}, **policy}
     file.write_text(yaml.safe_dump(asked))

@@ -22,7 +22,6 @@ FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Two runs, and no settings of anyone who runs the tests."""
     for name in ("PREPARE_HOME", "PREPARE_SETTINGS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -37,14 +37,12 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(*arguments: str) -> list[str]:
-    """Lines that the command prints, blanks run together."""
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0
     return [" ".join(line.split()) for line in result.stdout.splitlines() if line.strip()]
 
 
 def value(*arguments: str) -> Any:
-    """The JSON value that the command prints."""
     result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0
     return json.loads(result.stdout)
@@ -109,7 +107,6 @@ def test_a_run_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A store with two runs: one that promoted, and a later one that could not."""
     found = Store(tmp_path / "home" / "store")
     put_run(found, run_report(run=FIRST))
     failed = run_report(
@@ -251,7 +248,6 @@ def test_an_unknown_run_names_the_known(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """An embedded registry with two versions of one model; made once, since it takes seconds."""
     folder = tmp_path_factory.mktemp("registry")
     made = Registry(f"sqlite:///{folder / 'registry.db'}")
     for recipe in ("awq-w4a16", "fp8-dynamic"):

@@ -27,7 +27,6 @@ Capture = pytest.CaptureFixture[str]
 
 
 def shown(capsys: Capture, report: RunReport) -> list[str]:
-    """Lines that the report is printed as, blanks run together."""
     print_run(report)
     captured = capsys.readouterr()
     assert captured.err == ""

@@ -21,7 +21,7 @@ from sample_reports import COMMAND
 from some_attempt import some_trial
 
 from artifacts.mlflow_store import make_database
-from artifacts.run_loader import find_run
+from artifacts.run_record import find_run
 from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.private_files import private_umask

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from artifacts.run_loader import read_run
+from artifacts.run_record import read_run
 from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.store import RECORD, Store

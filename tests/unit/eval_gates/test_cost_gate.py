@@ -19,7 +19,7 @@ from eval_gates.cost import (
     work_of,
 )
 from eval_gates.suites.humaneval import HumanEvalSuite
-from recipes.cost import CostGate
+from recipes.policy import CostGate
 
 RULE = CostRule(tier="supporting", max_ratio=1.2, alpha=0.05, cap=400)
 

@@ -71,7 +71,6 @@ def read(hub: HubStandIn, home: Path, name: str, revision: str = "") -> dict[str
 
 
 def shards() -> dict[str, bytes]:
-    """Two shards of 2 MiB each, of which the headers are a few hundred bytes."""
     files = checkpoint_files(shards=2)
     weight_map = {}
     for number, name in enumerate(n for n in list(files) if n.endswith(".safetensors")):

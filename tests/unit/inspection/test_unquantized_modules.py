@@ -58,14 +58,12 @@ CONFIG: dict[str, Any] = LLAMA_3_8B | {"num_hidden_layers": 1}
 def quantized(
     config: dict[str, Any], shapes: Shapes, recipe: list[str] | None = None, *, fp8: bool = False
 ) -> set[str]:
-    """Names of the tensors that a recipe with this ignore list quantizes."""
     tensors = source(config, shapes).tensors
     ignore = ignore_list(tensors, config, ["lm_head"] if recipe is None else recipe, fp8=fp8)
     return {name for name, tensor in tensors.items() if is_quantizable(name, tensor, ignore)}
 
 
 def words(config: dict[str, Any], shapes: Shapes) -> str:
-    """The note on what the architecture adds to a recipe's lm_head."""
     tensors, own = source(config, shapes).tensors, ["lm_head"]
     return describe_added_modules(tensors, config, own, ignore_list(tensors, config, own))
 

@@ -27,7 +27,6 @@ def estimated_bytes(folder: Path, quantization: Quantization) -> int:
 
 
 def smollm2_headers(folder: Path) -> None:
-    """A sparse file with the demo model's header: the sizes are in there, not in the values."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
         "model.norm.weight": (HIDDEN,),

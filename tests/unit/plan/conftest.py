@@ -12,7 +12,6 @@ from pipeline.environments.settings import Settings
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the PATH; without a driver at first."""
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -21,11 +20,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """The settings of an empty home."""
     return Settings(home=tmp_path / "home", store=tmp_path / "store")
 
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, settings: Settings) -> Checkpoints:
-    """Checkpoints of the test's own."""
     return Checkpoints(tmp_path / "model", settings)

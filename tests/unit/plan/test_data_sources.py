@@ -77,7 +77,6 @@ print(json.dumps({"answers": answers, "notes": listener.notes}))
 
 
 def ask_in_child(tmp_path: Path, asked: list[tuple[str, Any]], **settings: str) -> Any:
-    """The answers of a resolver in a process with these variables, and what it reported."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     answer = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path), json.dumps(asked)],
@@ -118,7 +117,6 @@ def resolving(tmp_path: Path) -> Resolving:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with MMLU questions and nothing else."""
     return write_files(tmp_path / "data", {"mmlu_test.jsonl": b"{}", "notes.txt": b""})
 
 

@@ -39,7 +39,6 @@ def about(subject: str, findings: list[DoctorCheck]) -> DoctorCheck:
 
 
 def driver(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put an nvidia-smi on the path, and nothing else but a shell's needs."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

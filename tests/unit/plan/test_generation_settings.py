@@ -79,7 +79,6 @@ def test_the_carried_policies_take_a_base_model(name: str) -> None:
 
 
 def written(model: ModelGeneration = THINKS, length: int | None = None, **generation: Any) -> Any:
-    """Settle a policy with this block; return its suite, or the errors."""
     suites = {
         "code": {"kind": "humaneval", "margins": MARGINS},
         "facts": {"kind": "mmlu", "margins": MARGINS},

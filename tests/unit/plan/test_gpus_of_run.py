@@ -20,7 +20,6 @@ from recipes.schema import ServingProfile
 
 
 def write_headers(folder: Path, config: dict[str, Any], shapes: Shapes) -> Path:
-    """Write a checkpoint without weights: config, index, and a file that is one hole."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = source(config, shapes).tensors
@@ -52,7 +51,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def served(tmp_path: Path, checkpoint: str, gpus: int = 8, **options: Any) -> ServingProfile:
-    """Return the profile of a run on that many H100."""
     card = VisibleGpu("NVIDIA H100 80GB HBM3", "GPU-1", compute_capability=9.0)
     node = NODE.model_copy(update={"gpus": (card,) * gpus})
     settings = Settings(home=tmp_path, store=tmp_path / "store")

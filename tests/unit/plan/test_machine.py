@@ -14,7 +14,6 @@ from pipeline.plan.machine import existing_folder, machine_of
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the PATH; without a driver at first."""
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

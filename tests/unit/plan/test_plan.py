@@ -90,7 +90,6 @@ class Wanted:
         return recipe.model_copy(update={"quantization": changed})
 
     def keys(self) -> dict[Label, str]:
-        """The key of every stage by variant ('shared' for the questions) and role."""
         plan = self.plan()
         variants = (plan.baseline, *plan.variants)
         return (
@@ -134,7 +133,6 @@ def policy() -> Policy:
 
 
 def changed(before: Wanted, after: Wanted) -> set[Label]:
-    """The stages whose keys differ; both plans have the same stages."""
     old, new = before.keys(), after.keys()
     assert old.keys() == new.keys()
     return {label for label in old if old[label] != new[label]}

@@ -62,7 +62,6 @@ def planned(folder: Path, recipe: Recipe, profile: str = "cpu") -> Arm:
 
 
 def carried(name: str, **changes: Any) -> Recipe:
-    """A recipe that calibrates with the carried texts: the Hub is not asked."""
     recipe = load_recipe(name)
     calibration = recipe.quantization.calibration
     if calibration is not None:

@@ -161,7 +161,6 @@ def test_a_round_that_would_be_cut_short_is_refused(
 def test_a_percentile_of_rounds_with_few_requests_is_refused(
     limit: str, rate: float, refused: bool
 ) -> None:
-    """A workload of 30 seconds."""
     claims = policy(slo=[{"workload": "chat", "rate": rate, "limits": {limit: 800.0}}])
     if not refused:
         find_claims(claims, profile(chat=SMALL))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from recipes.gpu import GpuType
+from recipes.catalog import GpuType
 from recipes.policy import Margin, Policy, PromotionRule
 from recipes.quantizers.gptq import GptqQuantization
 from recipes.schema import Recipe, ServingProfile

@@ -46,7 +46,6 @@ def contents(noun: str, name: str) -> dict[str, Any]:
 
 
 def complaint(tmp_path: Path, noun: str, data: object) -> UsageError:
-    """The error about a user's file with that content; it always names the file."""
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(data))
     with pytest.raises(UsageError) as caught:

@@ -22,7 +22,6 @@ DIGEST = "0123456789abcdef" * 4
 
 
 def profile(folder: Path, speculative: dict[str, Any], carried: str = "cpu") -> ServingProfile:
-    """A carried profile with the key."""
     data = yaml.safe_load((RECIPES / "profiles" / f"{carried}.yaml").read_text())
     file = folder / "mine.yaml"
     file.write_text(yaml.safe_dump({**data, "speculative": speculative}))

@@ -44,7 +44,6 @@ def test_a_minimum_is_one_number_or_by_accelerator() -> None:
 
 @given(st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.booleans())
 def test_numbers_have_bounds(number: float) -> None:
-    """Each key of a number, with any number."""
     for model, good, keys in (
         (ThroughputRatioGate, RATIO, ("min_ratio", "blocks")),
         (SloGate, SLO, ("rate", "starts")),

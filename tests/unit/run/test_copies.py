@@ -16,8 +16,7 @@ from listener import Listener
 from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_run
-from artifacts.run_loader import read_run
-from artifacts.run_record import StageReport
+from artifacts.run_record import StageReport, read_run
 from pipeline.core.errors import StageError, StoreError, UsageError
 from pipeline.core.lots import Node
 from pipeline.core.store import Store

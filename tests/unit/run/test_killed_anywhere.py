@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_run
-from artifacts.run_loader import read_run
+from artifacts.run_record import read_run
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.stage import StageSpec
 from pipeline.core.store import RECORD, Store

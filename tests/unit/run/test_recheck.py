@@ -27,8 +27,7 @@ from artifacts.evidence.manifest import MANIFEST
 from artifacts.evidence.verify import check_run
 from artifacts.registry import MANIFEST_TAG, Registry
 from artifacts.release import PromotionRequest, promote_run
-from artifacts.run_loader import find_run
-from artifacts.run_record import RunReport
+from artifacts.run_record import RunReport, find_run
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.checkpoint.weights_folder_files import BUNDLE

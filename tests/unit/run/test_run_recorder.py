@@ -15,8 +15,7 @@ import pytest
 from listener import Listener
 from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
 
-from artifacts.run_loader import find_run, read_run
-from artifacts.run_record import RunReport
+from artifacts.run_record import RunReport, find_run, read_run
 from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.errors import ServingError, StoreError, UsageError
 from pipeline.core.run_folders import ALIVE, RUN_RECORD, RunFolders, is_alive

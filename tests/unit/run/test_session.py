@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from listener import Listener
 
-from artifacts.recorded_command import RunKind
-from artifacts.run_loader import find_run
+from artifacts.command_line import RunKind
+from artifacts.run_record import find_run
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator

@@ -14,8 +14,7 @@ from some_node import NODE
 from artifacts.evidence.verify import Evidence, check_tuning
 from artifacts.release import PromotionRequest, choose_variants
 from artifacts.run_outcome import headline, next_command, next_steps
-from artifacts.run_record import RunReport
-from artifacts.tuning_report import ScreeningReport, TuningReport
+from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.lots import Node

@@ -9,8 +9,7 @@ import pytest
 from listener import Listener
 from sample_reports import failed_variant_report, variant_report
 
-from artifacts.multiple_testing import exit_code_of
-from artifacts.run_record import RunReport, VariantReport
+from artifacts.run_record import RunReport, VariantReport, exit_code_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import ExitCode
 from pipeline.environments.settings import Settings

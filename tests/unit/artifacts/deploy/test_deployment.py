@@ -19,7 +19,6 @@ from pipeline.core.errors import RegistryError, UsageError
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
-    """A run whose variant is the champion."""
     made = judged_run(tmp_path_factory.mktemp("run") / "store", lost={"fp8-dynamic": 0})
     made.promote()
     return made
@@ -37,7 +36,6 @@ def version(registry: Registry) -> Version:
 
 @pytest.fixture
 def folder(version: Version, tmp_path: Path) -> Path:
-    """A copy of its files, to change as one likes."""
     return Path(shutil.copytree(version.source, tmp_path / "copy"))
 
 

@@ -53,7 +53,6 @@ def members(accelerator: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FakeRun]:
-    """By accelerator, a run that was judged there."""
     found = {}
     for accelerator in ENGINES:
         of = members(accelerator)
@@ -68,7 +67,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FakeRun]:
 
 
 def version(runs: dict[str, FakeRun], judged: str, rechecked: str) -> Version:
-    """Judged on one kind of machine, and found to stand on the other."""
     record = RecheckRecord(
         when="2026-01-01T00:00:00+00:00",
         who="ann",
@@ -106,7 +104,6 @@ class Place:
     asked: Counter[str] = field(default_factory=Counter)
 
     def has(self, *, gpu: bool, cpu: str) -> None:
-        """Say what is in it."""
         self.hardware = {
             "cpu": {**HARDWARE["cpu"], "cpu": cpu},
             "cuda": HARDWARE["cuda"] if gpu else {"accelerator": "cuda", "gpu": "not found"},

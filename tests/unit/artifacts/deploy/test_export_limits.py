@@ -17,7 +17,6 @@ LIMITS = {"ttft_ms_p95": 200, "tpot_ms_p50": 30, "errors": 0}
 
 
 def certified(*gates: tuple[dict[str, Any], dict[str, Any], str]) -> Certified:
-    """What gates show, each by its changes, arrivals and verdict."""
     rules, reports = {}, []
     for number, (changes, arrivals, verdict) in enumerate(gates):
         name = f"slo.{number}"

@@ -25,5 +25,4 @@ def made(kept_run: FakeRun, tmp_path: Path) -> FakeRun:
 
 @pytest.fixture
 def evidence(made: FakeRun) -> RunEvidence:
-    """The copied run's report."""
     return RunEvidence(made.report, made.store)

@@ -53,7 +53,6 @@ class PageParts(HTMLParser):
 
     @property
     def words(self) -> str:
-        """The text with blanks run together."""
         return " ".join(self.text.split())
 
     @property
@@ -65,7 +64,6 @@ class PageParts(HTMLParser):
 
     @property
     def running(self) -> list[str]:
-        """Scripts that a browser runs."""
         return [text for attributes, text in self.scripts if not attributes]
 
     @property
@@ -75,12 +73,10 @@ class PageParts(HTMLParser):
         return dict(rule.strip().split(" ", 1) for rule in content.split(";"))
 
     def may_run(self, script: str) -> bool:
-        """Whether the policy names that script."""
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         return f"'sha256-{digest}'" in self.policy["script-src"].split()
 
     def addresses(self) -> list[str]:
-        """Addresses that a browser would fetch, or that a reader could follow out of the page."""
         return [
             value
             for tag, name, value in self.attributes
@@ -89,7 +85,6 @@ class PageParts(HTMLParser):
         ]
 
     def handlers(self) -> list[str]:
-        """Attributes that are code."""
         return [name for _, name, _ in self.attributes if name.startswith("on")]
 
 

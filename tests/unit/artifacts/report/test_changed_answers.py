@@ -48,7 +48,6 @@ def evidence_of(made: FakeRun) -> RunEvidence:
 
 
 def test_a_choice_and_its_score_agree(made: FakeRun) -> None:
-    """What the report calls chosen is what was scored."""
     answered = evidence_of(made).find_answers("fp8-dynamic", "mmlu")
     assert answered is not None
     for row in (*answered.baseline, *answered.candidate):

@@ -89,7 +89,6 @@ def opened(browser: Any) -> Iterator[Callable[..., Opened]]:
 
 
 def keep(found: Opened, name: str, tmp_path: Path) -> Path:
-    """A picture of the whole page."""
     folder = Path(os.environ.get("PREPARE_TEST_ARTEFACTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     found.page.screenshot(path=folder / f"{name}.png", full_page=True)

@@ -17,7 +17,6 @@ from pipeline.core.store import Store
 
 @pytest.fixture
 def bench(tmp_path: Path) -> FakeRun:
-    """Two variants that need more than one look."""
     models = PretendModels(flipping(4))
     return FakeRun(tmp_path, models, policy(noise_floor_questions=16), recipes=(ONE, TWO))
 

@@ -76,7 +76,6 @@ def test_plotly_understands_every_figure(page: PageParts) -> None:
 
 
 def uncoloured(value: object) -> object:
-    """With a colour where the page puts one."""
     if isinstance(value, dict):
         return {key: uncoloured(each) for key, each in value.items()}
     if isinstance(value, list):
