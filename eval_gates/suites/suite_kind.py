@@ -210,9 +210,12 @@ class SuiteKind(SuiteModels, Generic[Task]):
 
         EvaluationDataError if none is available, or a local file is damaged.
         """
+        is_missed = False
         for source in suite.sources:
             found = self._try(source, suite, lookup)
             if found is not None:
+                if is_missed:
+                    lookup.note(f"{name}: its questions are those of the source '{source}'")
                 return found
             if source == "eval-data" and lookup.eval_data is not None:
                 stem = self.folder_stem
@@ -220,8 +223,10 @@ class SuiteKind(SuiteModels, Generic[Task]):
                     f"{name}: {lookup.eval_data} has no "
                     f"{f'{stem}*.jsonl[.gz]' if stem else 'file'} for it; looking elsewhere"
                 )
+                is_missed = True
             if source == "hub":
                 lookup.note(f"{name}: the Hub cannot be reached; looking elsewhere")
+                is_missed = True
         raise EvaluationDataError(
             f"no source has questions for the suite '{name}'",
             where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",

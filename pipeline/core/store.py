@@ -292,6 +292,9 @@ class Store:
         with self.explain_errors():
             try:
                 make_private(self.root)
+            except FileExistsError as error:
+                what = "it is a file, not a folder"
+                raise NotADirectoryError(errno.ENOTDIR, what, str(self.root)) from error
             except PermissionError as error:
                 if not os.access(self.root, os.W_OK, effective_ids=True):
                     raise

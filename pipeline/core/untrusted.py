@@ -329,7 +329,7 @@ def read_lines(
     letters, number = 0, 0
     with open_regular(path, None) as file:
         content = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
-        lines = io.TextIOWrapper(io.BufferedReader(content), encoding="utf-8")
+        lines = io.TextIOWrapper(io.BufferedReader(content), encoding="utf-8-sig")  # Windows
         try:
             while line := lines.readline(MAX_LINE_CHARACTERS + 1):
                 number += 1

@@ -131,6 +131,13 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
             "starts from the recipe's directory",
         )
         return
+    if file.suffix == ".json":
+        yield UsageError(
+            "calibration texts are one JSON object a line, and this is one JSON value",
+            where=where,
+            hint=f"of a list: jq -c '.[]' {file.name} > {file.stem}.jsonl",
+        )
+        return
     number, texts, chats = 0, list[str](), list[list[dict[str, Any]]]()
     try:
         with file.open("rb") as opened:

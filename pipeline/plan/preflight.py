@@ -290,20 +290,21 @@ class Preflight:
 def preflight_of(choices: Choice, settings: Settings) -> Preflight | None:
     """Read config.json and headers of a run's checkpoint, and this machine.
 
-    None for a demo that is not made yet, or if the Hub does not answer. Raises PreflightError if
-    the checkpoint is missing or damaged.
+    None for a demo that is not made yet, or if the Hub does not answer: then only the machine is
+    checked. Raises PreflightError if the checkpoint is missing or damaged.
     """
+    profile = choices.profile
+    machine = machine_of(choices.node, settings.store, with_gpu=profile.accelerator == "cuda")
+    if {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys():
+        machine = replace(machine, driver="")  # the site's own interpreters may need another
     try:
         source = read_source(choices, settings)
     except CheckpointError as error:
         if choices.reference.kind == "demo" or isinstance(error, HubError):
+            checks = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
+            refuse([fault for fault in checks if fault is not None])
             return None
         raise as_refusal(error) from error
-    machine = machine_of(
-        choices.node, settings.store, with_gpu=choices.profile.accelerator == "cuda"
-    )
-    if {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys():
-        machine = replace(machine, driver="")  # the site's own interpreters may need another
     return Preflight(
         source=source,
         recipes=choices.recipes,

@@ -505,3 +505,16 @@ class TestDownload:
     ) -> None:
         (settings.store / "stages" / "quantize" / "abc").mkdir(parents=True)
         assert early() == []
+
+
+def test_a_list_as_calibration_file(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "share.json").write_text("[]")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"{{name: own, extends: {AWQ}, summary: s,"
+        " quantization: {calibration: {dataset: ./share.json}}}"
+    )
+    report = forecast(
+        request(checkpoint(tmp_path / "model", {}), str(recipe)), settings, Listener()
+    )
+    assert any("jq -c '.[]' share.json" in fault.hint for fault in report.faults)
