@@ -1,5 +1,3 @@
-"""Servers that never end, at a loopback port."""
-
 from __future__ import annotations
 
 import gzip

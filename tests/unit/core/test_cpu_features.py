@@ -1,5 +1,3 @@
-"""What an x86 CPU can do, told by /proc/cpuinfo's text, or by a variable in its place."""
-
 from __future__ import annotations
 
 import pytest

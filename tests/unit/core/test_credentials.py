@@ -1,5 +1,3 @@
-"""Credentials in addresses: what is shown, what is connected with, and what texts may say."""
-
 from __future__ import annotations
 
 import json

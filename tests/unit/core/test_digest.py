@@ -1,5 +1,3 @@
-"""Digests: canonical JSON."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Errors: every class crosses a process boundary as itself; exit codes are as documented."""
-
 from __future__ import annotations
 
 import json
@@ -18,7 +16,6 @@ from pipeline.core.errors import (
 
 
 def tree() -> list[type[PrepareError]]:
-    """Every error of the module, found by name and not by the way that from_dict finds them."""
     found = [
         kind
         for kind in vars(pipeline.core.errors).values()

@@ -1,5 +1,3 @@
-"""Text of others only shows: it moves no cursor, begins no command, makes no link."""
-
 from __future__ import annotations
 
 import json
@@ -143,8 +141,6 @@ def test_junit_text_is_xml_that_names_no_file(text: str) -> None:
 
 
 class Markup(HTMLParser):
-    """Collects what of a page is not text."""
-
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []

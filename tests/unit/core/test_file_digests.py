@@ -1,5 +1,3 @@
-"""A cache of file digests that never answers with an old one."""
-
 from __future__ import annotations
 
 import hashlib
@@ -19,8 +17,6 @@ LATER_NS = 10_000_000_000
 
 
 class Listener:
-    """Keeps what it is told."""
-
     def __init__(self) -> None:
         self.events: list[tuple[str, int, int | None, str]] = []
         self.notes: list[str] = []
@@ -33,13 +29,11 @@ class Listener:
 
 
 def in_ten_seconds() -> int:
-    """A clock by which files written just now are settled."""
     return time.time_ns() + LATER_NS
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of files whose content was really read."""
     names: list[str] = []
     real = file_digests._hash
 
@@ -162,8 +156,6 @@ def test_change_while_reading_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class _Once:
-    """Passes one event on: the file must not grow forever."""
-
     def __init__(self, inner: Listener) -> None:
         self._inner: Listener | None = inner
 

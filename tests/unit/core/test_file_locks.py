@@ -1,5 +1,3 @@
-"""Locks of the kernel on a store's files: modes, waiting, and file systems that lie."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""What the driver counts while a load runs: slowdowns, and processes that came."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,7 +10,6 @@ NAMES = ("sw_power_cap", "sync_boost", "sw_therm_slowdown", "hw_therm_slowdown",
 
 
 def report(*gpus: tuple[str, tuple[int, ...], tuple[int, ...]]) -> str:
-    """As `nvidia-smi -q -x` prints it: uuid, microseconds by NAMES, and processes."""
     parts = ""
     for uuid, counters, processes in gpus:
         parts += f'<gpu id="0">\n<uuid>{uuid}</uuid>\n'
@@ -77,7 +74,6 @@ def test_without_a_driver_or_gpus_nothing_is_known(
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that the driver's program prints."""
     answer, program = tmp_path / "answer.xml", tmp_path / "nvidia-smi"
     program.write_text(
         f'#!/bin/sh\ncase "$*" in "-q -x -i GPU-"*) exec /bin/cat {answer};; esac\nexit 2\n'

@@ -1,5 +1,3 @@
-"""Which GPUs a process would see; the driver's program is a script on the PATH."""
-
 from __future__ import annotations
 
 from pathlib import Path

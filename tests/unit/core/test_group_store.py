@@ -1,5 +1,3 @@
-"""A store that its owner has shared with a group: several users, as the kernel tells them apart."""
-
 from __future__ import annotations
 
 import os
@@ -37,7 +35,6 @@ KILLED = "killed"
 
 
 def act(user: int, what: Callable[..., Any], *arguments: Any, umask: int = 0o022) -> Any:
-    """What a process of that user returns; what it raises is raised here."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -64,7 +61,6 @@ def act(user: int, what: Callable[..., Any], *arguments: Any, umask: int = 0o022
 
 
 def refused(user: int, what: Callable[..., Any], *arguments: Any) -> dict[str, str]:
-    """The error that stops a process of that user."""
     error = act(user, what, *arguments)
     assert isinstance(error, dict)
     assert error["kind"] == StoreError.__name__
@@ -219,6 +215,5 @@ def test_what_is_not_shared_stays_its_owners(root: Path) -> None:
 
 
 def share_below(root: Path) -> None:
-    """As the message says: `chgrp -R`, `chmod -R g+rwX`, and `chmod g+s` of its folders."""
     script = 'chgrp -R "$1" "$2" && chmod -R g+rwX "$2" && find "$2" -type d -exec chmod g+s {} +'
     subprocess.run(["sh", "-c", script, "sh", str(GROUP), str(root)], check=True)

@@ -1,5 +1,3 @@
-"""Interruptions: recognized in every form, and deferred."""
-
 from __future__ import annotations
 
 import signal
@@ -23,8 +21,6 @@ def raised_by(work: type[BaseException], while_handling: BaseException) -> BaseE
 
 
 class Interrupting:
-    """As a descriptor in whose `__set_name__` Ctrl-C arrives, while a module is imported."""
-
     def __set_name__(self, owner: type, name: str) -> None:
         raise KeyboardInterrupt
 

@@ -1,5 +1,3 @@
-"""A short run of `make kills`: processes on one store are killed, with and without locks."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""What work has alone on a node: first come, first served."""
-
 from __future__ import annotations
 
 import os
@@ -43,7 +41,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 @contextmanager
 def other(node: Node, how: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds something until its input ends."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(node.folder), how],
         stdin=subprocess.PIPE,

@@ -1,5 +1,3 @@
-"""Capabilities of packages: what is found, and what is reported of one that is not sound."""
-
 from __future__ import annotations
 
 import subprocess

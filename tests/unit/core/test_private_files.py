@@ -1,5 +1,3 @@
-"""Logs and folders that other users might have put something in."""
-
 from __future__ import annotations
 
 import os

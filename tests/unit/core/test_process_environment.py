@@ -1,5 +1,3 @@
-"""Which variables reach workers, stages and the model server: those of a list, no credentials."""
-
 from __future__ import annotations
 
 import os

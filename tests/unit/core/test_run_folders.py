@@ -1,5 +1,3 @@
-"""Who works on a store, as far as `prepare gc` can tell."""
-
 from __future__ import annotations
 
 import subprocess

@@ -1,5 +1,3 @@
-"""The store: a stage is whole or not there, two processes share it, its errors are explained."""
-
 from __future__ import annotations
 
 import errno
@@ -210,7 +208,6 @@ def test_writing_atomically_replaces_and_leaves_nothing_beside(tmp_path: Path) -
 
 @contextmanager
 def folder_one_may_not_write() -> Iterator[Path]:
-    """A read-only folder, and an effective user whom that stops (it does not stop root)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o555)
@@ -307,7 +304,6 @@ class TestResumed:
 
 
 def loose(folder: Path) -> list[Path]:
-    """What others have a right to, the folder among it."""
     return [each for each in (folder, *folder.rglob("*")) if each.lstat().st_mode & 0o077]
 
 

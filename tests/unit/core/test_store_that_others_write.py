@@ -1,5 +1,3 @@
-"""What others put into a store ends in an error of the project's: quickly, and in little memory."""
-
 from __future__ import annotations
 
 import os
@@ -49,8 +47,6 @@ Make = Callable[[Path], None]
 
 @pytest.fixture(autouse=True)
 def quickly_in_little_memory() -> Iterator[None]:
-    """Nothing here waits forever, or takes half a gigabyte more than there was."""
-
     def give_up(_: int, __: FrameType | None) -> None:
         raise TimeoutError("it hangs")
 

@@ -60,7 +60,6 @@ def guarded(
 
 
 def group_members(group: int) -> list[int]:
-    """Processes of that group that still run; `comm` is in parentheses and may hold blanks."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -81,7 +80,6 @@ def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[SupervisedProcess]:
-    """A guarded tree of four processes, all of which are up."""
     ready = tmp_path / "ready"
     with guarded(tree_command(ready)) as process:
         wait_until(ready.exists)
@@ -266,7 +264,6 @@ def test_the_guard_is_apart_from_our_own_group() -> None:
 
 
 def open_descriptors(*passed: int) -> dict[int, str]:
-    """What a guarded command finds open: descriptor to what it leads to."""
     command = [sys.executable, "-I", "-c", OPEN_DESCRIPTORS]
     with guarded(command, output=subprocess.PIPE, pass_descriptors=passed) as process:
         found = json.loads(process.output.read())

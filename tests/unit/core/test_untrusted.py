@@ -1,5 +1,3 @@
-"""Readers of what others wrote: a table of what each refuses, in bounded time and memory."""
-
 from __future__ import annotations
 
 import contextlib
@@ -331,6 +329,5 @@ class TestLines:
 
 
 def all_lines(path: Path) -> None:
-    """What a stage does; for the measuring process."""
     for _ in read_rows(path):
         pass

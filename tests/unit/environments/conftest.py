@@ -31,7 +31,6 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the tiny environment was built, to copy from."""
     folder = tmp_path_factory.mktemp("built")
     source = make_tiny_source(folder)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -42,6 +41,5 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def built(tiny: TinySource, built_once: Path, home: Path) -> Environment:
-    """The tiny environment in this test's home, built already."""
     shutil.copytree(built_once, home, symlinks=True)
     return ensure_defined(tiny.definition, home, NullProgress())

@@ -1,5 +1,3 @@
-"""Where compiled code is kept, and from whom nothing of it is taken."""
-
 from __future__ import annotations
 
 import os

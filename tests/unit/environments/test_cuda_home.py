@@ -1,5 +1,3 @@
-"""The toolkit that is laid out of an environment's packages, and which one a server gets."""
-
 from __future__ import annotations
 
 from pathlib import Path

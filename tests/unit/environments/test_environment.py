@@ -1,5 +1,3 @@
-"""Building, trusting and mending a real (tiny) environment."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -112,7 +110,6 @@ def test_a_damaged_record_is_an_unfinished_build(
 
 @pytest.fixture
 def read_only(home: Path, built: Environment) -> Iterator[Environment]:
-    """The built one on a file system that nobody writes to, as in a pod's image."""
     mounts = (["mount", "--bind", home, home], ["mount", "-o", "remount,bind,ro", home])
     if os.geteuid() != 0 or subprocess.run(mounts[0], check=False).returncode:
         pytest.skip("this user, or this machine, mounts nothing")
@@ -251,8 +248,6 @@ def test_unwritable_for_others_whatever_the_umask(tiny: TinySource, home: Path) 
 
 
 class TestCudaTorch:
-    """A CUDA environment has a torch that is built for CUDA, or is not ready."""
-
     @pytest.fixture
     def for_cuda(self, tiny: TinySource) -> EnvironmentDefinition:
         tiny.definition.lock.write_text("tiny-thing==1.0\ntorch==2.13.0\n")
@@ -290,8 +285,6 @@ class TestCudaTorch:
 
 
 class TestExternal:
-    """A site's own interpreter."""
-
     def settings(self, home: Path, python: Path) -> Settings:
         override = EnvironmentOverride(python=python)
         return Settings(home=home, store=home / "store", environments={"serve": override})

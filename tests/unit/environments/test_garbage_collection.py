@@ -1,5 +1,3 @@
-"""What `prepare gc` removes, and what it leaves alone."""
-
 from __future__ import annotations
 
 import os

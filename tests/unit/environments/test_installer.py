@@ -1,5 +1,3 @@
-"""Running uv: its variables, its failures, its end with ours."""
-
 from __future__ import annotations
 
 import ensurepip

@@ -1,5 +1,3 @@
-"""Settings: who wins, and that a wrong file is explained."""
-
 from __future__ import annotations
 
 from pathlib import Path

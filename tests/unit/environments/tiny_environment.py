@@ -15,7 +15,6 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-n
 
 
 def write_wheel(folder: Path, name: str, version: str, code: str = "") -> None:
-    """A wheel with one module, as uv installs it."""
     information = f"{name}-{version}.dist-info"
     members = {
         f"{name}.py": code,
@@ -30,15 +29,11 @@ def write_wheel(folder: Path, name: str, version: str, code: str = "") -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TinySource:
-    """Wheels that uv finds, and the definition of an environment made of them."""
-
     wheels: Path
     definition: EnvironmentDefinition
 
 
 class Heard:
-    """A Progress that remembers."""
-
     def __init__(self, on_note: Callable[[str], None] = lambda text: None) -> None:
         self.notes: list[str] = []
         self._on_note = on_note
@@ -52,7 +47,6 @@ class Heard:
 
 
 def write_torch(folder: Path, version: str, cuda: str | None) -> None:
-    """A wheel named torch that says what it was built for as the real one does."""
     information = f"torch-{version}.dist-info"
     members = {
         "torch/__init__.py": "",
@@ -67,7 +61,6 @@ def write_torch(folder: Path, version: str, cuda: str | None) -> None:
 
 
 def make_tiny_source(folder: Path) -> TinySource:
-    """Write the wheel, the lock and the plugin."""
     wheels = folder / "wheels"
     wheels.mkdir()
     write_wheel(wheels, "tiny_thing", "1.0")
@@ -84,7 +77,6 @@ def make_tiny_source(folder: Path) -> TinySource:
 
 
 def tiny_definition(folder: Path) -> EnvironmentDefinition:
-    """The definition of what lies in `folder`."""
     return EnvironmentDefinition(
         key="serve-cpu",
         name=EnvironmentName.SERVE,
@@ -97,7 +89,6 @@ def tiny_definition(folder: Path) -> EnvironmentDefinition:
 
 
 def let_uv_find(source: TinySource, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Point uv at the wheels and away from everything else."""
     for name, value in {
         "UV_FIND_LINKS": str(source.wheels),
         "UV_NO_INDEX": "1",

@@ -1,5 +1,3 @@
-"""A run on weights that others quantized, and on the source's own, served otherwise."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`--ablate`: two further served models are asked, and what they show is in the record."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,7 +29,6 @@ OTHER_CACHES = {**SERVING, "baseline_kv_cache_dtype": "auto"}
 
 
 def losing(*losers: str, every: int = 3) -> Callable[[str, str, int], float]:
-    """These lose every so many answers; all others are right."""
     return lambda variant, suite, number: float(not (variant in losers and number % every == 0))
 
 

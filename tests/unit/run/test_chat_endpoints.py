@@ -1,5 +1,3 @@
-"""Endpoints that cannot be asked are told by their first answer; forms of chat requests."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
@@ -69,7 +67,6 @@ def policy_of(tmp_path: Path) -> Callable[[str], Policy]:
 def ask_first(
     policy_of: Callable[[str], Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., None]:
-    """Asks two servers the first question of a suite, as the worker does."""
     tokenizer = Tokenizer(WordTokenizer(), {})
     monkeypatch.setattr(Tokenizer, "load", lambda *given, **more: tokenizer)
 

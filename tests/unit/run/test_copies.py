@@ -1,5 +1,3 @@
-"""Several processes on one run: who joins, what failed, what died, and what is told."""
-
 from __future__ import annotations
 
 import json
@@ -269,7 +267,6 @@ def test_nobody_takes_over_a_run_that_ended(store: Store) -> None:
 
 
 def run_copy(root: Path, run_id: str, gate: Any) -> None:
-    """One copy of the run, in a separate process."""
     score = lost(2)
     models = PretendModels(
         lambda v, suite, n: score("baseline" if v == TWO else v, suite, n), questions=120
@@ -279,7 +276,6 @@ def run_copy(root: Path, run_id: str, gate: Any) -> None:
 
 
 def run_with_blocks(root: Path, run_id: str, gate: Any) -> None:
-    """One copy of a run whose speed gate has fresh starts."""
     chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "seconds": 1}
     chat |= {"arrivals": {"concurrency": 4}}
     ratio = {"min_ratio": 0.8, "workloads": ["chat"]}

@@ -1,5 +1,3 @@
-"""The gate `cost` of a whole run: judged, recorded, recomputed, shown."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,12 +18,9 @@ from recipes.policy import Policy
 
 @dataclass
 class Wordy(PretendModels):
-    """Models whose variants give longer answers to the same questions."""
-
     longer: float = 1.0
 
     def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:
-        """Add the numbers of tokens."""
         length = 40 + int(question["id"]) % 20
         tokens = length if variant == "baseline" else round(self.longer * length)
         answer = super().answer(variant, suite, question)
@@ -33,7 +28,6 @@ class Wordy(PretendModels):
 
 
 def policy(**cost: Any) -> Policy:
-    """One fixed suite, and a gate on its tokens."""
     plain = fake_policy(max_tokens=512).model_dump()
     given = {"suites": ["code"], "max_ratio": {"fp8": 1.15}, **cost}
     return Policy.model_validate({**plain, "cost": given})

@@ -1,5 +1,3 @@
-"""The plan of `prepare gate`: whose answers may be used again."""
-
 from __future__ import annotations
 
 import json
@@ -47,7 +45,6 @@ def request_of(tmp_path: Path) -> GateRequest:
 
 
 def keys(request: GateRequest, run_id: str = "run") -> set[str]:
-    """All stages that ask."""
     home = request.tokenizer.parent
     settings = Settings(home=home / "home", store=home / "store")
     policy = load_policy(request.policy)
@@ -67,7 +64,6 @@ def test_a_session_goes_on(request_of: GateRequest) -> None:
 
 
 def easy(request: GateRequest, margin: float = 0.3, attempts: int | None = None) -> Path:
-    """A policy that 164 problems decide at any share of the error rate, with a wide margin."""
     file = request.tokenizer.parent / f"easy-{margin}.yaml"
     file.write_text(
         f"{{name: easy, summary: s, attempts: {attempts or 'null'},"
@@ -84,7 +80,6 @@ def plan_for(request: GateRequest, run_id: str) -> Plan:
 
 
 def begin(plan: Plan, request: GateRequest, number: int = 1) -> int:
-    """Record the plan's attempt, as its first candidate answer does; its number."""
     assert plan.trial is not None
     ledger = AttemptLedger(Store(request.tokenizer.parent / "store"))
     ledger.begin(Counted(trial=plan.trial, gate="code"), number)
@@ -116,7 +111,6 @@ def test_a_gate_that_is_tried_again_is_another_attempt(
 
 
 def finish_asking(plan: Plan, request: GateRequest) -> None:
-    """Leave what a run leaves once the plan's suite is decided."""
     (variant,), store = plan.variants, Store(request.tokenizer.parent / "store")
     for spec in (plan.baseline.stages["code"], variant.stages["code"]):
         begin_log(store, spec.key)
@@ -231,7 +225,6 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
 
 
 def fast(request: GateRequest, tmp_path: Path, tokens: int = 8) -> GateRequest:
-    """The same, with a policy that claims something on speed."""
     small = (
         f"{{kind: random, input_tokens: {tokens}, output_tokens: 8, arrivals: {{concurrency: 2}}}}"
     )

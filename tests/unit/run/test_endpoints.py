@@ -1,5 +1,3 @@
-"""Servers of a serving task: each up from the first question to the end, two where need be."""
-
 from __future__ import annotations
 
 import threading

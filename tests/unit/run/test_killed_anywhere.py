@@ -33,7 +33,6 @@ QUESTIONS = 120
 
 
 def bench(store: Path) -> FakeRun:
-    """Two variants, of which one is a loser; a floor, and a dry run of each."""
     score = lost(2)
     models = PretendModels(
         lambda v, suite, n: score("baseline" if v == TWO else v, suite, n), QUESTIONS
@@ -42,7 +41,6 @@ def bench(store: Path) -> FakeRun:
 
 
 def in_a_life_of_its_own(work: Callable[[], object]) -> int:
-    """Do it in a forked process; how that ended, as a shell gives it."""
     child = os.fork()
     if child == 0:
         try:
@@ -56,7 +54,6 @@ def in_a_life_of_its_own(work: Callable[[], object]) -> int:
 
 
 def at_each_change(store: Path, reached: Callable[[int, str, tuple[Any, ...]], object]) -> None:
-    """Call it from now on with the number of each change below the store, before it is made."""
     number = 0
 
     def hook(event: str, details: tuple[Any, ...]) -> None:
@@ -70,8 +67,6 @@ def at_each_change(store: Path, reached: Callable[[int, str, tuple[Any, ...]], o
 
 
 def run_until(store: Path, change: int, after_opening: bool) -> bool:
-    """A life of the run that ends at that change; whether it got there."""
-
     def die(number: int, event: str, details: tuple[Any, ...]) -> None:
         if number == change:
             if event == "open" and after_opening:
@@ -86,7 +81,6 @@ def run_until(store: Path, change: int, after_opening: bool) -> bool:
 
 
 def contents(stage: Path) -> dict[str, object]:
-    """Its files; the record without how, and in which server start, the answers were got."""
     found: dict[str, object] = {
         str(f.relative_to(stage)): f.read_bytes() for f in stage.rglob("*") if f.is_file()
     }
@@ -97,7 +91,6 @@ def contents(stage: Path) -> dict[str, object]:
 
 
 def whole_stages(store: Path) -> dict[str, dict[str, object]]:
-    """What lies under a final name, by stage and key."""
     return {
         f"{folder.parent.name}/{folder.name}": contents(folder)
         for folder in (store / "stages").glob("*/*")
@@ -106,20 +99,16 @@ def whole_stages(store: Path) -> dict[str, dict[str, object]]:
 
 
 def started(run: Path) -> list[str]:
-    """Stages that this life of the run submitted."""
     files = [f for f in run.glob("stages/*.json") if ".serving_task." not in f.name]
     specs = [StageSpec.model_validate_json(f.read_bytes()) for f in files]
     return [f"{spec.stage}/{spec.key}" for spec in specs]
 
 
 def answers(store: Path) -> int:
-    """How many are kept."""
     return sum(book.read_bytes().count(b"\n") for book in (store / "answers").glob("*.jsonl"))
 
 
 class Undisturbed:
-    """What the run is when nothing happens to it."""
-
     def __init__(self, store: Path) -> None:
         counted = store.with_name("changes")
 

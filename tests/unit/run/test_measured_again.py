@@ -1,5 +1,3 @@
-"""Runs of the same and of other variants, and gates that are measured again."""
-
 from __future__ import annotations
 
 import shutil
@@ -16,7 +14,6 @@ from pipeline.stages.attempts import AttemptLedger
 
 
 def levels(run: FakeRun, variant: str = ONE) -> dict[int, float]:
-    """By number of the measurement, the level that it was decided at."""
     records = [r.parameters for r in run.store.records("evaluate") if r.variant == variant]
     return {each["measurement"]: each["rule"]["alpha"] for each in records}
 

@@ -1,5 +1,3 @@
-"""Margins and minimums change in the policy alone, arguments in the profile; all readers follow."""
-
 from __future__ import annotations
 
 from pathlib import Path

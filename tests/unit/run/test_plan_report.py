@@ -1,5 +1,3 @@
-"""What `prepare plan` tells: what is cached, how long the rest may take; and it does nothing."""
-
 from __future__ import annotations
 
 import json
@@ -35,8 +33,6 @@ SERVER_FACTS = {"server": {"ready_seconds": 50.0}}
 
 
 class Planning:
-    """A checkpoint's folder, an empty store, and forecasts about them."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoint = folder / "model"
@@ -61,7 +57,6 @@ class Planning:
         return forecast(self.request(**changes), self.settings, Listener())
 
     def specs(self) -> list[StageSpec]:
-        """The stages that a run would have, in a run's own way."""
         choices = choose(self.request(), self.settings)
         never_asked = Path("/none")
         checkpoint = locate(choices, self.settings, lambda spec: never_asked, Listener())
@@ -74,7 +69,6 @@ class Planning:
         return plan.stages(lambda spec: self.store.find(spec.stage, spec.key))
 
     def finish(self, spec: StageSpec, seconds: float = 1.0, *, more: bool = False) -> None:
-        """As if the stage had been run, and left its gate open or not."""
         self.remember(spec.stage, spec.key, spec.parameters, seconds, more=more)
 
     def remember(
@@ -100,13 +94,11 @@ class Planning:
         put_record(self.store, record)
 
     def files(self, folder: Path | None = None) -> dict[str, bytes]:
-        """Everything there is, or is in that folder, by path."""
         found = (folder or self.folder).rglob("*")
         return {str(path): path.read_bytes() for path in found if path.is_file()}
 
 
 def changed_demo(planning: Planning, **quiz: Any) -> str:
-    """A file of the demo policy with other keys of the quiz."""
     path = planning.folder / "changed.yaml"
     policy = catalog.load_policy("demo").model_dump(exclude_none=True)
     policy["suites"]["quiz"] |= quiz
@@ -122,12 +114,10 @@ def planning(tmp_path: Path) -> Planning:
 
 
 def rows(found: PlanReport, variant: str | None = None) -> dict[str, list[str]]:
-    """State and expected time by stage, of one variant."""
     return {row[0]: row[2:] for row in (s.row for s in found.stages) if variant in (None, row[1])}
 
 
 def last(found: PlanReport) -> str:
-    """The line of what is to run."""
     return list(found.last_lines())[-1]
 
 
@@ -225,12 +215,6 @@ class TestCached:
 
 
 class TestTimes:
-    def test_none_seen_yet(self, planning: Planning) -> None:
-        found = planning.forecast()
-        assert {s.row[3] for s in found.stages} == {"not measured here"}
-        assert found.expected_seconds() is None
-        assert last(found).endswith("not measured here")
-
     def test_the_median_of_such_stages(self, planning: Planning) -> None:
         of_variant = {s.stage: s.parameters for s in planning.specs() if s.variant == RECIPE}
         quantize = of_variant["quantize"]

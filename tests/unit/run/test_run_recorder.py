@@ -1,5 +1,3 @@
-"""The record of a run: true on disk at every moment, and found again by id."""
-
 from __future__ import annotations
 
 import json
@@ -34,7 +32,6 @@ def log(store: Store) -> RunRecorder:
 
 
 def on_disk(log: RunRecorder) -> dict[str, Any]:
-    """What another program would read at this moment; the log itself knows nothing else."""
     report = read_run(log.folder)
     assert report.model_dump(exclude={"seconds"}) == log.report().model_dump(exclude={"seconds"})
     assert report.seconds >= log.report().seconds
@@ -157,16 +154,11 @@ def test_a_killed_run_does_not_look_as_if_it_ran(
     assert find_run(store, run_id).status == once_dead
 
 
-def begun_an_hour_ago(folder: Path) -> None:
-    record = json.loads((folder / RUN_RECORD).read_text())
-    begun = datetime.now(UTC) - timedelta(hours=1)
-    record["started"] = begun.isoformat(timespec="seconds")
-    write_atomically(folder / RUN_RECORD, json.dumps(record))
-
-
 def test_the_time_of_a_run_goes_on(log: RunRecorder) -> None:
     """Its record is written when something happens, and may be an hour old."""
-    begun_an_hour_ago(log.folder)
+    begun = datetime.now(UTC) - timedelta(hours=1)
+    record = on_disk(log) | {"started": begun.isoformat(timespec="seconds")}
+    write_atomically(log.folder / RUN_RECORD, json.dumps(record))
     assert 3600 <= read_run(log.folder).seconds < 3660
 
 

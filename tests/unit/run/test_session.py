@@ -1,5 +1,3 @@
-"""One run's record is closed, and its stage ended, however the run ends."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -25,13 +23,11 @@ def session(tmp_path: Path) -> RunSession:
 
 
 def interrupted(error: Exception) -> Exception:
-    """The error, as what became of an interruption."""
     error.__context__ = KeyboardInterrupt()
     return error
 
 
 def ending(session: RunSession) -> tuple[str, int | None, list[str]]:
-    """As another process reads it."""
     kept = find_run(Store(session.settings.store), "latest")
     return kept.status, kept.exit_code, kept.notes
 

@@ -1,5 +1,3 @@
-"""A run whose variants are decoded speculatively: tuple, evidence, promotion, what is told."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A run that judges and promotes nothing: how it ends, and that the registry is left alone."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -41,8 +39,6 @@ def run_to(
     monkeypatch: pytest.MonkeyPatch,
     registry: str | None = None,
 ) -> RunReport:
-    """A run whose hours of work are replaced by these verdicts; nothing after them is."""
-
     def judged(session: Any, *_: Any, **__: Any) -> None:
         for report in verdicts:
             session.log.note_variant(report)

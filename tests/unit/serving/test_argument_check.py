@@ -1,5 +1,3 @@
-"""Which answers of an engine's parser refuse a run, and which are remembered."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,8 +12,6 @@ SERVED = [("identity", ServingArguments({"max-num-seqs": 4}, {}))]
 
 
 class Interpreter:
-    """One whose parser ends so; it counts its calls."""
-
     def __init__(self, folder: Path, code: int, words: str = "") -> None:
         self.calls = folder / "calls"
         self.path = folder / "python"

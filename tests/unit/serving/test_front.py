@@ -1,5 +1,3 @@
-"""The public port of a served model: who may ask, and what reaches the server."""
-
 from __future__ import annotations
 
 import json
@@ -32,8 +30,6 @@ PATHS = [
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Keeps connections, as an engine does, and notes what it was asked."""
-
     protocol_version = "HTTP/1.1"
     asked: list[tuple[str, str, bytes]]
     shown: list[dict[str, str]]
@@ -91,14 +87,11 @@ class SocketServer(ThreadingHTTPServer):
 
 
 class Front:
-    """An open front; `asked` is what reached the server behind it."""
-
     def __init__(self, port: int, asked: list[Any], shown: list[dict[str, str]]) -> None:
         self.port, self.asked, self.shown = port, asked, shown
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
 
     def raw(self, sent: bytes) -> bytes:
-        """What comes back for these bytes until the front closes."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(sent)
             found = b""

@@ -1,5 +1,3 @@
-"""Where a served model may listen, and how the kernel and a URL write it."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""A second engine is a module and a line: a real server is started, asked and judged through it."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,3 @@
-"""Serving: the command line, and the reasons found in vLLM's logs (a server's life: see there)."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -35,8 +35,6 @@ LAST_WORDS = f"""\
 
 
 class Heard(NullProgress):
-    """Keeps the progress it is told."""
-
     def __init__(self) -> None:
         self.events: list[tuple[str, int, int | None]] = []
 
@@ -46,8 +44,6 @@ class Heard(NullProgress):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Callable[..., Server]:
-    """Makes a server of the stand-in; the variables say how it behaves."""
-
     def make(
         trust_remote_code: bool = False,
         port: int | None = None,
@@ -87,7 +83,6 @@ def failure(server: Server, timeout_seconds: float = 30) -> ServingError:
 
 
 def death(server: Server) -> ServingError:
-    """Wait until the server is found dead."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -241,8 +236,6 @@ def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
 
 
 class Stranger(HttpStandIn):
-    """Another's server on a port, which answers as ours would."""
-
     def __init__(self, port: int, model: str, asked: list[str]) -> None:
         class Handler(SilentHandler):
             def do_GET(self) -> None:

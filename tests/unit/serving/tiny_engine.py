@@ -14,8 +14,6 @@ SERVER = Path(__file__).with_name("tiny_server.py")
 
 
 class Tiny(Engine):
-    """The server."""
-
     name = "tiny"
     title = "Tiny"
     homepage = "https://example.org/tiny"

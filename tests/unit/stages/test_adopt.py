@@ -1,5 +1,3 @@
-"""Registered weights taken in: linked and not copied, checked, and only what counts."""
-
 from __future__ import annotations
 
 import errno

@@ -1,5 +1,3 @@
-"""The attempt ledger: what is one attempt, how many there were, and what is refused."""
-
 from __future__ import annotations
 
 import threading

@@ -1,5 +1,3 @@
-"""Whether answers are those to the questions; what a forger gains is in test_forged_evidence.py."""
-
 from __future__ import annotations
 
 from typing import Any

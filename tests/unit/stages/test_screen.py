@@ -1,5 +1,3 @@
-"""The screen of a served model, against a server that reads and writes."""
-
 from __future__ import annotations
 
 import math
@@ -41,7 +39,6 @@ def baseline(store: Store) -> Iterator[StageRecord]:
 def run(
     store: Store, url: str, baseline: StageRecord | None = None, **parameters: Any
 ) -> StageRecord:
-    """The stage of a variant, or of the baseline itself where no baseline is given."""
     inputs = {}
     if baseline is not None:
         put_record(store, baseline)

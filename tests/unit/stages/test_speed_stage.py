@@ -27,8 +27,6 @@ RULE = {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 3, "starts":
 
 
 class Context(StageContext[SpeedParameters, SpeedRuntime]):
-    """Its worker measures so many blocks, or the load of its start, and then may fail."""
-
     asked: dict[str, Any]
     given: dict[str, Any]
     fails_after: int | None = None
@@ -121,8 +119,6 @@ def loads_of(stage: Context) -> list[LoadRun]:
 
 
 class TestKilled:
-    """Else each kill is another chance of lucky blocks, which nobody counts."""
-
     def test_a_measurement_goes_on_with_its_blocks(self, tmp_path: Path) -> None:
         stage = context(tmp_path, RANDOM)
         stage.fails_after = 2

@@ -1,5 +1,3 @@
-"""The stages there are: each is declared and has its code, under one name."""
-
 from __future__ import annotations
 
 import shutil

@@ -1,5 +1,3 @@
-"""What an engine tells of itself is read by our names, summed over its labels."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Batches, looks and the answer log; lm-eval itself lives in the evaluate environment."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,8 +15,6 @@ POINTS = Comparison.points(0.2)
 
 
 class Model:
-    """Answers every question rightly, unless told otherwise; remembers what it was asked."""
-
     def __init__(self, wrong: frozenset[int] = frozenset(), breaks_at: int = 1000) -> None:
         self.wrong = wrong
         self.breaks_at = breaks_at

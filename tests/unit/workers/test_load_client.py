@@ -1,5 +1,3 @@
-"""What is sent, timed and refused; aiohttp itself is in workers' environments (tests/e2e)."""
-
 from __future__ import annotations
 
 import asyncio
@@ -50,8 +48,6 @@ class Response:
 
 @dataclass
 class Endpoint:
-    """A session, and what it answers to each request in turn."""
-
     answers: list[Any] = field(default_factory=list)
     pause: float = 0.0
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -231,8 +227,6 @@ class Drawn:
 
 
 class Datasets(ModuleType):
-    """The readers of `vllm.benchmarks.datasets`, as far as they are used."""
-
     def __init__(self) -> None:
         super().__init__("datasets")
         self.asked: list[dict[str, Any]] = []

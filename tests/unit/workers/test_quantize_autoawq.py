@@ -1,5 +1,3 @@
-"""AutoAWQ's worker: the parts that need neither torch nor AutoAWQ."""
-
 from __future__ import annotations
 
 import json

