@@ -49,7 +49,7 @@ def make_visible(text: str) -> str:
 
 def log_text(text: str) -> str:
     """Escape text for a log, so that no line is a CI command."""
-    return _without_logging_commands(_COMMAND.sub(r"\1\\u003a", make_visible(text)))
+    return _OLD_COMMAND.sub(r"#\\u0023", _COMMAND.sub(r"\1\\u003a", make_visible(text)))
 
 
 def log_line(text: str, max_characters: int = MAX_REASON_CHARACTERS) -> str:
@@ -118,10 +118,6 @@ def html_text(text: str) -> str:
 def output_value(text: str, max_characters: int) -> str:
     """Remove control characters from the value of a `name=value` line."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:max_characters]
-
-
-def _without_logging_commands(text: str) -> str:
-    return _OLD_COMMAND.sub(r"#\\u0023", text)
 
 
 def _escape_markdown(text: str) -> str:

@@ -27,7 +27,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
     A hard link is created, so neither a reader nor a kill meets a partial file.
     """
-    temporary = _temporary_path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         _write_new(temporary, content)
         # os.link reports NFS's response to a repeated request, which is checked below.
@@ -60,10 +60,6 @@ def _is_same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:  # it was removed, or is a link to nothing
         return False
-
-
-def _temporary_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def _write_new(path: Path, content: bytes) -> None:

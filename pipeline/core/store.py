@@ -331,10 +331,6 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _partial_name(final: Path) -> Path:
-    return final.with_name(f"{final.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{PARTIAL}")
-
-
 def _unfinished(final: Path) -> list[Path]:
     """Return earlier attempts' directories, the last one first."""
     names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}", f"{final.name}.*{PARTIAL}{DEAD}")
@@ -356,7 +352,7 @@ def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
     Files are copied, since a writer that was cut off has another one open; directories are moved. A
     kill at any moment leaves each whole in one directory or another.
     """
-    partial = _partial_name(final)
+    partial = final.with_name(f"{final.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{PARTIAL}")
     earlier = _unfinished(final)
     partial.mkdir()
     for place, left in enumerate(earlier):

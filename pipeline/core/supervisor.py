@@ -49,27 +49,17 @@ def find_running(field: int, number: int) -> list[int]:
     return found
 
 
-def find_group_members() -> list[int]:
-    """Return ids of other running processes in this process group."""
-    return find_running(GROUP, os.getpgrp())
-
-
 def end_group(grace_seconds: float) -> None:
     """Send SIGTERM, then SIGKILL after the grace period, to the rest of this process group."""
     deadline = time.monotonic() + grace_seconds
     for number in (signal.SIGTERM, signal.SIGKILL):
-        while members := find_group_members():
+        while members := find_running(GROUP, os.getpgrp()):
             for pid in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             if number == signal.SIGTERM and time.monotonic() > deadline:
                 break
             time.sleep(POLL_SECONDS * 4)
-
-
-def become_subreaper() -> bool:
-    """Make orphaned descendants children of this process; return whether that worked."""
-    return bool(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1) == 0)
 
 
 def has_children() -> bool:
@@ -136,7 +126,8 @@ def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], 
     # The command inherits other descriptors, but none of these.
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    adopts = become_subreaper()
+    # Orphaned descendants become children of this process.
+    adopts = LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
     try:
         child = start()
     except OSError as error:

@@ -76,11 +76,6 @@ def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
         ) from error
 
 
-def import_modules(python: Path, modules: Sequence[str]) -> None:
-    """Import the modules, which also finds missing shared libraries; takes seconds."""
-    _run(python, _IMPORT, modules, seconds=_IMPORT_TIMEOUT_S)
-
-
 def _run(
     python: Path, code: str, arguments: Sequence[str], seconds: int = _ANSWER_TIMEOUT_S
 ) -> str:
@@ -200,7 +195,8 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
 def _check(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord:
     python = interpreter_path(folder)
     try:
-        import_modules(python, definition.modules)
+        # This also finds missing shared libraries.
+        _run(python, _IMPORT, definition.modules, seconds=_IMPORT_TIMEOUT_S)
         found = describe(python)
         if definition.needs_cuda_torch and found.cuda is None:
             raise EnvironmentBuildError(

@@ -258,15 +258,10 @@ def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]
     The endpoint may serve another model later, so answers are kept for one deployment id only. A
     model judged against itself is asked twice.
     """
-    endpoint = endpoint_of(request, name)
+    endpoint = request.baseline if name == "baseline" else request.candidate
     return ExternalModel(
         side=name, url=endpoint.url, model=endpoint.model, chat=request.by_chat, **asked_as
     )
-
-
-def endpoint_of(request: GateRequest, name: str) -> OpenAIEndpoint:
-    """Return where that side is served."""
-    return request.baseline if name == "baseline" else request.candidate
 
 
 def length_of(request: GateRequest) -> int:

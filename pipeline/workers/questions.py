@@ -78,7 +78,7 @@ def without_copies(rows: Rows, progress: Progress, place: str = "") -> Rows:
     first: dict[str, str] = {}
     kept, copied = [], ""
     for row, label in zip(rows, labels_of(rows), strict=True):
-        content = content_of(row)
+        content = json.dumps({key: row[key] for key in _ASKS if key in row}, sort_keys=True)
         if first.setdefault(content, label) == label:
             kept.append(row)
         else:
@@ -94,11 +94,6 @@ def without_copies(rows: Rows, progress: Progress, place: str = "") -> Rows:
     if copies:
         progress.note(f"{copies} of {len(rows)} questions are copies of others, and left out")
     return kept
-
-
-def content_of(row: dict[str, Any]) -> str:
-    """Return a question's content, without its number, title and expected answer."""
-    return json.dumps({key: row[key] for key in _ASKS if key in row}, sort_keys=True)
 
 
 def with_fields(rows: Rows, files: list[Path]) -> Rows:

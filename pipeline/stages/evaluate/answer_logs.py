@@ -27,14 +27,9 @@ def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterato
         yield
 
 
-def has_log(store: Store, key: str) -> bool:
-    """Return whether the store has the log; gc or a user may have removed it."""
-    return any((store.root / FOLDER).glob(f"{key}.*"))
-
-
 def begin_log(store: Store, key: str) -> None:
     """Create an empty log, unless there is one."""
-    if not has_log(store, key):
+    if not any((store.root / FOLDER).glob(f"{key}.*")):
         folder = store.root / FOLDER
         store.make_root()
         make_folder(folder)

@@ -13,8 +13,7 @@ import pytest
 
 from eval_gates.speed.load_run import RequestColumns
 from pipeline.core.errors import ServingError
-from pipeline.workers.client_clock import ClientClock
-from pipeline.workers.load_client import LoadClient, LoadTarget
+from pipeline.workers.load_client import ClientClock, LoadClient, LoadTarget
 from pipeline.workers.load_prompts import Prompt, PromptSource
 
 TARGET = LoadTarget("http://m", "model", None, {"prefix_cache_hits": "hits"})
