@@ -190,8 +190,9 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     if not path.is_file():
         known = list(dict.fromkeys([*_names(folder), *also]))
         hint = did_you_mean(shorten(name), known)
-        what = "recipe, profile, policy or suite" if also else noun
-        where = f"prepare show {shorten(name)}" if also else f"--{noun} {shorten(name)}"
+        is_shown = noun == "recipe" and also
+        what = "recipe, profile, policy or suite" if is_shown else noun
+        where = f"prepare show {shorten(name)}" if is_shown else f"--{noun} {shorten(name)}"
         raise UsageError(
             f"there is no {what} '{shorten(name)}'" + (" that is a file" if path.exists() else ""),
             where=shorten(str(path)) if is_path else where,

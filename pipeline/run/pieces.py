@@ -80,12 +80,17 @@ class Pieces:
         self._check_laid_out()
         self._drop_broken()
         self._drop_failed(failures)
-        return [
-            *self._find_making(),
-            *self._find_verdicts(failures),
-            *self._find_serving(),
-            *self._find_blocks(failures),
-        ]
+        while True:
+            found = [
+                *self._find_making(),
+                *self._find_verdicts(failures),
+                *self._find_serving(),
+                *self._find_blocks(failures),
+            ]
+            # Another copy may have done a variant's last stage while this one looked: without a
+            # piece and without a verdict it looks again, or the variant would be left out.
+            if found or not self._going:
+                return found
 
     def _check_sandbox(self) -> None:
         """Refuse now to run model-written code that cannot be isolated as the policy demands."""

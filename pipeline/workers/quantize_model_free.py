@@ -65,7 +65,10 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         if name.endswith(WEIGHT) and name not in chosen
     ]
     from llmcompressor.entrypoints import model_free
+    from llmcompressor.entrypoints.model_free import converter
 
+    # It would take the first axis after the experts for rows, and halve it for gate and up.
+    converter.split_fused_moe_experts = lambda tensors: tensors
     save_contiguous(model_free)
     follow_bars(progress, quantization["kind"])
     largest = max(file.stat().st_size for file in headers)

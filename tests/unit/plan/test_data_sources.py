@@ -175,7 +175,8 @@ class TestSuite:
             None,
         )
         words = f"summaries: {data} has no summarization*.jsonl[.gz] for it; looking elsewhere"
-        assert resolving.notes == [words]
+        found_in = "summaries: its questions are those of the source 'builtin'"
+        assert resolving.notes == [words, found_in]
 
     def test_humanevals_problems_beside_a_folders(self, tmp_path: Path) -> None:
         folder = write_files(tmp_path / "data", {"mbpp.jsonl": b"{}"})
@@ -443,7 +444,9 @@ class TestHub:
         assert said["notes"] == [
             "awq: the Hub cannot be reached for org/chats; "
             "calibrating with the project's own texts",
-            *["mmlu: the Hub cannot be reached; looking elsewhere"] * 2,
+            "mmlu: the Hub cannot be reached; looking elsewhere",
+            "mmlu: its questions are those of the source 'packages'",
+            "mmlu: the Hub cannot be reached; looking elsewhere",
         ]
 
     def test_reached(self, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from pipeline.core.lots import Node
 from pipeline.core.store import Store
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
+from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RunRecorder
-from pipeline.run.work import TRIES, Copy, Piece, forget_failures, forget_tries
+from pipeline.run.work import TRIES, Copy, Failures, Piece, forget_failures, forget_tries
 from pipeline.stages.block import BLOCK
 from recipes.speed import SpeedPolicy
 
@@ -332,3 +333,17 @@ def test_three_copies_do_every_piece_once(tmp_path: Path) -> None:
         ONE: "fail",
         TWO: "pass",
     }
+
+
+def test_a_stage_that_another_copy_ends_meanwhile_leaves_no_variant_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRun(tmp_path / "store").run()
+    late, find = iter([True]), Pieces._find_verdicts
+
+    def find_too_early(pieces: Pieces, failures: Failures) -> Iterator[Piece]:
+        return iter(()) if next(late, False) else find(pieces, failures)
+
+    monkeypatch.setattr(Pieces, "_find_verdicts", find_too_early)
+    report = FakeRun(tmp_path / "store").run()
+    assert [each.verdict for each in report.variants] == ["pass"]
