@@ -66,6 +66,12 @@ class MlflowStore:
                 where=f"--registry {uri}",
                 hint=f"`prepare push NAME@ALIAS {uri}` copies a version there; {HINT}",
             )
+        if "://" not in uri and not uri.startswith("databricks"):
+            raise UsageError(
+                "this is no address of a registry",
+                where=f"--registry {uri}",
+                hint="sqlite:////FOLDER/registry.db, or the http(s) address of an MLflow server",
+            )
         self.uri = uri
         self._file = Path(uri.removeprefix(EMBEDDED)) if uri.startswith(EMBEDDED) else None
 

@@ -83,6 +83,9 @@ def print_runs(store: Store, *, as_json: bool) -> None:
             found.append(read_run(folder))
         except StoreError as error:  # one damaged record must not hide the others
             print(f"left out: {error}", file=sys.stderr)
+    if not found and not as_json:
+        print(f"there is no run in {store.root} yet", file=sys.stderr)
+        return
     if as_json:
         print_json([r.model_dump(include={"run", "status", "exit_code", "seconds"}) for r in found])
         return
