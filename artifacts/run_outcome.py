@@ -6,7 +6,6 @@ from typing import Literal
 
 from artifacts.command_line import RecordedCommand, command_line
 from artifacts.run_record import RunReport, VariantReport
-from eval_gates.gate_result import format_megabytes
 from pipeline.core.errors import ExitCode, from_dict
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
@@ -204,3 +203,8 @@ def next_steps(report: RunReport) -> list[str]:
     look = [f"{command} names the logs."] if report.run else []
     again = [how_to_continue(report)] if report.run else []
     return [*(hint for hint in hints if hint), *look, *again]
+
+
+def format_megabytes(size: int | None, *, nothing: str = "-") -> str:
+    """Format bytes in MB (10^6); `nothing` for None and for 0."""
+    return f"{size / 1e6:,.1f} MB" if size else nothing

@@ -7,21 +7,19 @@ forge an entire bundle; only a signature (`signing.py`) identifies the author.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
 from artifacts.evidence.manifest import MANIFEST, Manifest, find_changes, read_manifest
+from artifacts.evidence.recorded_loads import find_draw_mismatches, judge_confirmed
 from artifacts.run_record import NOT_PREFERRED, RunReport, VariantReport, report_judged
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.answer_log import ANSWERS, QUESTIONS
-from eval_gates.speed.load_run import LOADS, LoadRun
-from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
+from eval_gates.speed.load_run import LOADS
 from eval_gates.speed.rules import build_rule
-from eval_gates.speed.schedule import Timing, are_consecutive, arrival_times, redraw
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.checkpoint.weights_folder_files import (
     ARCHIVE,
@@ -43,7 +41,6 @@ from pipeline.core.store import Store
 from pipeline.core.untrusted import read_record
 from pipeline.stages import newest_revision
 from pipeline.stages.attempts import AttemptLedger
-from pipeline.stages.block import BASELINE
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JUDGE, JudgeResult, policy_digest
 from pipeline.stages.judge.consistency import find_served_otherwise
@@ -51,48 +48,6 @@ from pipeline.stages.judge.verdict import StageInputs, judge_evidence
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import SPEED
 from recipes.workload import read_pinned
-
-
-def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
-    """Yield where the loads of a stage `speed`, in measuring order, differ from its plan.
-
-    Raises EvidenceError if prepare did not write the record, ValueError for an invalid rule.
-    """
-    kept = SPEED.typed(record)
-    asked, found = kept.parameters, kept.result
-    rule, unit = asked.rule, len(asked.rule.sides)
-    names = {**({BASELINE: "baseline"} if rule.compares else {}), found.arm: "candidate"}
-    units, rest = divmod(len(loads), unit)
-    if rest or units != found.units:
-        yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
-    drawn = list(redraw(found.seed, loads, found.arms, names))
-    measured = [(each.side, each.block, each.order, each.seed) for each in loads]
-    if measured != drawn or not are_consecutive(loads, unit, rule.starts, found.server_runs):
-        same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
-        yield f"{role}: number {same // unit} is not what its seed drew: {rule.unit} were changed"
-        return
-    if not all(_comes_as_asked(load, asked.workload) for load in loads):
-        yield f"{role}: its requests came otherwise than its workload says"
-    if units and (
-        rule.evaluate(loads).state != found.state
-        or rule.needs_more(loads)
-        or not rule.needs_more(loads[:-unit])
-    ):
-        yield f"{role}: measuring did not end where its rule ends it"
-
-
-def _comes_as_asked(load: LoadRun, workload: Mapping[str, Any]) -> bool:
-    arrivals = workload["arrivals"]
-    if (load.concurrency, load.rate) != (arrivals["concurrency"], arrivals["rate"]):
-        return False
-    if load.rate is None or load.warmup_s is None or load.measured_s is None:
-        return load.rate is None
-    timing = Timing(load.warmup_s, load.measured_s)
-    is_long = load.warmup_s >= workload["warmup_seconds"] and load.measured_s >= workload["seconds"]
-    return is_long and len(load.requests) == len(
-        arrival_times(load.seed, load.rate, timing.total_s)
-    )
-
 
 # Raised by records that do not fit together.
 CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
@@ -512,14 +467,6 @@ def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store)
     attempts = AttemptLedger(store).attempts(trial.baseline)
     if not any(each.number == number and trial.is_of(each.trial) for each in attempts):
         yield f"attempt {number} against its baseline is not the one in the store's ledger"
-
-
-def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateResult:
-    """Judge the blocks of a tuning's winner and of the engine's defaults."""
-    told = SPEED.parameters_of(record)
-    return decide_speed_gate(
-        f"ratio.{told.name}", told.rule, workload=told.name, tier="critical", loads=loads
-    )
 
 
 def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:

@@ -48,7 +48,6 @@ class FlippedAnswers:
     asked: int
     changed: int
     shown: list[FlippedAnswer]
-    kept: tuple[float, ...] = ()  # share of each conversation's tokens, in the suite `fidelity`
 
 
 def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
@@ -76,7 +75,6 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
         suite,
         asked=len(answered.candidate),
         changed=len(changed),
-        kept=tuple(float(row["score"]) for row in answered.candidate if "nats" in row),
         shown=[
             FlippedAnswer(
                 question=str(before["id"]),

@@ -7,8 +7,6 @@ theme, such as `var(--ink)`.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,30 +92,6 @@ def gate_figure(number: int, variant: VariantReport) -> Figure | None:
             text=frozenset({0, 5}),
         ),
         height=140 + 40 * len(gates),
-    )
-
-
-def conversations_figure(number: int, recipe: str, suite: str, kept: Sequence[float]) -> Figure:
-    """Return how many conversations keep which share (0 to 1) of the baseline's tokens."""
-    tenths = Counter(min(9, int(10 * share)) for share in kept)
-    rows: list[tuple[str, ...]] = [
-        (f"{10 * n} to {10 * (n + 1)} %", str(tenths[n])) for n in range(9, -1, -1)
-    ]
-    return Figure(
-        name=f"figure-conversations-{number}",
-        title=f"{recipe}, {suite}: conversations by the share of tokens kept",
-        says="; ".join(f"{share}: {count}" for share, count in rows if count != "0"),
-        data=[
-            {
-                "type": "histogram",
-                "x": [100 * share for share in kept],
-                "xbins": {"start": 0, "end": 100.001, "size": 2},
-                "marker": {"color": "var(--series-1)"},
-            }
-        ],
-        layout={"xaxis": _axis("tokens kept, %"), "yaxis": _axis("conversations")},
-        table=Table(("tokens kept", "conversations"), rows),
-        height=220,
     )
 
 

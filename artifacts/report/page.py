@@ -19,13 +19,12 @@ from artifacts.report import answers
 from artifacts.report.figures import (
     Figure,
     Table,
-    conversations_figure,
     gate_figure,
     tradeoff_figures,
 )
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport, VariantReport
-from eval_gates.gate_result import GateResult, format_megabytes, format_percent
+from eval_gates.gate_result import GateResult, format_percent
 from pipeline import __version__
 from pipeline.core.escape import make_visible
 from pipeline.stages.adopt import ADOPT
@@ -150,15 +149,9 @@ def run_page(evidence: RunEvidence) -> str:
     report = evidence.report
     sections = variant_sections(evidence)
     tradeoff = tradeoff_figures(report, evidence.baseline_bytes())
-    examples = answers.changed_answers(evidence)
-    conversations = {
-        (each.recipe, each.suite): conversations_figure(n, each.recipe, each.suite, each.kept)
-        for n, each in enumerate(examples)
-        if each.kept
-    }
     word = run_outcome.outcome(report)
     return _render(
-        [*(s.figure for s in sections if s.figure), *tradeoff, *conversations.values()],
+        [*(s.figure for s in sections if s.figure), *tradeoff],
         title=f"{report.options.checkpoint or 'candidate'}: {word}",
         report=report,
         outcome=word,
@@ -171,8 +164,7 @@ def run_page(evidence: RunEvidence) -> str:
         ],
         variants=sections,
         tradeoff=tradeoff,
-        examples=examples,
-        conversations=conversations,
+        examples=answers.changed_answers(evidence),
         command=command_line(report.kind, report.command),
         facts=run_facts(evidence),
         tuples=tuple_table(evidence),
@@ -203,7 +195,7 @@ def _section(number: int, variant: VariantReport, evidence: RunEvidence) -> Vari
         verdict=run_outcome.verdict_word(variant),
         reason=reason,
         hint=rest,
-        size=format_megabytes(variant.weights_bytes, nothing=""),
+        size=run_outcome.format_megabytes(variant.weights_bytes, nothing=""),
         gates=gates,
         figure=gate_figure(number, variant),
         collected=() if gates else _collected(evidence, variant.recipe),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Annotated
 
-from eval_gates.gate_result import format_megabytes
 from pipeline.cli.display import open_display
 from pipeline.cli.options import MAX_DAYS, JsonOption, RegistryOption, StoreOption, option
 from pipeline.cli.tables import print_json, print_table
@@ -45,6 +44,7 @@ def gc(
     progress), 2 usage.
     """
     from artifacts.garbage_collection import find_garbage, remove
+    from artifacts.run_outcome import format_megabytes
     from pipeline.environments.garbage_collection import collect
     from pipeline.environments.settings import load_settings
 

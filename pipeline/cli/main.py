@@ -38,7 +38,7 @@ from pipeline.cli.terminal import guard_streams
 from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
 from pipeline.core.interruption import interrupt_on_signals, is_interruption
 from pipeline.core.redaction import redact
-from pipeline.environments.settings import unread_settings_file, use_settings
+from pipeline.environments.settings_file import unread_settings_file, use_settings
 
 NO_TEMPORARY_FOLDER = UsageError(
     "no temporary folder can be written to",

@@ -12,7 +12,6 @@ from pipeline.cli.options import JsonOption, StoreOption, option
 from pipeline.cli.tables import print_ending, print_json, print_run, print_stages, print_table
 from pipeline.cli.tune import print_tuning
 from pipeline.core.errors import StoreError, from_dict
-from pipeline.core.run_folders import RunFolders
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +75,7 @@ def runs(
 def print_runs(store: Store, *, as_json: bool) -> None:
     """Print a line for each run, newest last."""
     from artifacts.run_record import read_run
+    from pipeline.core.run_folders import RunFolders
 
     found = []
     for folder in RunFolders(store).all():

@@ -60,10 +60,6 @@ class Store:
         """Return the directory of the stage's outputs."""
         return self.root / "stages" / stage / key
 
-    def unfinished_folder(self, stage: str, key: str) -> Path:
-        final = self.stage_folder(stage, key)
-        return next(iter(_unfinished(final)), final.with_name(f"{key}{PARTIAL}"))
-
     def find(self, stage: str, key: str) -> StageRecord | None:
         path = self.stage_folder(stage, key) / RECORD
         try:

@@ -97,23 +97,19 @@ def locate_draft(
 
 
 def locate_variants(
-    choices: Choice, source: Checkpoint, settings: Settings, progress: Progress
+    choices: Choice, source: Checkpoint, settings: Settings, make: Make, progress: Progress
 ) -> dict[str, Checkpoint]:
     """Fetch and inspect the adopted variants, by name; a served one's is the source.
 
     Raises CheckpointError if one is missing or damaged, is the source, has untrusted code, or is of
     another model or tokenizer.
     """
-
-    def no_demo(spec: StageSpec) -> Path:
-        raise NotImplementedError(spec.stage)  # refused already
-
     found = {}
     for variant in choices.adopted:
         found[variant.recipe.name] = source
         if variant.reference is None:
             continue
-        made = _fetch(variant.reference, choices.profile, settings, no_demo, progress)
+        made = _fetch(variant.reference, choices.profile, settings, make, progress)
         if made.digest == source.digest:
             raise CheckpointError(
                 "the variant is the source itself",

@@ -90,7 +90,7 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
     check_early(preflight, choices, progress, others)
     checkpoint = locate(choices, settings, stages.output_of, progress)
     session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
-    adopted = locate_variants(choices, checkpoint, settings, progress)
+    adopted = locate_variants(choices, checkpoint, settings, stages.output_of, progress)
     draft = locate_draft(
         choices.profile,
         settings,

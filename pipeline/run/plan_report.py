@@ -204,7 +204,7 @@ def forecast(
             _check_here(choices, settings, hash_all=hash_all)
             trusted = choices.trust_remote_code
             checkpoint = locate(choices, settings, find_made, progress)
-            adopted = locate_variants(choices, checkpoint, settings, progress)
+            adopted = locate_variants(choices, checkpoint, settings, find_made, progress)
             draft = locate_draft(profile, settings, find_made, progress, trust_remote_code=trusted)
             plan = make_plan(choices, checkpoint, settings, sources, draft=draft, adopted=adopted)
             policy, level = plan.policy, plan.trial.level

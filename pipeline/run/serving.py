@@ -118,7 +118,6 @@ class LocalServers:
             "url": server.url,
             "socket": str(server.address.socket),
             "model": SERVED_NAME,
-            "server_python": str(python),
             "server_log": str(log),
             "server": {**facts, **server.facts()},
             "engine_version": self._ask_version(engine, python),

@@ -8,7 +8,6 @@ engine defaults counts, on new starts and prompts.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from artifacts.evidence.verify import judge_confirmed
+from artifacts.evidence.recorded_loads import judge_confirmed
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.rules import SpeedRule
@@ -41,32 +40,24 @@ from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
 from pipeline.plan.speed_plan import dump_workload, find_claims
+from pipeline.plan.tuned_arm import TunedArm, add_candidate, claim_gain, make_defaults
 from pipeline.run.blocks import measure_blocks
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.served_model import ServedModel
-from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
-from recipes.catalog import BASELINE, load_workload
+from recipes.catalog import BASELINE
 from recipes.engine_arguments import (
-    COMPILES,
-    DIVIDES_GPUS,
-    EXPERT_PARALLEL,
-    check_arguments,
-    check_variables,
     count_gpus,
-    subject_of,
 )
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import Recipe, ServingProfile
-from recipes.speed import SpeedPolicy, ThroughputRatioGate
 from recipes.tuning_candidates import (
     AS_PROFILED,
-    ENGINE_DEFAULTS,
     CandidateFile,
     ServingCandidate,
     load_candidates,
@@ -78,9 +69,6 @@ PROFILE = "tuned-profile.yaml"
 NOT_THERE = "the tuned profile cannot be written there"
 ELSEWHERE = "name a file in a folder that exists and that you may write"
 STAYS = 1.01  # ratio to the best so far from which a candidate's arguments stay
-# The profile sets the number of GPUs and what their division needs, and a backend without a
-# download.
-NEVER_MOVED = (*DIVIDES_GPUS, EXPERT_PARALLEL, "attention-backend")
 
 
 @dataclass(frozen=True)
@@ -96,89 +84,6 @@ class TuneRequest:
     trust_remote_code: bool = False
     output: Path | None = None  # further file for the tuned profile
     gpus_a_copy: int | None = None  # as for `prepare model`
-
-
-@dataclass(frozen=True)
-class TunedArm:
-    """One way to serve the model; the profile is as in its file, for any machine."""
-
-    name: str
-    profile: ServingProfile
-
-    def serving(self, node: NodeInfo) -> ServingArguments:
-        """Return the arguments on that node; raise UsageError if it cannot serve so."""
-        return ServingArguments.of(fit_profile(self.profile, node), is_baseline=False)
-
-
-def make_defaults(profile: ServingProfile, candidates: CandidateFile) -> TunedArm:
-    """Return the profile with engine defaults for every option or variable that a candidate sets.
-
-    If a candidate sets whether kernels are compiled, the engine's default applies: they are.
-    """
-    each = candidates.candidates.values()
-    moved = {subject_of(name) for one in each for name in one.engine_arguments}
-    switches = {name for one in each for name in one.environment}
-    environment = {n: value for n, value in profile.environment.items() if n not in switches}
-    if COMPILES in switches and profile.accelerator == "cuda":
-        environment[COMPILES] = "1"
-    kept = {
-        name: value
-        for name, value in profile.engine_arguments.items()
-        if subject_of(name) not in moved or name in NEVER_MOVED
-    }
-    bare = {
-        **{"engine_arguments": kept, "environment": environment, "kv_cache_dtype": "auto"},
-        **{"kv_cache_note": None, "speculative": None},
-        "starts": "fresh",  # a gain of two starts alone may be gone after the next one
-    }
-    return TunedArm(ENGINE_DEFAULTS, profile.model_copy(update=bare))
-
-
-def add_candidate(name: str, added: ServingCandidate, base: TunedArm) -> TunedArm:
-    """Return the base with the candidate's options."""
-    profile = base.profile
-    try:
-        check_arguments(added.engine_arguments, profile.engine)
-        check_variables(added.environment, profile.engine)
-        if (speculative := added.speculative) is not None:
-            speculative.check(profile.accelerator, profile.engine)
-            if unfit := speculative.unfit(profile.engine):
-                raise ValueError(f"nothing that is served so may be promoted: {unfit}")
-    except ValueError as error:
-        raise UsageError(
-            str(error),
-            where=f"candidates.{name}",
-            hint="leave it out, or say with 'accelerator' which machines it is for",
-        ) from error
-    changed = {
-        "engine_arguments": {**profile.engine_arguments, **added.engine_arguments},
-        "environment": {**profile.environment, **added.environment},
-        "kv_cache_dtype": added.kv_cache_dtype or profile.kv_cache_dtype,
-        "speculative": added.speculative or profile.speculative,
-    }
-    return TunedArm(name, profile.model_copy(update=changed))
-
-
-def claim_gain(policy: Policy, profile: ServingProfile, workload: str | None) -> Policy:
-    """Return the policy with one gate alone: faster than the defaults under the workload.
-
-    Args:
-        workload: name or file; None: that of the policy's ratio of speed, or 'chat'.
-    """
-    speed = policy.speed
-    before = speed.ratio if speed else None
-    wanted = workload or (before.workloads[0] if before else "chat")
-    name, own = wanted, speed.workloads if speed else {}
-    if "/" in wanted or wanted.endswith((".yaml", ".yml")):
-        stem = re.sub("[^a-z0-9._-]", "-", Path(wanted).stem.lower())
-        name = stem.lstrip("._-")[:80] or "file"
-        own = {**own, name: load_workload(wanted, speed, profile)[0]}
-    else:
-        load_workload(wanted, speed, profile)
-    blocks = {"blocks": before.blocks} if before and before.blocks else {}
-    ratio = ThroughputRatioGate.model_validate({"min_ratio": 1.0, "workloads": [name], **blocks})
-    gain = SpeedPolicy(ratio=ratio, workloads=own, quiet=speed.quiet if speed else None)
-    return policy.model_copy(update={"suites": {}, "cost": None, "speed": gain})
 
 
 def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:

@@ -70,7 +70,6 @@ class ServerRuntime(WorkerRuntime):
     url: str = ""
     model: str = Field("", description="its name at the endpoint")
     socket: str | None = Field(None, description="of our server")
-    server_python: str = Field("", description="interpreter of our server")
     server_log: str = Field("", description="log file, to read if it does not answer")
     server: ServerInfo = ServerInfo()
     engine_version: str = Field("", description="of our server")

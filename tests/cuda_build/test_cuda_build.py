@@ -22,7 +22,7 @@ from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.layers import read_layers, sequence_bytes
 from pipeline.inspection.model_shape import model_shape
-from pipeline.run.tune import add_candidate, make_defaults
+from pipeline.plan.tuned_arm import add_candidate, make_defaults
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pipeline.core.stage import StageRecord
-from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.core.store import PARTIAL, RECORD, Store, write_atomically
 
 
 def stage_record(**changes: Any) -> StageRecord:
@@ -30,3 +31,10 @@ def put_record(store: Store, record: StageRecord) -> None:
     folder = store.stage_folder(record.stage, record.key)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECORD, record.model_dump_json())
+
+
+def unfinished_folder(store: Store, stage: str, key: str) -> Path:
+    """What a try left that wrote last, or where none is."""
+    final = store.stage_folder(stage, key)
+    found = sorted(final.parent.glob(f"{key}.*{PARTIAL}*"), key=lambda each: each.stat().st_mtime)
+    return found[-1] if found else final.with_name(f"{key}{PARTIAL}")

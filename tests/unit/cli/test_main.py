@@ -30,6 +30,7 @@ from pipeline.core.store import Store
 HEAVY = {
     *("torch", "transformers", "vllm", "llmcompressor", "awq", "lm_eval", "rouge_score"),
     *("mlflow", "sqlalchemy", "numpy", "scipy", "huggingface_hub", "datasets", "httpx"),
+    *("pipeline.core.record", "yaml", "eval_gates", "artifacts", "pipeline.plan", "pipeline.run"),
 }
 PREPARE = (sys.executable, "-m", "pipeline.cli.main")
 

@@ -56,7 +56,7 @@ def test_an_answer_is_read() -> None:
     with server(with_body(b'{"a": NaN}')) as url:
         answer = send_request("GET", f"{url}/x", timeout_s=10)
     assert answer.status == 200
-    assert answer.json()["a"] != answer.json()["a"]
+    assert answer.content == b'{"a": NaN}'
 
 
 @pytest.mark.parametrize(

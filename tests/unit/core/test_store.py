@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from finished_stage import put_record, stage_record
+from finished_stage import put_record, stage_record, unfinished_folder
 
 from pipeline.core import store as store_module
 from pipeline.core.digest import digest_json
@@ -49,7 +49,7 @@ def test_the_final_name_appears_only_when_the_block_has_ended(store: Store) -> N
     final = store.stage_folder("judge", "abc")
     with store.open_for_writing("judge", "abc") as folder:
         assert folder is not None
-        assert folder == store.unfinished_folder("judge", "abc")
+        assert folder == unfinished_folder(store, "judge", "abc")
         assert folder.parent == final.parent
         assert list(folder.iterdir()) == []
         write_atomically(folder / RECORD, stage_record().model_dump_json())
@@ -82,7 +82,7 @@ def test_after_an_exception_there_is_no_final_folder_but_the_log(store: Store) -
         fail()
     final = store.stage_folder("judge", "abc")
     assert not final.exists()
-    assert (store.unfinished_folder("judge", "abc") / "worker.log").read_text() == "last words"
+    assert (unfinished_folder(store, "judge", "abc") / "worker.log").read_text() == "last words"
     finish(store)  # the claim was given back
     assert final.is_dir()
 
@@ -95,7 +95,7 @@ def test_a_block_that_ends_without_a_record_is_an_error(store: Store) -> None:
 
     with pytest.raises(StoreError) as caught:
         forget()
-    assert caught.value.where == str(store.unfinished_folder("judge", "abc"))
+    assert caught.value.where == str(unfinished_folder(store, "judge", "abc"))
     assert not store.stage_folder("judge", "abc").exists()
 
 
@@ -300,7 +300,7 @@ class TestResumed:
             assert folder is not None
             (folder / "loads.jsonl").write_text("{}")
         assert store.find("speed", "abc") is None
-        assert list(store.unfinished_folder("speed", "abc").iterdir())
+        assert list(unfinished_folder(store, "speed", "abc").iterdir())
 
 
 def loose(folder: Path) -> list[Path]:

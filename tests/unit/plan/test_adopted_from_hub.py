@@ -32,7 +32,7 @@ settings = Settings(home=folder / "home", store=folder / "store", environments={
 request = request_for(str(folder / "source"), variants=("vendor/It-FP8@v1",), profile="cpu")
 choices = choose(request, settings)
 source = locate(choices, settings, lambda _: folder, Listener())
-found = locate_variants(choices, source, settings, Listener())
+found = locate_variants(choices, source, settings, lambda _: folder, Listener())
 (variant,) = with_facts(choices.adopted, found)
 print(json.dumps(variant.recipe.model_dump(mode="json")))
 """

@@ -186,7 +186,7 @@ class TestChoices:
     def located(self, settings: Settings, **options: Any) -> dict[str, Checkpoint]:
         choices = self.choices(settings, **options)
         source = locate(choices, settings, lambda _: self.folder, Listener())
-        return locate_variants(choices, source, settings, Listener())
+        return locate_variants(choices, source, settings, lambda _: self.folder, Listener())
 
     def test_no_recipe_runs_that_nobody_asked_for(self, settings: Settings) -> None:
         assert [each.name for each in self.choices(settings).recipes] == ["vendor"]

@@ -12,7 +12,8 @@ from fake_run import ONE, SERVING, TWO, FakeRun, equal, flipping, lost, policy
 from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendModels, edit
 
-from artifacts.evidence.verify import check_run, find_draw_mismatches
+from artifacts.evidence.recorded_loads import find_draw_mismatches
+from artifacts.evidence.verify import check_run
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from pipeline.core.digest import digest_file

@@ -19,9 +19,10 @@ from pipeline.core.lots import Node
 from pipeline.core.store import Store
 from pipeline.plan.machine import Machine
 from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.tuned_arm import add_candidate, claim_gain, make_defaults
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
-from pipeline.run.tune import PROFILE, Tuning, add_candidate, claim_gain, make_defaults
+from pipeline.run.tune import PROFILE, Tuning
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import CandidateFile

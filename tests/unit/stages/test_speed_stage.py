@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished_stage import unfinished_folder
 from listener import Listener
 from loose_stage import stage_spec
 from measured_loads import block
@@ -68,7 +69,7 @@ def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context
         tmp_path,
     )
     store = Store(tmp_path)
-    folder = store.unfinished_folder("speed", spec.key)
+    folder = unfinished_folder(store, "speed", spec.key)
     folder.mkdir(parents=True)
     return Context(spec, folder, store, Listener())
 

@@ -16,7 +16,6 @@ from artifacts.report.answers import (
     is_same_answer,
     prompt_of,
 )
-from artifacts.report.figures import conversations_figure
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.gate_rule import GateRule
 from eval_gates.suites.humaneval import HumanEvalSuite
@@ -159,11 +158,3 @@ def test_a_conversation_shows_figures_and_no_text() -> None:
     assert words.startswith("93.8 % of tokens kept, 0.310 nats a token")
     assert "number 5, by 0.020 nats" in words
     assert "secret" not in words
-
-
-def test_conversations_are_counted_by_the_share_that_they_keep() -> None:
-    figure = conversations_figure(0, "fp8-dynamic", "own", [1.0, 0.95, 0.9, 0.42])
-    assert dict(figure.table.rows)["90 to 100 %"] == "3"
-    assert dict(figure.table.rows)["40 to 50 %"] == "1"
-    assert "40 to 50 %: 1" in figure.says
-    assert figure.data[0]["x"] == [100.0, 95.0, 90.0, 42.0]

@@ -1,0 +1,67 @@
+"""Checks that the recorded loads of a speed gate are those that its seed drew, and all of them.
+
+Digests only show that timings are the recorded ones. These checks find omitted, moved and added
+blocks, and a measurement that ended against its rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
+from eval_gates.speed.schedule import Timing, are_consecutive, arrival_times, redraw
+from pipeline.core.stage import StageRecord
+from pipeline.stages.block import BASELINE
+from pipeline.stages.speed import SPEED
+
+
+def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
+    """Yield where the loads of a stage `speed`, in measuring order, differ from its plan.
+
+    Raises EvidenceError if prepare did not write the record, ValueError for an invalid rule.
+    """
+    kept = SPEED.typed(record)
+    asked, found = kept.parameters, kept.result
+    rule, unit = asked.rule, len(asked.rule.sides)
+    names = {**({BASELINE: "baseline"} if rule.compares else {}), found.arm: "candidate"}
+    units, rest = divmod(len(loads), unit)
+    if rest or units != found.units:
+        yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
+    drawn = list(redraw(found.seed, loads, found.arms, names))
+    measured = [(each.side, each.block, each.order, each.seed) for each in loads]
+    if measured != drawn or not are_consecutive(loads, unit, rule.starts, found.server_runs):
+        same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
+        yield f"{role}: number {same // unit} is not what its seed drew: {rule.unit} were changed"
+        return
+    if not all(_comes_as_asked(load, asked.workload) for load in loads):
+        yield f"{role}: its requests came otherwise than its workload says"
+    if units and (
+        rule.evaluate(loads).state != found.state
+        or rule.needs_more(loads)
+        or not rule.needs_more(loads[:-unit])
+    ):
+        yield f"{role}: measuring did not end where its rule ends it"
+
+
+def _comes_as_asked(load: LoadRun, workload: Mapping[str, Any]) -> bool:
+    arrivals = workload["arrivals"]
+    if (load.concurrency, load.rate) != (arrivals["concurrency"], arrivals["rate"]):
+        return False
+    if load.rate is None or load.warmup_s is None or load.measured_s is None:
+        return load.rate is None
+    timing = Timing(load.warmup_s, load.measured_s)
+    is_long = load.warmup_s >= workload["warmup_seconds"] and load.measured_s >= workload["seconds"]
+    return is_long and len(load.requests) == len(
+        arrival_times(load.seed, load.rate, timing.total_s)
+    )
+
+
+def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateResult:
+    """Judge the blocks of a tuning's winner and of the engine's defaults."""
+    told = SPEED.parameters_of(record)
+    return decide_speed_gate(
+        f"ratio.{told.name}", told.rule, workload=told.name, tier="critical", loads=loads
+    )

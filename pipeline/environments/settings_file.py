@@ -1,0 +1,78 @@
+"""The settings file in force; the working directory, maybe a stranger's checkpoint, has no say.
+
+The command line imports this module at its start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.core.errors import UsageError
+from pipeline.core.user_path import user_path
+
+VARIABLE = "PREPARE_SETTINGS"
+SUGGESTED_NAME = "prepare.yaml"
+
+
+def find_settings_file() -> Path | None:
+    """Return the settings file in force, if any."""
+    named = path_variable(VARIABLE)
+    if named is None:
+        users = xdg_folder("CONFIG", ".config") / "settings.yaml"
+        return users if users.is_file() else None
+    if not named.is_file():
+        raise UsageError(
+            "the settings file does not exist",
+            where=f"--settings or {VARIABLE}: {named}",
+            hint="correct the path; without it the user's default file or the defaults apply",
+        )
+    return named
+
+
+def unread_settings_file() -> str | None:
+    """Return the name of a file in the working directory that looks like unused settings."""
+    if os.environ.get(VARIABLE):
+        return None
+    # Path.is_file raises if the folder is not searchable.
+    return SUGGESTED_NAME if os.path.isfile(SUGGESTED_NAME) else None  # noqa: PTH113
+
+
+@contextmanager
+def use_settings(file: Path) -> Iterator[None]:
+    """Use this file for the current command and its stages, from any working directory."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(file.absolute())
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
+def path_variable(name: str) -> Path | None:
+    """Return a path from the environment; None if unset or empty."""
+    value = os.environ.get(name)
+    return absolute_from(Path.cwd(), Path(value), f"the variable {name}") if value else None
+
+
+def xdg_folder(kind: str, default: str) -> Path:
+    """Return prepare's folder for `kind` (XDG base directory specification)."""
+    base = os.environ.get(f"XDG_{kind}_HOME", "")
+    # The specification ignores relative values.
+    root = (
+        Path(base) if Path(base).is_absolute() else user_path(f"~/{default}", "the variable HOME")
+    )
+    return root / "prepare"
+
+
+def absolute_from(folder: Path, path: Path, where: str) -> Path:
+    """Return `path` relative to `folder`, with `~` expanded.
+
+    Links are kept: a virtual environment's python is one, and identifies its environment.
+    """
+    return (folder / user_path(path, where)).absolute()
