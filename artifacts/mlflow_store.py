@@ -20,12 +20,12 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from pipeline.checkpoint.weights_folder_files import plain_files
 from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.exclusive_file import flush_folder
 from pipeline.core.private_files import is_shared
 from pipeline.core.untrusted import open_regular
+from recipes.checkpoints.weights_folder_files import plain_files
 
 EMBEDDED = "sqlite:///"
 COPIES = ("hf://", "oci://")

@@ -21,14 +21,14 @@ import httpx
 
 from artifacts.evidence.manifest import ManifestFile
 from artifacts.registry import Version
-from pipeline.checkpoint.hub import LOG_IN
-from pipeline.checkpoint.weights_folder_files import ARCHIVE, plain_files
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.escape import clip
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.untrusted import parse_json
+from recipes.checkpoints.hub import LOG_IN
+from recipes.checkpoints.weights_folder_files import ARCHIVE, plain_files
 
 HUB, OCI = "hf://", "oci://"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -147,7 +147,7 @@ def _read_hub(address: str) -> tuple[str, str | None]:
 def _hub_errors(where: str) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    from pipeline.checkpoint.hub import transport_error
+    from recipes.checkpoints.hub import transport_error
 
     try:
         yield

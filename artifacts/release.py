@@ -39,8 +39,6 @@ from artifacts.registry import (
 )
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
-from pipeline.checkpoint.source_info import find_source
-from pipeline.checkpoint.weights_folder_files import ARCHIVE, BUNDLE, plain_files
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError, did_you_mean
 from pipeline.core.events import Progress
@@ -50,6 +48,8 @@ from pipeline.core.record import Record
 from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store, flush_to_disk
 from pipeline.stages.judge import policy_digest
+from recipes.checkpoints.source_info import find_source
+from recipes.checkpoints.weights_folder_files import ARCHIVE, BUNDLE, plain_files
 
 VERSIONS, REGISTRIES = "versions", "registries.jsonl"
 JUDGE_TAG, QUANTIZE_TAG, RUN_TAG = "prepare.judge", "prepare.quantize", "prepare.run"

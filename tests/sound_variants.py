@@ -26,7 +26,7 @@ from narrow_numbers import (
 )
 from small_checkpoint import checkpoint_files
 
-from pipeline.checkpoint.safetensors_header import read_header
+from recipes.checkpoints.safetensors_header import read_header
 
 Tensors = dict[str, Stored]
 

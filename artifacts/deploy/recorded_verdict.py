@@ -12,10 +12,10 @@ from artifacts.evidence.verify import check_bundle, find_bundle, read_verdict
 from artifacts.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
 from artifacts.verdict_inputs import Find, VerdictInputs, record_of
 from eval_gates.suites.question_source import QuestionSource
-from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.stages.judge import JUDGE, policy_digest
 from pipeline.stages.questions import QUESTIONS
+from recipes.checkpoints.weights_folder_files import BUNDLE
 from recipes.policy import Policy
 from recipes.schema import Family, Recipe, ServingProfile
 from recipes.workload import read_pinned

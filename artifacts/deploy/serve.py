@@ -20,7 +20,6 @@ from artifacts.deploy.recorded_verdict import (
 )
 from artifacts.deployable import Deployable
 from artifacts.registry import TUPLE_TAG, Version
-from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import hardware
@@ -33,6 +32,7 @@ from pipeline.serving.argument_check import engine_version
 from pipeline.serving.front import open_front, reserve
 from pipeline.serving.listening_host import HOST, check_host
 from pipeline.serving.server import Server
+from recipes.checkpoints.folder import inspect_folder
 from recipes.engines import find_engine
 
 POLL_INTERVAL_S = 2.0

@@ -28,13 +28,13 @@ from pydantic import Field
 from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.run_record import VariantReport
 from pipeline import __version__
-from pipeline.checkpoint.source_info import SourceInfo
-from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
 from pipeline.core.stage import StageRecord
 from pipeline.core.store import RECORD, Store
 from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, open_regular
+from recipes.checkpoints.source_info import SourceInfo
+from recipes.checkpoints.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE
 
 VERDICT = "verdict.json"
 ABOUT = (

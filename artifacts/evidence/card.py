@@ -16,12 +16,12 @@ from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
-from pipeline.checkpoint.weights_folder_files import CARD, RESULTS
 from pipeline.core import escape
 from pipeline.core.hardware import Hardware
 from pipeline.core.process_environment import SAFE_PATH_VARIABLES
 from pipeline.core.stage import TypedStageRecord
 from pipeline.stages.evaluate import EvaluateParameters, EvaluateResult
+from recipes.checkpoints.weights_folder_files import CARD, RESULTS
 from recipes.engines import LaunchSpec, find_engine
 from recipes.engines.engine import KV_DTYPE
 from recipes.quantizers.adopted import AdoptedQuantization

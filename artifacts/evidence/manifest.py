@@ -12,11 +12,11 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE, plain_files
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, raise_as
 from pipeline.core.record import Record
 from pipeline.core.untrusted import read_record
+from recipes.checkpoints.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE, plain_files
 
 MANIFEST = "manifest.json"
 ABOUT = (

@@ -20,13 +20,6 @@ from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.load_run import LOADS
 from eval_gates.speed.rules import build_rule
-from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.checkpoint.weights_folder_files import (
-    ARCHIVE,
-    BUNDLE,
-    SIGNATURE,
-    digest_auxiliary_files,
-)
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import (
     CheckpointError,
@@ -47,6 +40,13 @@ from pipeline.stages.judge.consistency import find_served_otherwise
 from pipeline.stages.judge.verdict import StageInputs, judge_evidence
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import SPEED
+from recipes.checkpoints.weight_files import weights_digest
+from recipes.checkpoints.weights_folder_files import (
+    ARCHIVE,
+    BUNDLE,
+    SIGNATURE,
+    digest_auxiliary_files,
+)
 from recipes.workload import read_pinned
 
 # Raised by records that do not fit together.

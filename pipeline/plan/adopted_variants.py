@@ -12,27 +12,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.checkpoint.folder import Checkpoint, check_folder
-from pipeline.checkpoint.reference import CheckpointReference, parse_reference
-from pipeline.checkpoint.source_info import find_source
 from pipeline.core.errors import CheckpointError, UsageError, VerificationError
 from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, one_line
 from pipeline.core.stage import StageSpec
-from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
-from pipeline.verification.adopted import (
+from recipes.catalog import BASELINE
+from recipes.checkpoints.folder import Checkpoint, check_folder
+from recipes.checkpoints.header_source import HeaderSource, read_folder, read_hub
+from recipes.checkpoints.reference import CheckpointReference, parse_reference
+from recipes.checkpoints.source_info import find_source
+from recipes.engine_arguments import check_arguments, check_counts
+from recipes.engines.engine import KV_DTYPE
+from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of, words_of
+from recipes.schema import EngineValue, Family, Recipe, ServingProfile
+from recipes.weights.adopted import (
     UNQUANTIZED,
     adopted_formats,
     check_fused_sets,
     modules_of,
     quantization_config,
 )
-from pipeline.verification.weight_format import NotComparableError
-from recipes.catalog import BASELINE
-from recipes.engine_arguments import check_arguments, check_counts
-from recipes.engines.engine import KV_DTYPE
-from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of, words_of
-from recipes.schema import EngineValue, Family, Recipe, ServingProfile
+from recipes.weights.weight_format import NotComparableError
 
 _NAMED = re.compile(r"([a-z0-9][a-z0-9._-]*)=(.+)", re.DOTALL)
 NAME_HINT = "write NAME=..., with lower-case letters, digits, '.', '_' and '-'"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.core.errors import PrepareError, UsageError
-from pipeline.inspection.chat_template import ModelGeneration
+from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
 

@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import unsupported
-from pipeline.checkpoint.folder import context_length, needs_own_code
-from pipeline.checkpoint.source_format import quantization_configs
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.core.untrusted import (
     MEBIBYTE,
@@ -19,12 +16,15 @@ from pipeline.core.untrusted import (
     read_lines,
 )
 from pipeline.core.user_path import user_path
-from pipeline.inspection.chat_template import ModelGeneration
-from pipeline.inspection.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
-from pipeline.inspection.header_source import HeaderSource
-from pipeline.inspection.thinking import render
-from pipeline.workers.calibration_rows import text_or_chat
+from recipes.checkpoints import unsupported
+from recipes.checkpoints.chat_template import ModelGeneration
+from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
+from recipes.checkpoints.folder import context_length, needs_own_code
+from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.source_format import quantization_configs
+from recipes.checkpoints.thinking import render
 from recipes.quantization import names_file
+from recipes.quantizers.calibration_rows import text_or_chat
 from recipes.schema import Recipe, ServingProfile
 
 CALIBRATION_KEY = "quantization.calibration.dataset"

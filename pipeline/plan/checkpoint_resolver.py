@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.checkpoint import unsupported
-from pipeline.checkpoint.demo_model import DEMO_LOCK
-from pipeline.checkpoint.folder import Checkpoint, CheckpointReference, inspect_folder, read_config
-from pipeline.checkpoint.hub import download
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import CheckpointError
 from pipeline.core.events import Progress
 from pipeline.core.stage import StageSpec, WorkerRuntime
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.inspection.header_source import read_folder
 from pipeline.plan.resolved_options import Choice
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
+from pipeline.stages.demo_checkpoint.demo_package import DEMO_LOCK
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
-from pipeline.verification.files import check_adopted_files
+from recipes.checkpoints import unsupported
+from recipes.checkpoints.folder import Checkpoint, CheckpointReference, inspect_folder, read_config
+from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.hub import download
 from recipes.schema import ServingProfile
+from recipes.weights.files import check_adopted_files
 
 Make = Callable[[StageSpec], Path]
 """Runs a stage and returns the checkpoint's folder."""

@@ -14,12 +14,12 @@ import recipes
 from eval_gates.clusters import repeated_field
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import SuiteSource, kind_of
-from pipeline.checkpoint.hub import resolve_dataset_revision
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.user_path import user_path
 from pipeline.stages.questions import QuestionsResult
+from recipes.checkpoints.hub import resolve_dataset_revision
 from recipes.policy import AnySuite, Policy
 from recipes.quantization import Calibration, names_file
 from recipes.schema import CalibrationLimit

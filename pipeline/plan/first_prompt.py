@@ -15,12 +15,12 @@ from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import load_settings
-from pipeline.inspection.chat_template import folder_generation
 from pipeline.plan.build import QUESTION_SEED
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import generation_faults, resolve_generation
 from pipeline.stages.context import StageContext
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
+from recipes.checkpoints.chat_template import folder_generation
 from recipes.policy import Policy
 
 EVALUATE = "evaluate"
@@ -77,7 +77,7 @@ def first_prompt(
         parameters = QUESTIONS.parameters_of(spec)
         online = source.identity.kind == "hub" or source.identity.dataset
         return context.run_worker(
-            "pipeline.workers.first_prompt",
+            "eval_gates.first_prompt_worker",
             {
                 "suite": parameters.suite.model_dump(),
                 "source": source.identity.model_dump(),

@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError, did_you_mean
-from pipeline.inspection.chat_template import SAMPLING, ModelGeneration
-from pipeline.inspection.model_shape import text_level
-from pipeline.inspection.thinking import argument_names, find_markers, find_switch, render, thinks
+from recipes.checkpoints.chat_template import SAMPLING, ModelGeneration
+from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.model_shape import text_level
+from recipes.checkpoints.thinking import argument_names, find_markers, find_switch, render, thinks
 from recipes.generation import Generation, Sampling, ThoughtMarkers
 from recipes.policy import AnySuite, Policy
 from recipes.schema import ServingProfile

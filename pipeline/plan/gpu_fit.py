@@ -7,14 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import unsupported
-from pipeline.checkpoint.folder import needs_own_code
-from pipeline.checkpoint.reference import CheckpointReference
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.environments.settings import Settings
-from pipeline.inspection.config_tensors import read_config_alone
-from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
-from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.checkpoint_resolver import demo_stage
 from pipeline.plan.machine import gpu_type, machine_of
 from pipeline.plan.memory import (
@@ -31,6 +25,12 @@ from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.suitability import find_making_faults
 from recipes import catalog
+from recipes.checkpoints import unsupported
+from recipes.checkpoints.config_tensors import read_config_alone
+from recipes.checkpoints.folder import needs_own_code
+from recipes.checkpoints.header_source import HeaderSource, read_folder, read_hub
+from recipes.checkpoints.reference import CheckpointReference
+from recipes.checkpoints.variant_size import VariantWeights
 from recipes.engine_arguments import DIVIDES_GPUS
 from recipes.schema import Recipe, ServingProfile
 

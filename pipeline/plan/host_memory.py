@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.memory import GIB, Model
-from pipeline.workers.quantize_model_free import MEMORY_A_WORKER
+from recipes.checkpoints.variant_size import VariantWeights
 from recipes.engines import find_engine
 from recipes.quantization import Calibration
+from recipes.quantizers.model_free_worker import MEMORY_A_WORKER
 from recipes.schema import Recipe, ServingProfile
 
 LIBRARIES_BYTES = GIB  # Python with torch and a quantizer, without weights: 0.6 to 0.8 GiB

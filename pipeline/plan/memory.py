@@ -12,20 +12,20 @@ from functools import cached_property
 from typing import Any, Literal
 
 from pipeline.core.errors import UsageError
-from pipeline.inspection.dequantized_source import dequantized, planned_weights
-from pipeline.inspection.header_source import HeaderSource
-from pipeline.inspection.layers import (
+from recipes.catalog import GpuType
+from recipes.checkpoints.dequantized_source import dequantized, planned_weights
+from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.layers import (
     ELEMENT_BYTES,
     Layer,
     UnknownLayersError,
     read_layers,
     sequence_bytes,
 )
-from pipeline.inspection.linear_layers import is_linear_weight
-from pipeline.inspection.model_shape import ModelShape, model_shape, text_level
-from pipeline.inspection.module_kind import module_kind
-from pipeline.inspection.variant_size import VariantTensor, VariantWeights, stored_weights
-from recipes.catalog import GpuType
+from recipes.checkpoints.linear_layers import is_linear_weight
+from recipes.checkpoints.model_shape import ModelShape, model_shape, text_level
+from recipes.checkpoints.module_kind import module_kind
+from recipes.checkpoints.variant_size import VariantTensor, VariantWeights, stored_weights
 from recipes.engine_arguments import DEFAULT_MEMORY_SHARE, EXPERT_PARALLEL, MEMORY_SHARE
 from recipes.schema import Recipe, ServingProfile
 

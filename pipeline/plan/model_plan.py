@@ -8,16 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.events import NullProgress, Progress
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import EnvironmentName, environment_name
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.inspection.chat_template import folder_generation
-from pipeline.inspection.header_source import HeaderSource, read_folder
-from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
 from pipeline.plan.adopted_variants import adopt_stage, served_profile, with_facts
 from pipeline.plan.build import Builder
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION, SourceResolver
@@ -39,6 +35,10 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
+from recipes.checkpoints.chat_template import folder_generation
+from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.header_source import HeaderSource, read_folder
+from recipes.checkpoints.unquantized_modules import describe_added_modules, ignore_list
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization

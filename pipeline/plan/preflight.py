@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 from artifacts.registry import Registry
-from pipeline.checkpoint.folder import context_length
-from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import (
     CheckpointError,
     HubError,
@@ -24,9 +22,6 @@ from pipeline.core.errors import (
 )
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings import Settings
-from pipeline.inspection.dequantized_source import dequantized
-from pipeline.inspection.header_source import HeaderSource
-from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.chat_api import chat_faults
 from pipeline.plan.checkpoint_faults import (
     calibration_faults,
@@ -52,6 +47,11 @@ from pipeline.plan.resolved_options import Choice, registry_uri
 from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.suitability import find_loading_fault, find_making_faults
 from recipes import catalog
+from recipes.checkpoints.dequantized_source import dequantized
+from recipes.checkpoints.folder import context_length
+from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.hub import bytes_to_download
+from recipes.checkpoints.variant_size import VariantWeights
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
-from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
-from pipeline.checkpoint.source_info import find_source
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.environments.definition import EnvironmentName, environments_for
 from pipeline.environments.settings import Settings
-from pipeline.inspection.header_source import HeaderSource
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
 from recipes import catalog
+from recipes.checkpoints.folder import CheckpointReference, check_folder, parse_reference
+from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.source_info import find_source
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantizers.adopted import AdoptedQuantization

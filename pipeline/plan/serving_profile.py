@@ -7,10 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from artifacts.deployable import ACCEPTANCE_KEY
-from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.hardware import NodeInfo, this_node
 from recipes import catalog
+from recipes.checkpoints.folder import CheckpointReference, check_folder, parse_reference
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.core.errors import PrepareError, StageError, UsageError
-from pipeline.inspection.fused_sets import CURE, find_split, fused_name
-from pipeline.inspection.header_source import HeaderSource
-from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight
-from pipeline.inspection.module_kind import is_expert_stack, module_kind
-from pipeline.inspection.unquantized_modules import decoder_layers
-from pipeline.inspection.variant_size import VariantWeights, find_undivided_rows
-from pipeline.verification.adopted import quantization_config
 from recipes.catalog import BASELINE
+from recipes.checkpoints.fused_sets import CURE, find_split, fused_name
+from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.linear_layers import WEIGHT, is_linear_weight
+from recipes.checkpoints.module_kind import is_expert_stack, module_kind
+from recipes.checkpoints.unquantized_modules import decoder_layers
+from recipes.checkpoints.variant_size import VariantWeights, find_undivided_rows
 from recipes.engines import find_engine
 from recipes.schema import Recipe, ServingProfile
+from recipes.weights.adopted import quantization_config
 
 
 def find_loading_fault(

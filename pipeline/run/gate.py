@@ -14,7 +14,6 @@ from typing import Any
 
 from artifacts.run_record import RunReport, exit_code_of
 from eval_gates.suites.suite_kind import for_worker, refuse_untried, without_uncontained
-from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, PrepareError, UsageError
 from pipeline.core.events import Progress
@@ -24,7 +23,6 @@ from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.stage import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.inspection.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
 from pipeline.plan.build import Builder
 from pipeline.plan.chat_api import chat_faults
 from pipeline.plan.data_sources import SourceResolver
@@ -48,6 +46,8 @@ from pipeline.stages.attempts import AttemptLedger, Remeasured
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate.run import worker_spec
 from recipes.catalog import load_policy
+from recipes.checkpoints.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
+from recipes.checkpoints.folder import SMALL_FILES
 from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import Family, Recipe
@@ -174,7 +174,7 @@ def ask_first_rows(plan: Plan, stages: StageRunner) -> None:
     with TemporaryDirectory() as folder:
         context = StageContext[Any, Any](spec, Path(folder), stages.store, stages.progress)
         context.run_worker(
-            "pipeline.workers.evaluate",
+            "eval_gates.evaluate_worker",
             {"first_rows": asked},
             plugins=[for_worker(suite) for suite in plan.policy.suites.values()],
             needs=[NetworkAccess.ENDPOINT],

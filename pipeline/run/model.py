@@ -9,7 +9,6 @@ from datetime import datetime
 from artifacts.evidence.signing import Signer, find_signer
 from artifacts.release import PromotionRequest, promote
 from artifacts.run_record import NOT_PREFERRED, RunReport, exit_code_of
-from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import this_node
@@ -38,6 +37,7 @@ from pipeline.run.recorder import RunRecorder
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.screen import SCREEN
+from recipes.checkpoints.source_info import report_checkpoint
 
 
 def run_model(

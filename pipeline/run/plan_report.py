@@ -12,9 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.folder import Checkpoint
-from pipeline.checkpoint.hub import bytes_to_download
-from pipeline.checkpoint.weight_files import weight_files
 from pipeline.core.errors import EvaluationDataError, ExitCode, HubError, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import Hardware, this_node
@@ -46,6 +43,9 @@ from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.evaluate.run import is_answered
 from pipeline.stages.screen import ScreenResult
 from pipeline.stages.speed import SpeedParameters
+from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.hub import bytes_to_download
+from recipes.checkpoints.weight_files import weight_files
 
 Seen = dict[tuple[str, str], list[float]]
 """Seconds of finished stages, by stage and what its duration depends on most."""

@@ -20,9 +20,6 @@ from artifacts.evidence.verify import claims_of
 from artifacts.registry import Registry, Version
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
 from artifacts.verdict_inputs import VerdictInputs
-from pipeline.checkpoint.folder import Checkpoint, inspect_folder
-from pipeline.checkpoint.reference import parse_reference
-from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import CheckpointError, ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
@@ -44,6 +41,9 @@ from pipeline.serving.argument_check import engine_version
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from pipeline.stages.attempts import Remeasured
+from recipes.checkpoints.folder import Checkpoint, inspect_folder
+from recipes.checkpoints.reference import parse_reference
+from recipes.checkpoints.source_info import report_checkpoint
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from artifacts.command_line import RunKind
 from artifacts.run_record import RunReport, StageReport, TuningReport, VariantReport, read_run
-from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import EventWriter, Progress
 from pipeline.core.file_locks import doing
 from pipeline.core.private_files import make_folder, private_umask
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
+from recipes.checkpoints.source_info import CheckpointReport
 
 COPIES = "copies"
 Ended = Literal["finished", "failed", "interrupted"]

@@ -20,8 +20,6 @@ from artifacts.evidence.recorded_loads import judge_confirmed
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.rules import SpeedRule
-from pipeline.checkpoint.folder import Checkpoint
-from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
@@ -49,6 +47,8 @@ from pipeline.run.stage_run import StageRunner
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from recipes.catalog import BASELINE
+from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.source_info import report_checkpoint
 from recipes.engine_arguments import (
     count_gpus,
 )

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint.folder import MAX_CONTEXT
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
 from pipeline.core.untrusted import parse_json
+from recipes.checkpoints.folder import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from pipeline.core.bounded_http import HttpResponse

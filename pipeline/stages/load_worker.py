@@ -30,7 +30,7 @@ def measure_loads(
 
     Args:
         servers: what each side serves, and where.
-        start: see pipeline/workers/speed.py.
+        start: see eval_gates/speed/speed_worker.py.
     """
     parameters, runtime = context.parameters, context.runtime
     is_ours = all(endpoint.socket is not None for _, endpoint in servers.values())
@@ -55,7 +55,7 @@ def measure_loads(
         }
         try:
             return context.run_worker(
-                "pipeline.workers.speed",
+                "eval_gates.speed.speed_worker",
                 spec,
                 environment=VARIABLES,
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],

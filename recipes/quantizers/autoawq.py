@@ -25,7 +25,7 @@ class AutoAwqQuantization(InGroups):
 
     @property
     def worker(self) -> str:
-        return "pipeline.workers.quantize_autoawq"
+        return "recipes.quantizers.autoawq_worker"
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:

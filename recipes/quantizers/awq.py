@@ -25,7 +25,7 @@ class AwqQuantization(InGroups, WithKvScales):
 
     @property
     def worker(self) -> str:
-        return "pipeline.workers.quantize_llm_compressor"
+        return "recipes.quantizers.llm_compressor_worker"
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:

@@ -31,7 +31,7 @@ class GptqQuantization(InGroups, WithKvScales):
 
     @property
     def worker(self) -> str:
-        return "pipeline.workers.quantize_llm_compressor"
+        return "recipes.quantizers.llm_compressor_worker"
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:

@@ -92,8 +92,8 @@ class PresetQuantization(WithKvScales):
 
     @property
     def worker(self) -> str:
-        name = "quantize_model_free" if self.is_streamed else "quantize_llm_compressor"
-        return f"pipeline.workers.{name}"
+        name = "model_free_worker" if self.is_streamed else "llm_compressor_worker"
+        return f"recipes.quantizers.{name}"
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:

@@ -20,12 +20,12 @@ from pipeline.core.process_environment import server_environment
 from pipeline.environments.cuda_home import compiler_variables
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.inspection.layers import read_layers, sequence_bytes
-from pipeline.inspection.model_shape import model_shape
 from pipeline.plan.tuned_arm import add_candidate, make_defaults
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog
+from recipes.checkpoints.layers import read_layers, sequence_bytes
+from recipes.checkpoints.model_shape import model_shape
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import load_candidates
 
@@ -326,7 +326,7 @@ def test_tokens_of_cache_are_near_the_engines(answers: dict[str, Any], name: str
 
 
 def test_the_caches_of_published_models_are_asked_again(answers: dict[str, Any]) -> None:
-    """Write the data that tests/unit/inspection/test_layers.py and the reference read."""
+    """Write the data that tests/unit/recipes/checkpoints/test_layers.py and the reference read."""
     found: dict[str, dict[str, Any]] = answers["caches"]
     assert {name: each["error"] for name, each in found.items() if "error" in each} == {}
     lines = [f"{json.dumps(name)}: {json.dumps(each)}" for name, each in found.items()]

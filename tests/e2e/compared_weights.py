@@ -23,9 +23,9 @@ from sound_variants import (
 )
 
 from pipeline.core.errors import VerificationError
-from pipeline.verification.comparison import Compare
-from pipeline.verification.verification import VerificationResult, verify_variant
 from recipes.quantization import AnyQuantization, Quantization
+from recipes.weights.comparison import Compare
+from recipes.weights.verification import VerificationResult, verify_variant
 
 INDEX = "model.safetensors.index.json"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from free_port import free_port
 
-from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -21,6 +20,7 @@ from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import BOOTSTRAP
+from pipeline.stages.demo_checkpoint.demo_package import fetch_demo_package
 from recipes.schema import ServingProfile
 
 # In the background (nohup, a CI runner) Ctrl-C is ignored, also by all that is started from there.
@@ -36,7 +36,7 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec.write_text(json.dumps({"gguf": str(gguf)}))
     output.mkdir()
     python = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress()).python
-    worker = [python, BOOTSTRAP, "pipeline.workers.convert_gguf", spec, result, output]
+    worker = [python, BOOTSTRAP, "recipes.checkpoints.convert_gguf_worker", spec, result, output]
     subprocess.run([str(word) for word in worker], check=True, capture_output=True, timeout=300)
     return output
 

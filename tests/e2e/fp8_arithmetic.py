@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.core.errors import StageError
 from pipeline.core.events import NullProgress
-from pipeline.workers.quantize_model_free import run
+from recipes.quantizers.model_free_worker import run
 
 BLOCK = 128
 

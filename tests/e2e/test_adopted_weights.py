@@ -27,10 +27,10 @@ from sound_variants import (
 from weight_comparer import comparer
 
 from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
-from pipeline.verification.adopted import verify_adopted
-from pipeline.verification.comparison import Compare
-from pipeline.verification.verification import VerificationResult
 from recipes.quantizers.adopted import AdoptedQuantization
+from recipes.weights.adopted import verify_adopted
+from recipes.weights.comparison import Compare
+from recipes.weights.verification import VerificationResult
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -17,7 +17,6 @@ from weight_comparer import comparer
 
 import pipeline
 import recipes
-from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
 from pipeline.core.file_digests import FileDigests
@@ -33,10 +32,11 @@ from pipeline.stages.quantize import (
     QuantizeRuntime,
 )
 from pipeline.stages.quantize.run import copy_carried_over
-from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe
+from recipes.checkpoints.folder import inspect_folder
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.schema import ServingProfile
+from recipes.weights.verification import verify_variant
 
 pytestmark = pytest.mark.of_everything
 
@@ -49,8 +49,8 @@ from pathlib import Path
 import torch
 from awq import AutoAWQForCausalLM
 from pipeline.core.events import NullProgress
-from pipeline.workers import quantize_autoawq
-from pipeline.workers.transformers4_compat import transformers4_view
+from recipes.quantizers import autoawq_worker as quantize_autoawq
+from recipes.quantizers.transformers4_compat import transformers4_view
 
 checkpoint, view, mended = sys.argv[1:]
 readable = transformers4_view(Path(checkpoint), Path(view))
@@ -112,7 +112,7 @@ import json, sys
 from pathlib import Path
 from pipeline.core.errors import StageError
 from pipeline.core.events import NullProgress
-from pipeline.workers.quantize_autoawq import run
+from recipes.quantizers.autoawq_worker import run
 
 told = {}
 for checkpoint in sorted(Path(sys.argv[1]).iterdir()):
@@ -139,7 +139,7 @@ READ_CONFIGS = """
 import json, sys
 from pathlib import Path
 from transformers import AutoConfig
-from pipeline.workers.transformers4_compat import transformers4_view
+from recipes.quantizers.transformers4_compat import transformers4_view
 told = []
 for number in range(int(sys.argv[2])):
     folder = Path(sys.argv[1]) / str(number)

@@ -27,8 +27,8 @@ from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.tools import calls_in
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import NullProgress
-from pipeline.workers import questions as questions_worker
-from pipeline.workers.evaluate import OpenSuite
+from eval_gates import questions_worker
+from eval_gates.evaluate_worker import OpenSuite
 
 found = {"verdicts": {}, "right": {}, "cases": {}}
 for category in CATEGORIES:

@@ -28,9 +28,9 @@ from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
 from pipeline.core.hardware import cpu_features
-from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.layers import ELEMENT_BYTES, read_layers, sequence_bytes
-from pipeline.inspection.model_shape import model_shape
+from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.layers import ELEMENT_BYTES, read_layers, sequence_bytes
+from recipes.checkpoints.model_shape import model_shape
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]

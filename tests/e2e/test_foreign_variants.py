@@ -19,7 +19,6 @@ from prepare_command import prepare
 from quiz_policy import quiz_policy
 from weight_comparer import comparer
 
-from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
 from pipeline.core.file_digests import FileDigests
@@ -29,8 +28,9 @@ from pipeline.plan.adopted_variants import read_variant
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
-from pipeline.verification.adopted import verify_adopted
 from recipes.catalog import load_recipe
+from recipes.checkpoints.folder import inspect_folder
+from recipes.weights.adopted import verify_adopted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.of_everything]
 

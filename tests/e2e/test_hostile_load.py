@@ -25,8 +25,8 @@ SEND = """
 import asyncio, json, resource, sys
 sys.path.insert(0, sys.argv[1])
 from pipeline.core.errors import ServingError
-from pipeline.workers.load_client import LoadClient, LoadTarget
-from pipeline.workers.load_prompts import Prompt
+from eval_gates.speed.load_client import LoadClient, LoadTarget
+from eval_gates.speed.load_prompts import Prompt
 
 def send(name):
     client = LoadClient(at_once=1, warmup_s=0.0)

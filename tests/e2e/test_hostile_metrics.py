@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 READ = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.workers.engine_metrics import MetricsReader, open_session
+from eval_gates.engine_metrics import MetricsReader, open_session
 
 async def read():
     async with open_session(None) as session:

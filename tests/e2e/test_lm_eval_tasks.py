@@ -33,8 +33,8 @@ from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.mmlu_pro import SUBJECTS
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
-from pipeline.workers import questions as questions_worker
-from pipeline.workers.evaluate import OpenSuite
+from eval_gates import questions_worker
+from eval_gates.evaluate_worker import OpenSuite
 
 KNOWN = {f"What is {n} plus {n}?": str(2 * n) for n in range(0, 40, 2)}
 here = Path(sys.argv[2])

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.layers import read_layers, sequence_bytes
-from pipeline.inspection.model_shape import model_shape
 from pipeline.serving.server import Server
 from recipes.catalog import load_profile
+from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.layers import read_layers, sequence_bytes
+from recipes.checkpoints.model_shape import model_shape
 from recipes.engines.vllm import Vllm
 
 # The first test may have to build the environments.

@@ -18,20 +18,20 @@ from quiz_policy import quiz_policy
 from tiny_llama import HEAD, LAYERS, SCHEMES
 from weight_comparer import comparer
 
-from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.core.events import NullProgress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.stage import StageSpec
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.inspection.header_source import read_folder
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import execute
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
-from pipeline.verification.tensor_accounting import StoredTensor, open_folder
-from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe
+from recipes.checkpoints.folder import Checkpoint, inspect_folder
+from recipes.checkpoints.header_source import read_folder
+from recipes.weights.tensor_accounting import StoredTensor, open_folder
+from recipes.weights.verification import verify_variant
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 

@@ -17,18 +17,12 @@ import pytest
 from pydantic import TypeAdapter
 from weight_comparer import comparer
 
-from pipeline.checkpoint.folder import Checkpoint, inspect_folder
-from pipeline.checkpoint.safetensors_header import TensorEntry
-from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import StageError
 from pipeline.core.events import NullProgress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.stage import StageRecord
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.module_kind import module_kind
-from pipeline.inspection.unquantized_modules import ignore_list
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import (
@@ -37,11 +31,17 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
-from pipeline.verification.comparison import Compare
-from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe, recipe_names
+from recipes.checkpoints.folder import Checkpoint, inspect_folder
+from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.module_kind import module_kind
+from recipes.checkpoints.safetensors_header import TensorEntry
+from recipes.checkpoints.unquantized_modules import ignore_list
+from recipes.checkpoints.weight_files import read_json
 from recipes.ignored_modules import is_ignored
 from recipes.quantization import AnyQuantization, Quantization
+from recipes.weights.comparison import Compare
+from recipes.weights.verification import verify_variant
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 

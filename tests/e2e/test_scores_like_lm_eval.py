@@ -42,8 +42,8 @@ from eval_gates.suites.mmlu_pro import LETTERS, SUBJECTS
 from eval_gates.suites.suite_kind import kind_named
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
-from pipeline.workers import questions as questions_worker
-from pipeline.workers.evaluate import OpenSuite
+from eval_gates import questions_worker
+from eval_gates.evaluate_worker import OpenSuite
 
 TASKS = Path(lm_eval.tasks.__file__).parent
 here = Path(sys.argv[2])

@@ -25,8 +25,8 @@ from eval_gates.rows import Reply
 from eval_gates.suites import rouge
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.events import NullProgress
-from pipeline.workers import questions as questions_worker
-from pipeline.workers.evaluate import OpenSuite
+from eval_gates import questions_worker
+from eval_gates.evaluate_worker import OpenSuite
 
 here = Path(sys.argv[2])
 

@@ -30,8 +30,8 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from pipeline.workers.load_client import LoadClient, LoadTarget
-from pipeline.workers.load_prompts import open_source
+from eval_gates.speed.load_client import LoadClient, LoadTarget
+from eval_gates.speed.load_prompts import open_source
 target = LoadTarget("http://localhost", "m", sys.argv[1], {})
 for name, workload in json.loads(sys.argv[3]).items():
     source = open_source(workload, sys.argv[5], trust_remote_code=False)

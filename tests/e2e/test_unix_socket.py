@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from answering_socket import answering
 
+from eval_gates.engine_metrics import counts_between
 from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.stages.context import BOOTSTRAP
-from pipeline.workers.engine_metrics import counts_between
 from recipes.engines.vllm import Vllm
 from recipes.workload import RandomWorkload
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 COUNTERS = dict(Vllm.counters)
 COUNTING = """
 import json, sys
-from pipeline.workers.engine_metrics import SpecDecodeCounter
+from eval_gates.engine_metrics import SpecDecodeCounter
 
 names = (json.loads(sys.argv[2]), {})
 counts = [SpecDecodeCounter("http://localhost", each, sys.argv[1]) for each in names]
@@ -80,7 +80,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     output = tmp_path / "output"
     output.mkdir()
     result = tmp_path / "result.json"
-    worker = [python, BOOTSTRAP, "pipeline.workers.speed", tmp_path / "spec.json"]
+    worker = [python, BOOTSTRAP, "eval_gates.speed.speed_worker", tmp_path / "spec.json"]
     ran = subprocess.run(
         [*map(str, worker), str(result), str(output)],
         env=server_environment(os.environ, {}, python=python),

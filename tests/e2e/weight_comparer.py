@@ -16,7 +16,7 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import BOOTSTRAP
-from pipeline.verification.comparison import Compare, WeightComparison
+from recipes.weights.comparison import Compare, WeightComparison
 
 LOOP = """
 import json, runpy, sys, traceback
@@ -25,7 +25,7 @@ from pathlib import Path
 runpy.run_path(sys.argv[1])["register_packages"](Path(sys.argv[1]).resolve().parents[2])
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
-from pipeline.workers.check_weights import run
+from recipes.weights.check_weights_worker import run
 
 answers, sys.stdout = sys.stdout, sys.stderr
 for line in sys.stdin:

@@ -29,10 +29,6 @@ from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
-from pipeline.checkpoint.reference import parse_reference
-from pipeline.checkpoint.safetensors_header import read_header
-from pipeline.checkpoint.source_info import license_in
-from pipeline.checkpoint.weight_files import read_index
 from pipeline.core.errors import PrepareError
 from pipeline.core.stage import StageRecord
 from pipeline.core.untrusted import (
@@ -45,11 +41,15 @@ from pipeline.core.untrusted import (
 from pipeline.core.untrusted_yaml import UntrustedYamlError, parse_yaml
 from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
-from pipeline.inspection.header_source import read_folder
 from pipeline.plan.memory import Model
 from pipeline.stages.screen import SCREEN
-from pipeline.verification.adopted import adopted_formats, read_quantization
 from recipes.catalog import RECIPES, load_gpu, load_policy, load_profile, load_recipe
+from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.reference import parse_reference
+from recipes.checkpoints.safetensors_header import read_header
+from recipes.checkpoints.source_info import license_in
+from recipes.checkpoints.weight_files import read_index
+from recipes.weights.adopted import adopted_formats, read_quantization
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(7200)]

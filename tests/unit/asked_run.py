@@ -15,13 +15,13 @@ from listener import Listener
 from quantized_checkpoint import source_files
 from small_checkpoint import write_files
 
-from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage import StageSpec
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from recipes.catalog import RECIPES
+from recipes.checkpoints.folder import Checkpoint
 
 
 def request_for(checkpoint: str = "org/model", **options: Any) -> ModelRequest:

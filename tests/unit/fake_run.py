@@ -38,8 +38,6 @@ from artifacts.run_record import RunReport, VariantReport
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import SuiteSource
-from pipeline.checkpoint.folder import Checkpoint, inspect_folder
-from pipeline.checkpoint.source_info import CheckpointReport, find_source
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.lots import Node
 from pipeline.core.run_folders import RUN_RECORD
@@ -55,6 +53,8 @@ from pipeline.run.serving import Serving
 from pipeline.run.work import Copy
 from pipeline.stages.attempts import NOTHING, Remeasured
 from pipeline.stages.judge import policy_digest
+from recipes.checkpoints.folder import Checkpoint, inspect_folder
+from recipes.checkpoints.source_info import CheckpointReport, find_source
 from recipes.policy import Policy
 from recipes.quantization import Calibration
 from recipes.quantizers.preset import PresetQuantization

@@ -18,10 +18,11 @@ from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from eval_gates.answer_log import AnswerLog, Rows
+from eval_gates.evaluate_worker import ask_until_over
 from eval_gates.speed.load_run import LoadLog
+from eval_gates.speed.speed_worker import measure_loads
 from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
-from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError, StageError
 from pipeline.core.stage import StageRecord, StageSpec
@@ -32,9 +33,8 @@ from pipeline.serving.served_model import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.context import Servers, StageContext
-from pipeline.verification.adopted import verify_adopted
-from pipeline.workers.evaluate import ask_until_over
-from pipeline.workers.speed import measure_loads
+from recipes.checkpoints.weights_folder_files import digest_auxiliary_files
+from recipes.weights.adopted import verify_adopted
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
@@ -147,9 +147,9 @@ class PretendContext(StageContext[Any, Any]):
         self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None, **_: Any
     ) -> dict[str, Any]:
         """Ask as the real worker does, without lm-eval."""
-        if worker == "pipeline.workers.speed":
+        if worker == "eval_gates.speed.speed_worker":
             return self.put_under_load(json.loads(json.dumps(worker_spec)))
-        assert worker == "pipeline.workers.evaluate"
+        assert worker == "eval_gates.evaluate_worker"
         suite, variant = self.spec.runtime["suite"].partition(",")[0], self.spec.variant
         assert variant in self.models.open_now
         questions = [row for _, row in read_rows(Path(worker_spec["questions"]))]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.checkpoint.safetensors_header import TensorEntry
-from pipeline.inspection.header_source import HeaderSource
 from pipeline.plan.memory import Model
+from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.safetensors_header import TensorEntry
 
 Shapes = dict[str, tuple[int, ...]]
 

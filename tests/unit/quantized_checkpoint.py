@@ -8,8 +8,8 @@ from typing import Any
 
 from small_checkpoint import checkpoint_files, safetensors
 
-from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.core.file_digests import FileDigests
+from recipes.checkpoints.folder import Checkpoint, inspect_folder
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -16,7 +16,7 @@ from sample_reports import COMMAND, DIGEST
 from three_suites import three_suites
 
 from eval_gates.answer_log import Rows
-from pipeline.checkpoint.source_info import CheckpointReport
+from recipes.checkpoints.source_info import CheckpointReport
 from recipes.speed import SpeedPolicy
 
 WEIGHTS = {"fp8-dynamic": 150_000_000, "awq-w4a16": 100_000_000}

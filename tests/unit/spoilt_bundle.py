@@ -14,11 +14,11 @@ from artifacts.evidence import verify as bundle_check
 from artifacts.evidence.bundle import VERDICT, pack, unpack
 from artifacts.evidence.manifest import MANIFEST, list_files
 from artifacts.evidence.verify import BundleCheck
-from pipeline.checkpoint.weights_folder_files import ARCHIVE, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import StageRecord, stage_key
 from pipeline.core.store import RECORD
 from pipeline.stages import newest_revision
+from recipes.checkpoints.weights_folder_files import ARCHIVE, BUNDLE
 
 
 def check_bundle(deployed: Path) -> BundleCheck:

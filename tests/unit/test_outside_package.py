@@ -157,7 +157,7 @@ class TestSuite:
             [
                 sys.executable,
                 str(BOOTSTRAP),
-                "pipeline.workers.questions",
+                "eval_gates.questions_worker",
                 str(tmp_path / "spec.json"),
                 str(tmp_path / "result.json"),
                 str(tmp_path),

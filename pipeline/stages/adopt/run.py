@@ -11,12 +11,12 @@ import os
 import shutil
 from pathlib import Path
 
-from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import StageError, raise_as
 from pipeline.stages.adopt import AdoptParameters, AdoptRuntime
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeResult
+from recipes.checkpoints.weight_files import weight_files, weights_digest
 
 # Another file system, one without hard links, or another user's files (fs.protected_hardlinks).
 NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)

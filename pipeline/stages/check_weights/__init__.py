@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
+from recipes.checkpoints.folder import Checkpoint
 from recipes.quantization import AnyQuantization
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import (
     CheckWeightsParameters,
@@ -16,6 +15,7 @@ from pipeline.stages.check_weights import (
 )
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QUANTIZE
+from recipes.checkpoints.weights_folder_files import digest_auxiliary_files
 from recipes.quantizers.adopted import AdoptedQuantization
 
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
@@ -24,8 +24,8 @@ LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
     """Compare the `weights` input with its source (docs/explanation/limits.md)."""
     # Imported here: every command imports the stages.
-    from pipeline.verification.adopted import verify_adopted
-    from pipeline.verification.verification import verify_variant
+    from recipes.weights.adopted import verify_adopted
+    from recipes.weights.verification import verify_variant
 
     source, weights = context.runtime.checkpoint, context.input_record("weights")
     output = context.input_folder("weights") / "output"
@@ -40,7 +40,7 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         output,
         quantization,
         lambda comparison: context.run_worker(
-            "pipeline.workers.check_weights",
+            "recipes.weights.check_weights_worker",
             {
                 "comparison": asdict(comparison),
                 "texts": context.runtime.texts,

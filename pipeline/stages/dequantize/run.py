@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pipeline.core.errors import StageError
-from pipeline.inspection.dequantized_source import dequantized
-from pipeline.inspection.header_source import read_folder
 from pipeline.stages.context import StageContext
 from pipeline.stages.dequantize import (
     DequantizeParameters,
     DequantizeResult,
     DequantizeRuntime,
 )
+from recipes.checkpoints.dequantized_source import dequantized
+from recipes.checkpoints.header_source import read_folder
 
 
 def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> DequantizeResult:
@@ -21,7 +21,7 @@ def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> Dequa
     source = context.runtime.checkpoint
     output = context.output_folder()
     facts = context.run_worker(
-        "pipeline.workers.dequantize",
+        "recipes.checkpoints.dequantize_worker",
         {
             "source": str(source.path),
             "files": [file.name for file in source.files],

@@ -79,7 +79,7 @@ def run(context: Context) -> EvaluateResult:
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             facts = context.run_worker(
-                "pipeline.workers.evaluate",
+                "eval_gates.evaluate_worker",
                 {
                     **worker_spec(context.spec, context.store),
                     "book": str(todo.book_file),

@@ -6,12 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-from pipeline.checkpoint.folder import AUXILIARY_FILES, Checkpoint, matches
-from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeParameters, QuantizeResult, QuantizeRuntime
+from recipes.checkpoints.folder import AUXILIARY_FILES, Checkpoint, matches
+from recipes.checkpoints.weight_files import weight_files, weights_digest
 from recipes.quantization import for_worker
 
 RESOLVED_RECIPE = "recipe.json"

@@ -17,7 +17,7 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
     """Write questions.jsonl; each row has its worked examples."""
     parameters, source = context.parameters, context.parameters.source
     facts = context.run_worker(
-        "pipeline.workers.questions",
+        "eval_gates.questions_worker",
         {
             "suite": parameters.suite.model_dump(),
             "source": source.model_dump(),

@@ -20,11 +20,11 @@ from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.card import Card, fence
 from artifacts.evidence.verify import read_verdict
 from artifacts.verdict_inputs import VerdictInputs
-from pipeline.checkpoint.source_info import find_source, front_matter
-from pipeline.checkpoint.weights_folder_files import RESULTS
 from pipeline.core.hardware import Hardware
 from pipeline.core.stage import TypedStageRecord
 from pipeline.serving.serving_arguments import ServingArguments
+from recipes.checkpoints.source_info import find_source, front_matter
+from recipes.checkpoints.weights_folder_files import RESULTS
 
 RECIPE = "fp8-dynamic"
 

@@ -18,9 +18,9 @@ from spoilt_bundle import RECIPE, check_bundle, found, opened, stage_folder
 
 from artifacts.evidence.bundle import VERDICT, pack, unpack
 from artifacts.evidence.manifest import MANIFEST, list_files
-from pipeline.checkpoint.weights_folder_files import ARCHIVE, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
+from recipes.checkpoints.weights_folder_files import ARCHIVE, BUNDLE
 
 
 @pytest.fixture(scope="module")

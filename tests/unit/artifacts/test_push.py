@@ -15,10 +15,10 @@ from oci_stand_in import LOGIN, OciStandIn
 from typer.testing import CliRunner
 
 from artifacts.push import fetch
-from pipeline.checkpoint.weights_folder_files import ARCHIVE
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import RegistryError, UsageError
+from recipes.checkpoints.weights_folder_files import ARCHIVE
 
 # huggingface_hub 2.4 uploads by an option that its HTTP library is about to give up.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

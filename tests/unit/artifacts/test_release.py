@@ -28,11 +28,11 @@ from artifacts.garbage_collection import find_garbage, remove
 from artifacts.mlflow_store import MlflowStore
 from artifacts.registry import Cause, Registry
 from artifacts.run_record import RunReport
-from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import RECORD
+from recipes.checkpoints.weights_folder_files import BUNDLE
 
 
 @pytest.fixture

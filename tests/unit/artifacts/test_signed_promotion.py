@@ -25,8 +25,6 @@ from artifacts.evidence.manifest import MANIFEST
 from artifacts.evidence.signing import Signer, find_signer, fingerprint_of
 from artifacts.registry import MANIFEST_TAG, TUPLE_TAG, WEIGHTS_TAG, Registry
 from artifacts.verdict_inputs import VerdictInputs
-from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.checkpoint.weights_folder_files import BUNDLE, SIGNATURE
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, UsageError
@@ -35,6 +33,8 @@ from pipeline.core.store import RECORD
 from pipeline.environments.settings import load_settings
 from pipeline.run.recheck import RecheckRequest, run_recheck
 from pipeline.stages import newest_revision
+from recipes.checkpoints.weight_files import weights_digest
+from recipes.checkpoints.weights_folder_files import BUNDLE, SIGNATURE
 
 Forge = Callable[[Path], None]
 

@@ -13,8 +13,8 @@ from key_pair import key_pair
 from small_checkpoint import checkpoint_files, write_files
 
 from artifacts.evidence.signing import PASSWORD_VARIABLE, check_with_key, sign_with_key
-from pipeline.checkpoint.weights_folder_files import SIGNATURE
 from pipeline.core.errors import EvidenceError, UsageError
+from recipes.checkpoints.weights_folder_files import SIGNATURE
 
 
 @pytest.fixture

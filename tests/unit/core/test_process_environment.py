@@ -124,7 +124,7 @@ def test_a_workers_process_has_no_credentials(
     )
     context = StageContext(spec, tmp_path, store, NullProgress())
     with pytest.raises(Exception, match="no result"):
-        context.run_worker("pipeline.workers.speed", {})
+        context.run_worker("eval_gates.speed.speed_worker", {})
     (found,) = tmp_path.glob("*.environment")
     names = {line.partition("=")[0] for line in found.read_text().splitlines()}
     assert "PATH" in names

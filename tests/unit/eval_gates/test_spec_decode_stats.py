@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval_gates.engine_metrics import NAMES, counts_between
 from eval_gates.spec_decode_stats import SpecDecodeStats
-from pipeline.workers.engine_metrics import NAMES, counts_between
 
 counts = st.dictionaries(st.sampled_from(NAMES), st.none() | st.integers(0, 50))
 

@@ -14,11 +14,8 @@ from small_checkpoint import write_files
 from sound_variants import RECIPES, source_files, variant_files
 
 from artifacts.command_line import command_line
-from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.environments.settings import Settings
-from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.variant_size import stored_weights
 from pipeline.plan.adopted_variants import read_served, read_variant, served_profile
 from pipeline.plan.checkpoint_resolver import locate, locate_variants
 from pipeline.plan.gpu_fit import answer
@@ -26,6 +23,9 @@ from pipeline.plan.preflight import preflight_of
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
+from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.variant_size import stored_weights
 from recipes.quantizers.adopted import AdoptedQuantization
 
 FAMILIES = {

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.inspection.chat_template import ModelGeneration
 from pipeline.plan.generation_settings import (
     form_notes,
     generation_faults,
     resolve_generation,
 )
 from recipes.catalog import load_policy, policy_names
+from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.policy import Policy
 
 MARGINS = {"fp8": 0.05}

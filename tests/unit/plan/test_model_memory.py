@@ -24,11 +24,11 @@ from published_models import (
 )
 
 from pipeline.core.errors import CheckpointError
-from pipeline.inspection.config_tensors import read_config_alone
-from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.host_memory import making_needs, serving_need
 from pipeline.plan.memory import Fit, Gpus, Model, choose_gpus, divisors, variants_of
 from recipes import catalog
+from recipes.checkpoints.config_tensors import read_config_alone
+from recipes.checkpoints.variant_size import VariantWeights
 
 RECIPES = [catalog.load_recipe(name) for name in ("baseline", "fp8-dynamic", "awq-w4a16")]
 BASELINE, FP8, AWQ = RECIPES

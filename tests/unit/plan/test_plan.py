@@ -15,7 +15,6 @@ from small_checkpoint import write_files
 from some_node import NODE
 from three_suites import three_suites
 
-from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage import StageSpec
@@ -24,6 +23,7 @@ from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.stages.judge import JudgeParameters
 from recipes.catalog import load_policy, load_profile, load_recipe
+from recipes.checkpoints.folder import Checkpoint
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
 from recipes.quantizers.awq import AwqQuantization
 from recipes.schema import Recipe, ServingProfile

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import PrepareError
-from pipeline.inspection.chat_template import ModelGeneration
 from pipeline.plan.chat_api import chat_faults
 from recipes.catalog import load_profile
+from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.policy import Policy
 
 TURNS = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -14,6 +14,7 @@ from listener import Listener
 from sample_stages import PARAMETERS
 from word_tokenizer import WordTokenizer
 
+from eval_gates import evaluate_worker as evaluate
 from eval_gates.ask import Client
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Question
@@ -25,7 +26,6 @@ from pipeline.run.gate import GateRequest, check_policy, model_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.evaluate import EvaluateParameters
 from pipeline.stages.judge.consistency import find_other_forms
-from pipeline.workers import evaluate
 from recipes.catalog import load_policy
 from recipes.generation import Sampling
 from recipes.policy import Policy

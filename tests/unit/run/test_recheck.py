@@ -28,7 +28,6 @@ from artifacts.release import PromotionRequest, promote_run
 from artifacts.run_record import RunReport, find_run
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import SuiteSource
-from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import (
@@ -50,6 +49,7 @@ from pipeline.plan.resolved_options import Choice
 from pipeline.run import recheck, session
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
+from recipes.checkpoints.weights_folder_files import BUNDLE
 
 RECIPE = "fp8-dynamic"
 ENGINE = "0.33.0"  # as in fake_run.py

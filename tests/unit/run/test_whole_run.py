@@ -8,13 +8,13 @@ from listener import Listener
 from sample_reports import failed_variant_report, variant_report
 
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
-from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import ExitCode
 from pipeline.environments.settings import Settings
 from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run import model as whole_run
 from recipes.catalog import load_policy
+from recipes.checkpoints.folder import Checkpoint
 
 
 @pytest.mark.parametrize(

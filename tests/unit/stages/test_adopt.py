@@ -10,12 +10,12 @@ from listener import Listener
 from loose_stage import stage_spec
 from small_checkpoint import checkpoint_files, write_files
 
-from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_bytes, digest_file
 from pipeline.core.errors import StageError
 from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import execute
+from recipes.checkpoints.weight_files import weights_digest
 
 
 @pytest.fixture

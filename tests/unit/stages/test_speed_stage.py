@@ -33,7 +33,7 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
     fails_after: int | None = None
 
     def run_worker(self, worker: str, worker_spec: dict[str, Any], **given: Any) -> dict[str, Any]:
-        assert worker == "pipeline.workers.speed"
+        assert worker == "eval_gates.speed.speed_worker"
         worker_spec = json.loads(json.dumps(worker_spec))  # as it reaches the worker
         self.asked, self.given = worker_spec, given
         if worker_spec["workload"]["kind"] == "requests":

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from artifacts.deploy.deployment import check_files, find_version, folder_of, pull_version
 from artifacts.registry import MANIFEST_TAG, Registry, Version
-from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
 from pipeline.core.errors import RegistryError, UsageError
+from recipes.checkpoints.weights_folder_files import BUNDLE
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,12 @@ from artifacts.deploy.recorded_verdict import TRUST_OPTION
 from artifacts.deploy.serve import Deployment
 from artifacts.deployable import Deployable
 from artifacts.registry import Version
-from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.core.errors import CheckpointError, RegistryError, UsageError
 from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.serving.server import Server, port_is_free
 from pipeline.serving.serving_arguments import ServingArguments
+from recipes.checkpoints.weights_folder_files import BUNDLE
 
 PORT = free_port()
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from eval_gates.clusters import shared_text
+from eval_gates.questions_worker import guessing
 from eval_gates.suites.lm_eval_task import Metric, scored_choices
 from eval_gates.suites.lm_rows import LmRows
-from pipeline.workers.questions import guessing
 
 
 def chosen(right: str, of: str) -> list[tuple[str, float]]:

@@ -1,0 +1,219 @@
+"""Worker: asks an endpoint one suite's questions in batches, until its gate is decided.
+
+A batch's answers are appended to the log before the next look, so a kill loses one batch at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval_gates.answer_log import AnswerLog
+from eval_gates.answer_validity import check_answers
+from eval_gates.ask import Client
+from eval_gates.clusters import labels_of, partners
+from eval_gates.engine_metrics import SpecDecodeCounter
+from eval_gates.model_tokenizer import Tokenizer
+from eval_gates.rows import Answer, Asked, Question, Reply, describe
+from eval_gates.stopping import StoppingPlan, read_stopping
+from eval_gates.suites.json_lines import read_rows
+from eval_gates.suites.suite_kind import Render, kind_named
+from pipeline.core.credentials import restore_credentials
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
+
+
+def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Ask until the gate is decided or the questions are exhausted.
+
+    Args:
+        spec: name and suite, questions (file), book (file of the answer log), stopping,
+            concurrency, url, model, tokenizer (folder), max_length (tokens), trust_remote_code,
+            asks_once (try one request a question), backwards (each batch from its end), baseline
+            (files of its rows, if the suite reads them), socket (of our server), counters (the
+            engine's names, if it drafts), by_chat (its chat API alone is asked). Or `first_rows`:
+            such objects of the two sides of each suite, whose first question is asked, not stored.
+    """
+    if "first_rows" in spec:
+        for sides in spec["first_rows"]:
+            ask_first_row(sides, progress)
+        return {}
+    suite = OpenSuite(spec["suite"], Path(spec["questions"]))
+    book = AnswerLog(Path(spec["book"]), [each.id for each in suite.questions], writer=1)
+    stopping = read_stopping(spec["stopping"])
+    url = restore_credentials(spec["url"])
+    count = SpecDecodeCounter(url, spec["counters"], spec.get("socket"))
+    asker = BatchAsker(spec, suite, progress, stopping.max_questions)
+    ask_until_over(book, stopping, asker.ask)
+    return {"requests": asker.client.counts, **count.facts()}
+
+
+def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
+    """Ask the baseline and then the candidate a suite's first question."""
+    baseline: dict[str, Answer] | None = None
+    for each in sides:
+        suite = OpenSuite(each["suite"], Path(each["questions"]))
+        asker = BatchAsker(each, suite, progress, 1, baseline)
+        try:
+            (question,), ((reply, *_),) = asker.replies(range(1))
+        except StageError as error:
+            raise StageError(
+                f"the {each['side']} cannot be asked the suite '{each['name']}': {error.message}",
+                where=f"--{each['side']} {error.where or each['url']}",
+                hint=error.hint,
+            ) from error
+        baseline = {question.id: dict(reply.own)}
+
+
+def ask_until_over(
+    book: AnswerLog, stopping: StoppingPlan, ask: Callable[[range], list[Answer]]
+) -> None:
+    """Ask batch after batch; append each one's answers before the next look."""
+    answers = book.rows()
+    while batch := stopping.next_batch(answers):
+        asked = ask(batch)
+        book.append(asked)
+        answers += asked
+
+
+class OpenSuite:
+    """A suite with its laid-out questions.
+
+    Args:
+        suite: what an answer depends on.
+    """
+
+    def __init__(self, suite: dict[str, Any], file: Path) -> None:
+        self._kind = kind_named(suite["kind"])
+        self._task = self._kind.task.model_validate(suite)
+        rows = [row for _, row in read_rows(file)]
+        self.questions = [Question.from_row(row) for row in rows]
+        self._others = partners(labels_of(rows))
+        self._kind.open(self._task, self.questions, file.parent)
+        self.settings = self._kind.settings(self._task)
+        self.is_chat = self._task.prompt_format == "chat"
+
+    def ask(
+        self, client: Client, asked: Sequence[Question], baseline: Mapping[str, Answer] | None
+    ) -> list[list[Reply]]:
+        return self._kind.ask(self._task, client, asked, baseline)
+
+    def render(self, batch: range, template: Render) -> list[Question]:
+        """Return the questions of a batch as they are asked."""
+        used = template if self.is_chat else None
+        return [self._kind.render(self._task, self.questions[n], used) for n in batch]
+
+    def score(
+        self,
+        batch: range,
+        asked: Sequence[Question],
+        replies: Sequence[Sequence[Reply]],
+        progress: Progress,
+    ) -> list[Answer]:
+        given = [
+            Asked(question, found, self.questions[self._others[number]])
+            for number, question, found in zip(batch, asked, replies, strict=True)
+        ]
+        thinks = bool(getattr(self._task, "thinking", None))
+        scored = self._kind.score_batch(self._task, given, progress)
+        return [
+            {**describe(each.question, each.replies, thinks=thinks), **own}
+            for each, own in zip(given, scored, strict=True)
+        ]
+
+
+class BatchAsker:
+    """One suite and one client of the endpoint, for all batches."""
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        suite: OpenSuite,
+        progress: Progress,
+        limit: int,
+        baseline: Mapping[str, Answer] | None = None,
+    ) -> None:
+        self._name = str(spec["name"])
+        self._max_tokens = spec["suite"].get("max_tokens")
+        self._suite, self._progress, self._limit = suite, progress, limit
+        self._done, self._step = 0, -1 if spec.get("backwards") else 1
+        files = [Path(file) for file in spec.get("baseline") or ()]
+        self._baseline = join_rows(files) if files else baseline
+        self.client = open_client(spec, suite, self._count, progress)
+
+    def ask(self, batch: range) -> list[Answer]:
+        """Return the answers to these questions; StageError if nearly all are empty."""
+        self._done = batch.start
+        asked, replies = self.replies(batch)
+        rows = self._suite.score(batch, asked, replies, self._progress)
+        # Unusable answers are not stored: the server may be started otherwise.
+        check_answers(self._name, rows, max_tokens=self._max_tokens, is_complete=False)
+        self._progress.advance(self._name, batch.stop, self._limit, "questions")
+        return rows
+
+    def replies(self, batch: range) -> tuple[list[Question], list[list[Reply]]]:
+        asked = self._suite.render(batch, template_of(self.client))
+        # The first question alone shows in which form the endpoint can be asked the suite.
+        first = 1 if batch.start == 0 else 0
+        replies = [
+            each
+            for part in (asked[:first], asked[first:])
+            if part
+            for each in self._suite.ask(self.client, part[:: self._step], self._baseline)[
+                :: self._step
+            ]
+        ]
+        return asked, replies
+
+    def _count(self, questions: int) -> None:
+        self._done += questions
+        self._progress.advance(self._name, min(self._done, self._limit), self._limit, "questions")
+
+
+def join_rows(files: Sequence[Path]) -> dict[str, Answer]:
+    """Return rows by id, with the keys of all files."""
+    found: dict[str, Answer] = {}
+    for file in files:
+        for _, row in read_rows(file):
+            found.setdefault(row["id"], {}).update(row)
+    return found
+
+
+def template_of(client: Client) -> Render:
+    """Return the client's chat template in the form that lm-eval calls one."""
+
+    def render(messages: Sequence[Any], add_generation_prompt: bool = True) -> str:
+        return client.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+
+    return render
+
+
+def open_client(
+    spec: dict[str, Any], suite: OpenSuite, answered: Callable[[int], None], progress: Progress
+) -> Client:
+    """Return the client of the worker's endpoint."""
+    arguments = spec["suite"].get("chat_template_kwargs") or {}
+    by_chat, tokenizer = bool(spec.get("by_chat")), None
+    if not by_chat:
+        trust = spec["trust_remote_code"]
+        tokenizer = Tokenizer.load(spec["tokenizer"], arguments, trust=trust)
+    return Client(
+        spec["url"],
+        spec["model"],
+        suite.settings,
+        concurrency=spec["concurrency"],
+        max_length=spec["max_length"],
+        tokenizer=tokenizer,
+        answered=answered,
+        note=progress.note,
+        by_chat=by_chat,
+        template_arguments=arguments,
+        is_chat=suite.is_chat,
+        socket=spec.get("socket"),
+        asks_once=spec["asks_once"],
+    )

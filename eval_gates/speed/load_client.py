@@ -1,0 +1,331 @@
+"""Client that sends one load to one endpoint and times every answer, in a separate process.
+
+It uses aiohttp, which takes 55 us per streamed part, httpx 200 us: 64 answers of a GPU have 6,000
+parts a second, and a slow client would measure itself. Endpoints are not trusted: answers are
+bounded, redirects are not followed, and counts must be numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from eval_gates.engine_metrics import MetricsReader, open_session
+from eval_gates.speed.load_prompts import Prompt
+from pipeline.core.errors import ServingError
+from pipeline.core.process_environment import ENDPOINT_KEY
+
+TICK_SECONDS = 0.02
+LOOK_SECONDS = 1.0  # between two readings of the machine's runnable threads
+LOAD_AVERAGE = Path("/proc/loadavg")
+
+
+class ClientClock:
+    """Seconds since a load began, and the lateness of scheduled events."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._late: list[float] = []  # of ticks
+        self._sent_late: list[float] = []  # of requests that had a time
+        self._runnable: list[int] = []
+
+    def now(self) -> float:
+        return time.perf_counter() - self._began
+
+    async def __aenter__(self) -> Self:
+        self._began = time.perf_counter()
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ticking.cancel()
+        await asyncio.gather(self._ticking, return_exceptions=True)
+
+    async def sleep_until(self, second: float) -> None:
+        """Wait for the second, and note how late it is then."""
+        await asyncio.sleep(max(0.0, second - self.now()))
+        self._sent_late.append(max(0.0, self.now() - second))
+
+    def facts(self) -> dict[str, float]:
+        """Return a LoadRun's known fields on the client."""
+        found = {}
+        if self._late:
+            worst = max(_percentile_99(each) for each in (self._late, self._sent_late) if each)
+            found = {"client_lag_s": worst, "client_late_s": sum(self._late)}
+        if self._runnable:
+            found["runnable"] = sum(self._runnable) / len(self._runnable)
+        return found
+
+    async def _tick(self) -> None:
+        looked = -LOOK_SECONDS
+        while True:
+            before = self.now()
+            if before - looked >= LOOK_SECONDS and (threads := count_runnable()) is not None:
+                looked = before
+                self._runnable.append(threads)
+            await asyncio.sleep(TICK_SECONDS)
+            self._late.append(max(0.0, self.now() - before - TICK_SECONDS))
+
+
+def count_runnable() -> int | None:
+    """Return the threads of this machine that run or are ready to; None if unknown."""
+    try:
+        return int(LOAD_AVERAGE.read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _percentile_99(values: list[float]) -> float:
+    return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+BYTES_OF_AN_ANSWER = 1 << 17  # besides its tokens: usage, an error in words
+BYTES_OF_A_TOKEN = 1 << 12  # vLLM's part of one token is about 300
+ANSWER_SECONDS = 3600.0
+SILENT_SECONDS = 600.0  # in a queue, and between two parts of an answer
+MAX_TOKENS = 10_000_000
+MAX_ERROR_CHARACTERS = 300
+COLUMNS = ("start_s", "ttft_s", "end_s", "input_tokens", "output_tokens", "error")
+
+Row = tuple[float, float | None, float | None, int, int, str | None]
+
+
+class BadAnswerError(Exception):
+    """An answer that counts as a failed request."""
+
+
+@dataclass(frozen=True)
+class LoadTarget:
+    """The endpoint under load."""
+
+    url: str  # without `/v1`
+    model: str  # as requests call it
+    socket: str | None  # of a server that has one
+    counters: Mapping[str, str]  # the engine's names of its counters
+
+
+@dataclass(frozen=True)
+class LoadClient:
+    """Sends the requests of a workload.
+
+    Args:
+        at_once: requests in flight; None: they are sent at given times.
+        warmup_s: for given times: seconds that do not count.
+        is_natural: an answer ends where the model ends it.
+    """
+
+    at_once: int | None
+    warmup_s: float
+    is_natural: bool = False
+
+    def measure(
+        self, target: LoadTarget, prompts: Sequence[Prompt], at: Sequence[float] = ()
+    ) -> dict[str, Any]:
+        """Send one load and wait until all of it is answered.
+
+        No other request precedes it: a readiness check of one prompt would be in the prefix cache.
+
+        Args:
+            at: seconds after the start at which each request is sent; () with `at_once`.
+
+        Returns:
+            fields of a LoadRun (eval_gates/speed/load_run.py) that come from measuring.
+        """
+        return asyncio.run(self._measure(target, prompts, at))
+
+    async def _measure(
+        self, target: LoadTarget, prompts: Sequence[Prompt], at: Sequence[float]
+    ) -> dict[str, Any]:
+        async with open_session(target.socket) as session:
+            metrics = MetricsReader(session, target.url, target.counters)
+            before = await metrics.counters()
+            clock, unix = ClientClock(), time.time()
+            load = _Load(self, target, prompts, clock, session)
+            async with clock:
+                warm = asyncio.create_task(self._count_when_warm(metrics, load))
+                rows = await (load.send_at(at) if at else load.send_at_once(self.at_once or 1))
+                lasted = clock.now()
+            warm.cancel()
+            begun = (await asyncio.gather(warm, return_exceptions=True))[0]
+            after = await metrics.counters()
+        if all(row[-1] is not None for row in rows):
+            raise ServingError(f"not one of {len(rows)} requests was answered: {rows[0][-1]}")
+        rows.sort(key=lambda row: row[0])
+        asked = [[each.text, each.output_tokens] for each in prompts]
+        is_begun = isinstance(begun, dict) and begun != after
+        return {
+            "prompts_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
+            "started": unix,
+            "seconds": max((row[2] for row in rows if row[2] is not None), default=lasted),
+            "requests": {name: [row[n] for row in rows] for n, name in enumerate(COLUMNS)},
+            # The first requests of a prefix cannot find it in the cache, so they do not count.
+            "before": begun if is_begun else before,
+            "after": after,
+            "cpus": os.cpu_count(),
+            **clock.facts(),
+        }
+
+    async def _count_when_warm(self, metrics: MetricsReader, load: _Load) -> Any:
+        """Return the counters once the first wave is answered, or a rate's warm-up is over."""
+        if self.at_once is None:
+            await asyncio.sleep(self.warmup_s)
+        else:
+            await load.first_wave.wait()
+        return await metrics.counters()
+
+
+class _Load:
+    """One load in progress."""
+
+    def __init__(
+        self,
+        client: LoadClient,
+        target: LoadTarget,
+        prompts: Sequence[Prompt],
+        clock: ClientClock,
+        session: Any,
+    ) -> None:
+        self._client, self._target, self._clock, self._session = client, target, clock, session
+        self._prompts = prompts
+        self._rows: list[Row] = []
+        self.first_wave = asyncio.Event()
+        key = os.environ.get(ENDPOINT_KEY)
+        self._headers = {
+            "Accept-Encoding": "identity",
+            **({"Authorization": f"Bearer {key}"} if key else {}),
+        }
+
+    async def send_at_once(self, number: int) -> list[Row]:
+        """Keep `number` requests in flight."""
+        rest = iter(self._prompts)
+        done = count(1)
+
+        async def send_one_by_one() -> None:
+            for place, prompt in enumerate(rest):
+                await self._ask(prompt)
+                if place == 0 and next(done) >= min(number, len(self._prompts)):
+                    self.first_wave.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(number):
+                tasks.create_task(send_one_by_one())
+        return self._rows
+
+    async def send_at(self, at: Sequence[float]) -> list[Row]:
+        """Send each request at its time, whether earlier ones are answered or not."""
+        async with asyncio.TaskGroup() as tasks:
+            for second, prompt in zip(at, self._prompts, strict=True):
+                await self._clock.sleep_until(second)
+                tasks.create_task(self._ask(prompt))
+        return self._rows
+
+    async def _ask(self, prompt: Prompt) -> None:
+        import aiohttp
+
+        began = self._clock.now()
+        try:
+            first, last, asked, came = await self._read(prompt)
+        except (aiohttp.ClientError, BadAnswerError, OSError, TimeoutError, ValueError) as error:
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_CHARACTERS]
+            words = words.encode(errors="replace").decode()  # half of a surrogate pair is no text
+            self._rows.append((began, None, None, prompt.input_tokens, 0, words))
+        else:
+            self._rows.append((began, first - began, last, asked, came, None))
+
+    async def _read(self, prompt: Prompt) -> tuple[float, float, int, int]:
+        """Ask; return the seconds of the first and last token, and the tokens of both texts."""
+        import aiohttp
+
+        body = {
+            "model": self._target.model,
+            "prompt": prompt.text,
+            "max_tokens": prompt.output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({} if self._client.is_natural else {"ignore_eos": True}),
+            **prompt.overrides,
+        }
+        first = last = None
+        usage: Any = None
+        async with self._session.post(
+            f"{self._target.url}/v1/completions",
+            json=body,
+            headers=self._headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(
+                total=ANSWER_SECONDS, sock_connect=SILENT_SECONDS, sock_read=SILENT_SECONDS
+            ),
+        ) as response:
+            if response.status != 200:
+                why = ": redirects are not followed" * (300 <= response.status < 400)
+                raise BadAnswerError(f"the endpoint answered {response.status}{why}")
+            if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
+                raise BadAnswerError(f"the answer is compressed ({packed[:20]!a})")
+            limit = BYTES_OF_AN_ANSWER + BYTES_OF_A_TOKEN * prompt.output_tokens
+            async for part in _parts(response, limit):
+                if "error" in part:
+                    raise BadAnswerError(f"the endpoint says: {part['error']}")
+                if part.get("choices"):
+                    last = self._clock.now()
+                    first = last if first is None else first
+                # llama.cpp has the usage in the part of the last choice.
+                usage = part.get("usage") or usage
+        if first is None or last is None:
+            raise BadAnswerError("no token came")
+        came = _tokens(usage, "completion_tokens")
+        asked = _tokens({"prompt_tokens": prompt.input_tokens, **usage}, "prompt_tokens")
+        # A shorter answer is faster, and a server could report more tokens than it sent.
+        wanted = prompt.output_tokens
+        is_whole = 0 < came <= wanted if self._client.is_natural else came == wanted
+        if not is_whole:
+            raise BadAnswerError(f"{came} tokens came, {wanted} were asked for")
+        return first, last, asked, came
+
+
+async def _parts(response: Any, limit: int) -> Any:
+    """Yield the JSON objects of a stream of server-sent events, as they come."""
+    came, rest = 0, b""
+    async for chunk in response.content.iter_any():
+        came += len(chunk)
+        if came > limit:
+            raise BadAnswerError(f"the answer is larger than {limit:,} bytes")
+        *lines, rest = (rest + chunk).split(b"\n")
+        for part in _parsed(lines):
+            yield part
+    for part in _parsed([rest]):
+        yield part
+
+
+def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        content = line.strip().removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or content == b"[DONE]":
+            continue
+        # The plain reader is ten times as fast as the one for untrusted files. The answer's limit
+        # bounds memory, counts are checked, and text is only repeated in errors.
+        try:
+            part = json.loads(content)
+        except RecursionError as error:
+            raise BadAnswerError("a part of the answer is nested too deep") from error
+        if not isinstance(part, dict):
+            raise BadAnswerError("a part of the answer is no object")
+        yield part
+
+
+def _tokens(usage: Any, name: str) -> int:
+    """Return a count of the server; BadAnswerError if it is no number of tokens."""
+    if not isinstance(usage, dict) or name not in usage:
+        raise BadAnswerError("the endpoint does not say how many tokens the answer has")
+    found = usage[name]
+    if type(found) is not int or not 0 <= found <= MAX_TOKENS:
+        raise BadAnswerError(f"the endpoint says that there are {str(found)[:40]!a} tokens")
+    return found

@@ -1,0 +1,147 @@
+"""Sources of config.json and headers: a folder, or the Hub by range requests."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import CheckpointError
+from recipes.checkpoints.chat_template import (
+    ModelGeneration,
+    folder_generation,
+    read_generation,
+)
+from recipes.checkpoints.folder import read_config
+from recipes.checkpoints.hub import check_has_safetensors, explain_hub_errors, file_sizes, query_hub
+from recipes.checkpoints.safetensors_header import TensorEntry, check_tensor
+from recipes.checkpoints.source_format import QUANTIZER_FILE, SourceFormat, source_format
+from recipes.checkpoints.weight_files import (
+    INDEX,
+    are_weights,
+    check_no_shard_is_missing,
+    checkpoint_names,
+    read_headers,
+    read_index,
+    read_json,
+)
+
+CONNECTIONS = 8
+
+
+@dataclass(frozen=True)
+class HeaderSource:
+    """Facts about a checkpoint before its weights are read."""
+
+    name: str  # reference given by the user
+    where: str  # for messages
+    config: dict[str, Any]
+    tensors: dict[str, TensorEntry]  # by name, from all headers
+    weights_bytes: int
+    largest_file_bytes: int = 0
+    names: frozenset[str] = frozenset()  # of all files next to config.json
+    generation: ModelGeneration = field(default_factory=ModelGeneration)
+    quantizer: dict[str, Any] = field(default_factory=dict)  # hf_quant_config.json
+
+    @property
+    def architecture(self) -> str:
+        """The first architecture of config.json, or "unknown"."""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "unknown"
+
+    @property
+    def format(self) -> SourceFormat | None:
+        """Format of weights that were released quantized; None for others."""
+        return source_format(self.config, self.quantizer if QUANTIZER_FILE in self.names else None)
+
+
+def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
+    """Read config.json and the headers in a folder."""
+    config = read_config(folder)
+    headers = read_headers(folder)
+    quantizer = folder / QUANTIZER_FILE
+    sizes = [file.stat().st_size for file in headers]
+    return HeaderSource(
+        name=name or str(folder),
+        where=str(folder / "config.json"),
+        config=config,
+        tensors={k: t for header in headers.values() for k, t in header.tensors.items()},
+        weights_bytes=sum(sizes),
+        largest_file_bytes=max(sizes),
+        names=frozenset(checkpoint_names(folder)),
+        generation=folder_generation(folder),
+        quantizer=read_json(quantizer) if quantizer.is_file() else {},
+    )
+
+
+def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
+    """Read config.json, the index and the headers from the Hub, without weights.
+
+    Range requests fetch about 100 kB a file. If the Hub is unreachable, its cache is used.
+
+    Raises:
+        HubError: as :func:`recipes.checkpoints.hub.download` does.
+        CheckpointError: config.json, index or headers are damaged.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    name = f"{repo_id}@{revision}" if revision else repo_id
+    with explain_hub_errors(repo_id, revision):
+        info = query_hub(repo_id, revision)
+        if info is None:
+            folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
+            return read_folder(folder, name)
+        sizes = file_sizes(info)
+        check_has_safetensors(repo_id, sizes)
+
+        def fetch(file: str) -> Path:
+            try:
+                return Path(hf_hub_download(repo_id, file, revision=info.sha))
+            except EntryNotFoundError as error:
+                raise CheckpointError(
+                    f"the repository has no {file}",
+                    where=repo_id,
+                    hint="use the repository of a language model's weights",
+                ) from error
+
+        config = read_json(fetch("config.json"))
+        files = sorted(filter(are_weights, sizes))
+        if INDEX in sizes:
+            files = sorted(set(read_index(fetch(INDEX)).values()))
+        missing = [file for file in files if file not in sizes]
+        check_no_shard_is_missing(missing, len(files), repo_id)
+        return HeaderSource(
+            name=name,
+            where=f"{name}/config.json",
+            config=config,
+            tensors=_headers(repo_id, files, info.sha),
+            weights_bytes=sum(sizes[file] for file in files),
+            largest_file_bytes=max(sizes[file] for file in files),
+            names=frozenset(sizes),
+            generation=read_generation(name, sizes, fetch),
+            quantizer=read_json(fetch(QUANTIZER_FILE)) if QUANTIZER_FILE in sizes else {},
+        )
+
+
+def _headers(repo_id: str, files: list[str], commit: str | None) -> dict[str, TensorEntry]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    api = HfApi()
+
+    def read(file: str) -> dict[str, TensorEntry]:
+        where = Path(repo_id) / file
+        try:
+            header = api.parse_safetensors_file_metadata(repo_id, file, revision=commit)
+        except SafetensorsParsingError as error:
+            raise CheckpointError(f"the header is damaged: {error}", where=str(where)) from error
+        entries = {
+            name: {"dtype": t.dtype, "shape": [*t.shape], "data_offsets": [*t.data_offsets]}
+            for name, t in header.tensors.items()
+        }
+        return {name: check_tensor(name, entry, where) for name, entry in entries.items()}
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        return {name: tensor for found in pool.map(read, files) for name, tensor in found.items()}

@@ -1,0 +1,279 @@
+"""Downloads of checkpoints from the Hugging Face Hub, or a mirror.
+
+Endpoint, token, cache folder and offline mode are settings of huggingface_hub (HF_ENDPOINT,
+HF_TOKEN or `hf auth login`, HF_HOME, HF_HUB_OFFLINE).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.errors import HubError
+from pipeline.core.events import Progress
+from recipes.checkpoints.folder import SMALL_FILES, matches
+from recipes.checkpoints.weight_files import (
+    IGNORED_WEIGHTS,
+    INDEX,
+    are_weights,
+    hint_on_weights,
+    read_index,
+)
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
+# The card has the license, but does not change answers, so it is not part of the digest.
+FETCHED_FIRST = (*SMALL_FILES, "README.md")
+ANSWER_TIMEOUT_S = 15.0
+DATASET_TIMEOUT_S = 3.0
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
+    """Download safetensors, config, tokenizer files and card; return the snapshot and its commit.
+
+    Existing files are reused, and interrupted transfers resume. If the Hub is unreachable, the
+    cache is used. Pickled weights and files in subfolders are never downloaded. `revision` None
+    means the default branch.
+
+    Raises:
+        HubError: repository or revision are missing or not accessible, the Hub is unreachable and
+            the cache incomplete, the disk is full, or there are no safetensors.
+    """
+    with explain_hub_errors(repo_id, revision):
+        info = query_hub(repo_id, revision)
+        sizes = file_sizes(info) if info is not None else {}
+        if info is not None:
+            check_has_safetensors(repo_id, sizes)
+        # The user's revision name, so that the library caches its commit.
+        snapshot = _fetch(repo_id, revision, FETCHED_FIRST, info is None, _bar_class())
+        index = snapshot / INDEX
+        wanted = sorted(set(read_index(index).values())) if index.exists() else ["*.safetensors"]
+        missing = sum(
+            size
+            for name, size in sizes.items()
+            if matches(name, (*wanted,)) and are_weights(name) and not (snapshot / name).exists()
+        )
+        free = shutil.disk_usage(snapshot).free
+        if free < missing:
+            raise HubError(
+                f"the weights need {missing / 1e9:.1f} GB more, and the disk has {free / 1e9:.1f} "
+                "GB",
+                where=str(snapshot),
+                hint="free some space, or set HF_HOME to a folder on a larger disk",
+            )
+
+        def report(done: int) -> None:
+            if missing:
+                progress.advance(f"download {repo_id}", min(done, missing), missing, "bytes")
+
+        _fetch(repo_id, snapshot.name, wanted, info is None, _bar_class(report))
+        report(missing)
+    check_has_safetensors(repo_id, [path.name for path in snapshot.iterdir()])
+    return snapshot, snapshot.name
+
+
+def bytes_to_download(repo_id: str, revision: str | None) -> int:
+    """Return the bytes that :func:`download` would fetch; 0 if it would use the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    with explain_hub_errors(repo_id, revision):
+        info = query_hub(repo_id, revision)
+        if info is None:
+            return 0
+        sizes = file_sizes(info)
+        check_has_safetensors(repo_id, sizes)
+        return sum(
+            size
+            for name, size in sizes.items()
+            if (matches(name, FETCHED_FIRST) or are_weights(name))
+            and not isinstance(try_to_load_from_cache(repo_id, name, revision=info.sha), str)
+        )
+
+
+def resolve_dataset_revision(dataset_id: str) -> str | None:
+    """Return the commit of a Hub dataset's default branch.
+
+    None if the Hub does not respond within about three seconds, or does not show the dataset.
+    """
+    answer: list[str | None] = []
+
+    def ask() -> None:
+        from huggingface_hub import HfApi
+
+        try:
+            answer.append(HfApi().dataset_info(dataset_id, timeout=DATASET_TIMEOUT_S).sha)
+        except (transport_error(), OSError, ValueError):
+            answer.append(None)
+
+    # In a thread, because name resolution ignores timeouts.
+    thread = threading.Thread(target=ask, daemon=True, name="resolve dataset")
+    thread.start()
+    thread.join(DATASET_TIMEOUT_S)
+    return answer[0] if answer else None
+
+
+def query_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
+    """Return the Hub's facts about a repository; None if the Hub is unreachable."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        return HfApi().model_info(
+            repo_id, revision=revision, timeout=ANSWER_TIMEOUT_S, files_metadata=True
+        )
+    except HfHubHTTPError as error:
+        if error.response.status_code < 500:
+            raise
+        return None  # the Hub is down: use the cache
+    except (OfflineModeIsEnabled, transport_error()):
+        return None
+
+
+def transport_error() -> type[Exception]:
+    """Return the base class of HTTP errors: httpx in huggingface_hub 1, httpx2 in 2."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    base: type[Exception] = HfHubHTTPError.__bases__[0]
+    return base
+
+
+def file_sizes(info: ModelInfo) -> dict[str, int]:
+    """Return the sizes of top-level files in bytes, by name."""
+    return {
+        file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename
+    }
+
+
+def check_has_safetensors(repo_id: str, names: Iterable[str]) -> None:
+    """Raise HubError for a repository without top-level safetensors."""
+    if not any(fnmatchcase(name, "*.safetensors") for name in names):
+        raise HubError(
+            "the repository has no safetensors weights", where=repo_id, hint=hint_on_weights(names)
+        )
+
+
+def _fetch(
+    repo_id: str, revision: str | None, patterns: Iterable[str], offline: bool, bar: type[Any]
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(
+        repo_id,
+        revision=revision,
+        allow_patterns=list(patterns),
+        ignore_patterns=["*/*", IGNORED_WEIGHTS],
+        local_files_only=offline,
+        tqdm_class=bar,
+    )
+    return Path(folder)
+
+
+def _bar_class(report: Callable[[int], None] | None = None) -> type[Any]:
+    """Return a progress bar class that draws nothing and reports bytes.
+
+    The library counts files, received bytes and written bytes; the largest count is reported.
+    """
+    from tqdm.std import tqdm
+
+    furthest = 0
+    lock = threading.Lock()
+
+    class ReportingBar(tqdm):  # type: ignore[misc]
+        """Progress bar without drawing and monitor thread."""
+
+        monitor_interval = 0
+
+        def display(self, *args: Any, **kwargs: Any) -> None:
+            """Draw nothing."""
+
+        def close(self) -> None:
+            """Do nothing."""
+            self.disable = True
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal furthest
+            drawn: bool | None = super().update(n)
+            with lock:
+                if report is not None and self.unit == "B" and self.n > furthest:
+                    furthest = int(self.n)
+                    report(furthest)
+            return drawn
+
+    return ReportingBar
+
+
+@contextmanager
+def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Convert the library's errors to HubError with a hint."""
+    from huggingface_hub import constants, errors
+
+    where = f"{repo_id}@{revision}" if revision else repo_id
+    endpoint = os.environ.get("HF_ENDPOINT", "the Hub")
+    no_folder = f" (and no folder of the name '{repo_id}' exists here)"
+    offline = constants.HF_HUB_OFFLINE
+    # The first that fits: the library's error, message, and hint.
+    known: tuple[tuple[type[Exception], str, str], ...] = (
+        (
+            errors.GatedRepoError,
+            "the repository is gated",
+            f"accept the model's terms on its page at {endpoint}, then {LOG_IN}",
+        ),
+        (
+            errors.RevisionNotFoundError,
+            f"the revision '{revision}' does not exist",
+            "use an existing branch, tag or commit, or remove the @ part",
+        ),
+        (
+            errors.RepositoryNotFoundError,
+            f"the repository does not exist on {endpoint}, or is not visible{no_folder}",
+            f"check the name for a typo; if the repository is private, {LOG_IN}",
+        ),
+        (
+            errors.LocalEntryNotFoundError,
+            ("HF_HUB_OFFLINE is set, and the Hub's" if offline else f"{endpoint} is unreachable, ")
+            + f"{'' if offline else 'and its local'} cache is incomplete{no_folder}",
+            "unset HF_HUB_OFFLINE once to download it, or use a local folder"
+            if offline
+            else "check the network (HF_ENDPOINT selects a mirror), or use a local folder",
+        ),
+        (
+            errors.HFValidationError,
+            "this is not a Hub id",
+            "write a Hub id as org/name, a folder as ./path/to/model",
+        ),
+        (
+            transport_error(),
+            "the download was interrupted: {error}",
+            "check the network and run the command again; complete files stay in the cache",
+        ),
+        (OSError, "the download failed: {error}", "run the command again; complete files are kept"),
+        (
+            ValueError,
+            f"{endpoint} does not behave like a Hub",
+            "check HF_ENDPOINT, and whether a proxy is in between",
+        ),
+    )
+    try:
+        yield
+    except Exception as error:
+        found = next((each for each in known if isinstance(error, each[0])), None)
+        if found is None:
+            raise
+        _, message, hint = found
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where, message = str(error.filename or where), "the disk is full"
+            hint = "free some space, or set HF_HOME to a folder on a larger disk"
+        elif isinstance(error, errors.HfHubHTTPError) and found[0] is transport_error():
+            status = error.response.status_code
+            message = f"{endpoint} answered with status {status}"
+            hint = LOG_IN if status in (401, 403) else "try again in a while"
+        raise HubError(message.replace("{error}", str(error)), where=where, hint=hint) from error

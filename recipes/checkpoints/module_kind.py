@@ -1,0 +1,100 @@
+"""Kind of module of a tensor, from its name.
+
+Standard library only: the quantizers' environments import this module.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+ModuleKind = Literal[
+    "embeddings",
+    "attention",
+    "mlp",
+    "experts",
+    "states",
+    "routers",
+    "norms",
+    "lm_head",
+    "vision",
+    "mtp",
+    "other",
+]
+
+VISION = ("vision", "visual", "image", "audio", "multi_modal_projector", "mm_projector")
+HEADS = ("lm_head", "embed_out")
+EMBEDDINGS = ("wte", "wpe")
+# A router scores experts; the gate of a dense layer is gate_proj or gate_up_proj.
+ROUTERS = ("gate", "router", "shared_expert_gate")
+EXPERTS = ("experts",)
+SHARED_EXPERTS = ("shared_expert", "shared_experts")
+# State-space and convolution layers; Nemotron-H calls every layer's module `mixer`.
+STATES = ("mamba", "conv", "mixer")
+MIXED: dict[str, ModuleKind] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention"),
+    **dict.fromkeys(("up_proj", "gate_proj", "down_proj"), "mlp"),
+}
+DENSE = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", *SHARED_EXPERTS)
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# Excludes fused experts: engines match the names of single experts' matrices, such as
+# `mlp.experts.0.up_proj`.
+STACKED_EXPERTS = r"re:(.*\.)?experts(\..*)?$"
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
+    """Return the kind of module of the tensor `name`.
+
+    `layers` is num_hidden_layers; DeepSeek stores its multi-token prediction (MTP) head in layers
+    after the last.
+    """
+    parts = name.split(".")
+    leaf = parts[-2] if len(parts) > 1 else parts[0]
+    if any(part.startswith(VISION) for part in parts):
+        return "vision"
+    layer = _LAYER.search(name)
+    if parts[0] == "mtp" or "mtp" in parts or (layer and int(layer[1]) >= layers):
+        return "mtp"
+    if any(part in HEADS for part in parts) or name == "output.weight":
+        return "lm_head"
+    if "norm" in leaf or leaf.startswith("ln_"):
+        return "norms"
+    if "embed" in leaf or leaf in EMBEDDINGS:
+        return "embeddings"
+    return _kind_inside_a_layer(parts, dimensions)
+
+
+def is_expert_stack(name: str, dimensions: int) -> bool:
+    """Return whether a tensor contains the fused matrices of a layer's experts."""
+    parts = name.split(".")
+    if dimensions != 3 or any(part.startswith(VISION) for part in parts):
+        return False
+    return _kind_inside_a_layer(parts, dimensions) == "experts"
+
+
+def _kind_inside_a_layer(parts: list[str], dimensions: int) -> ModuleKind:
+    if any(part in ROUTERS for part in parts):
+        return "routers"
+    if any(part in EXPERTS for part in parts):
+        return "experts"
+    if dimensions == 3 and any(part in DENSE for part in parts):
+        return "experts"
+    if any("attn" in part or "attention" in part for part in parts):
+        return "attention"
+    if any(part in DENSE for part in parts):
+        return "mlp"
+    if any(part in STATES for part in parts):
+        return MIXED.get(parts[-2], "states")
+    return "other"
+
+
+BLOCK = re.compile(r"(.*?\.(?:layers|h|blocks|block)\.\d+)\.")
+
+
+def block_name(name: str) -> str:
+    """Return the numbered layer of a tensor: 'model.layers.3'; empty outside of layers."""
+    found = BLOCK.match(name)
+    return found[1] if found else ""

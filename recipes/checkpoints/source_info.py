@@ -1,0 +1,111 @@
+"""Facts from a checkpoint's model card: its Hub id and license."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from pipeline.core.record import Record
+from pipeline.core.untrusted import MEBIBYTE, read_regular
+from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.reference import parse_reference
+from recipes.checkpoints.weight_files import read_json
+
+MAX_CARD_BYTES = 4 * MEBIBYTE
+_FRONT = re.compile(
+    rb"\A(?:\xef\xbb\xbf)?\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M
+)
+
+# The demo's package has no card.
+DEMO_SOURCES = {"demo:smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
+
+
+class SourceInfo(Record):
+    """Source checkpoint of a variant, without private paths."""
+
+    ref: str = Field(description="as the user named it")
+    digest: str = Field(description="of its files' digests")
+    revision: str = Field("", description="commit on the Hub")
+    base_model: str = Field("", description="id on the Hub, if known")
+    quantized: str = Field(
+        "", description="numbers of its weights, such as FP8, if it was released quantized"
+    )
+    license: str = Field("", description="the Hub's license identifier, if known")
+    license_name: str = Field("", description="of a license that is called 'other'")
+    license_link: str = Field("", description="of a license that is called 'other'")
+
+    @property
+    def as_baseline(self) -> str:
+        """Return the baseline of verdicts."""
+        if self.quantized:
+            return f"the released {self.quantized} weights"
+        return "the unquantized model"
+
+
+class CheckpointReport(Record):
+    """Checkpoint of a run."""
+
+    ref: str = Field(description="as the user named it")
+    digest: str = Field(description="sha256 over its files' digests")
+    source: SourceInfo | None = Field(None, description="facts from its card")
+
+
+def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceInfo:
+    """Return the known facts about a source; unknown ones stay empty."""
+    # Do not publish the path of a user's folder.
+    facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
+    if ref in DEMO_SOURCES:
+        facts["base_model"], facts["license"] = DEMO_SOURCES[ref]
+        return SourceInfo(**facts)
+    if checkpoint is None:
+        return SourceInfo(**facts)
+    if checkpoint.kind == "hub":
+        facts["base_model"] = parse_reference(checkpoint.ref).name
+        facts["revision"] = checkpoint.revision or ""
+    facts["quantized"] = checkpoint.quantized
+    return SourceInfo(**facts, **license_in(checkpoint.path))
+
+
+def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
+    """Return the run record's facts about its checkpoint."""
+    return CheckpointReport(
+        ref=checkpoint.ref,
+        digest=checkpoint.digest,
+        source=find_source(checkpoint.ref, checkpoint.digest, checkpoint),
+    )
+
+
+def is_path(ref: str) -> bool:
+    """Return whether a checkpoint reference is a path."""
+    return ref.startswith(("/", ".", "~"))
+
+
+def license_in(folder: Path) -> dict[str, str]:
+    """Return the license from the folder's model card, or from its config."""
+    card = front_matter(folder / "README.md")
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    license = card.get("license") or config.get("license")
+    found = {
+        "license": license,
+        "license_name": card.get("license_name"),
+        "license_link": card.get("license_link"),
+    }
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def front_matter(card: Path) -> dict[str, Any]:
+    """Return a card's YAML front matter; empty if missing or damaged.
+
+    The card is untrusted, and an unreadable card does not stop a promotion.
+    """
+    from pipeline.core.untrusted_yaml import parse_yaml
+
+    try:
+        found = _FRONT.match(read_regular(card, MAX_CARD_BYTES))
+        facts = parse_yaml(found[1], finite=False) if found else None
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}

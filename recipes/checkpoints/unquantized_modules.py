@@ -1,0 +1,131 @@
+"""Modules that a recipe must leave in 16 bits, by architecture; from names and config alone."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from recipes.checkpoints.linear_layers import is_quantizable, is_tied
+from recipes.checkpoints.model_shape import LAYERS, text_level
+from recipes.checkpoints.module_kind import (
+    ROUTERS,
+    STACKED_EXPERTS,
+    VISION,
+    ModuleKind,
+    is_expert_stack,
+    module_kind,
+)
+from recipes.checkpoints.safetensors_header import TensorEntry
+from recipes.ignored_modules import is_ignored, to_expression
+
+# Routers depend on small differences. Vision towers, projectors and multi-token prediction (MTP)
+# heads are not calibrated. No recipe quantizes embeddings or fused experts.
+LEFT_ALONE: tuple[ModuleKind, ...] = ("routers", "vision", "mtp")
+OUTPUT_HEAD = "lm_head"
+# Gated delta nets: an error stays in the state for all later tokens. Their makers release FP8,
+# with the small projections of decay and write strength in 16 bits.
+LINEAR_ATTENTION, ITS_GATES = "linear_attn", r"linear_attn\.in_proj_(ba|a|b)"
+
+
+def ignore_list(
+    tensors: Mapping[str, TensorEntry],
+    config: Mapping[str, Any],
+    recipe_ignore: list[str],
+    *,
+    fp8: bool = False,
+) -> list[str]:
+    """Return the recipe's ignore list, extended for this checkpoint's architecture.
+
+    Args:
+        fp8: the recipe quantizes weights to FP8.
+
+    Returns names and `re:` expressions for llm-compressor, vLLM and ignored_modules.py: the
+    recipe's, then one for each kind of module that stays unquantized.
+    """
+    found = list(dict.fromkeys(_to_supported_form(word) for word in recipe_ignore))
+    layers = decoder_layers(config)
+    matrices = {n: t for n, t in tensors.items() if is_quantizable(n, t, [])}
+    kinds = {n: module_kind(n, len(t.shape), layers) for n, t in matrices.items()}
+    heads = [_module(name) for name, kind in kinds.items() if kind == "lm_head"]
+    if is_tied(config) and not is_ignored(OUTPUT_HEAD, found):
+        found.append(OUTPUT_HEAD)
+    if is_ignored(OUTPUT_HEAD, found):
+        found += [name for name in heads if not is_ignored(name, found)]
+    for kind in LEFT_ALONE:
+        modules = [_module(name) for name, its in kinds.items() if its == kind]
+        open_ones = [module for module in modules if not is_ignored(module, found)]
+        if open_ones:
+            found += _expressions(kind, open_ones, layers)
+    linear = _match_part(ITS_GATES if fp8 else LINEAR_ATTENTION)
+    if any(is_ignored(_module(name), [linear]) for name in matrices) and linear not in found:
+        found.append(linear)
+    if _stacks(tensors) and STACKED_EXPERTS not in found:
+        found.append(STACKED_EXPERTS)
+    return found
+
+
+def describe_added_modules(
+    tensors: Mapping[str, TensorEntry],
+    config: Mapping[str, Any],
+    recipe_ignore: list[str],
+    ignore: list[str],
+) -> str:
+    """Describe what the architecture adds to the recipe's list; empty if nothing.
+
+    For example: `routers (56 layers), experts (56 stacks)`.
+    """
+    before = [_to_supported_form(word) for word in recipe_ignore]
+    layers = decoder_layers(config)
+    counts: Counter[ModuleKind] = Counter(
+        module_kind(name, len(tensor.shape), layers)
+        for name, tensor in tensors.items()
+        if is_quantizable(name, tensor, before) and not is_quantizable(name, tensor, ignore)
+    )
+    words = [f"{kind} ({count} layers)" for kind, count in counts.items()]
+    stacks = _stacks(tensors)
+    return ", ".join([*words, f"experts ({len(stacks)} stacks)"] if stacks else words)
+
+
+def _stacks(tensors: Mapping[str, TensorEntry]) -> list[str]:
+    return [name for name, tensor in tensors.items() if is_expert_stack(name, len(tensor.shape))]
+
+
+def _module(tensor: str) -> str:
+    return tensor.removesuffix(".weight")
+
+
+def _to_supported_form(word: str) -> str:
+    expression = to_expression(word)
+    return word if expression is None else f"re:{expression}"
+
+
+def decoder_layers(config: Mapping[str, Any]) -> int:
+    """Return the decoder's layers; a huge number if config.json lacks it."""
+    level = text_level(dict(config))
+    known = [level[key] for key in LAYERS if type(level.get(key)) is int]
+    return int(known[0]) if known else 10**6
+
+
+def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]:
+    """Return expressions for these modules, and others of their kind with any prefix.
+
+    A library's prefix can differ from the checkpoint's.
+    """
+    if kind == "routers":
+        return [_match_part("|".join(ROUTERS))]
+    if kind == "vision":
+        return [_match_part("|".join(f"{word}[^.]*" for word in VISION))]
+    numbers = {
+        int(found[1])
+        for module in modules
+        if (found := re.search(r"(?:^|\.)layers\.(\d+)\.", module)) and int(found[1]) >= layers
+    }
+    after = [_match_part(rf"layers\.{number}") for number in sorted(numbers)]
+    named = [_match_part("mtp")] if any("mtp" in module.split(".") for module in modules) else []
+    return [*named, *after]
+
+
+def _match_part(part: str) -> str:
+    return rf"re:(.*\.)?({part})(\..*)?$"

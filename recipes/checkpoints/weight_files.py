@@ -1,0 +1,159 @@
+"""Weight files of a checkpoint, and consistency of index and shards."""
+
+from __future__ import annotations
+
+import re
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import CheckpointError, raise_as
+from pipeline.core.untrusted import (
+    MAX_JSON_BYTES,
+    is_plain_name,
+    list_names,
+    parse_json,
+    read_regular,
+)
+from recipes.checkpoints.safetensors_header import SafetensorsHeader, read_header
+
+INDEX = "model.safetensors.index.json"
+# Mistral's repositories contain all weights again under this name, in another format.
+IGNORED_WEIGHTS = "consolidated*.safetensors"
+MAX_SHARDS = 10_000
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the sorted weight files: those in the index, or all safetensors.
+
+    Raises CheckpointError if there are none, the index is damaged or leaves the folder, a shard is
+    missing, or shards have no index.
+    """
+    index = folder / INDEX
+    names = checkpoint_names(folder)
+    if index.exists():
+        shards = sorted({folder / name for name in read_index(index).values()})
+        missing = [shard.name for shard in shards if not shard.exists()]
+        check_no_shard_is_missing(missing, len(shards), str(index))
+        single = folder / "model.safetensors"
+        if single.exists() and single not in shards:
+            raise CheckpointError(
+                "there are two sets of weights: libraries differ in which one they load",
+                where=f"{single} and {index}",
+                hint="delete the one that is out of date",
+            )
+        return shards
+    found = [folder / name for name in names if are_weights(name)]
+    if not found:
+        raise CheckpointError(
+            "the folder has no .safetensors file", where=str(folder), hint=hint_on_weights(names)
+        )
+    if any(_SHARD.fullmatch(file.name) for file in found):
+        raise CheckpointError(
+            "the weights are in several files, and their index is missing",
+            where=str(index),
+            hint="download it from the source of the weights",
+        )
+    return found
+
+
+def check_no_shard_is_missing(missing: list[str], total: int, where: str) -> None:
+    """Raise CheckpointError if there are missing weight files."""
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of {total} weight files are missing: {', '.join(missing[:3])}",
+            where=where,
+            hint="download them, or use another revision; the index lists their names",
+        )
+
+
+def hint_on_weights(names: Iterable[str]) -> str:
+    """Return what to use instead of a folder or repository of such files."""
+    suffixes = {Path(name).suffix for name in names}
+    if suffixes & {".bin", ".pt", ".pth"}:
+        return (
+            "pickled weights are not loaded, because a pickle can run any code: use a revision "
+            "with safetensors; if you trust them, convert them with transformers: "
+            "model.save_pretrained(FOLDER, safe_serialization=True)"
+        )
+    if ".gguf" in suffixes:
+        return "GGUF weights are quantized already: use the 16-bit checkpoint that they came from"
+    return "use the folder with config.json, the weights and the tokenizer, or such a repository"
+
+
+def are_weights(name: str) -> bool:
+    """Return whether a file name is a supported weight file."""
+    return fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
+
+
+def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
+    """Return the headers of the weight files, checked against the index."""
+    headers = {file: read_header(file) for file in weight_files(folder)}
+    index = folder / INDEX
+    for tensor, name in read_index(index).items() if index.exists() else ():
+        if tensor not in headers[folder / name].tensors:
+            raise CheckpointError(
+                f"the index assigns the tensor '{tensor}' to '{name}', which lacks it",
+                where=str(index),
+                hint="download index and weights of one revision again",
+            )
+    return headers
+
+
+def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
+    """Return the digest of names and contents of the weight files."""
+    return digest_json([[file.name, digest_of(file)] for file in weight_files(folder)])
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Return the index's weight_map: file name by tensor name, all in the index's folder."""
+    weight_map = read_json(index).get("weight_map")
+    fault, hint = "", "download it again"
+    if not isinstance(weight_map, dict) or not weight_map:
+        weight_map, fault = {}, "the index has no valid weight_map"
+    names = {name if isinstance(name, str) else "" for name in weight_map.values()}
+    wrong = [name for name in names if not is_plain_name(name) or not name.endswith(".safetensors")]
+    if len(names) > MAX_SHARDS:
+        fault = f"the index has {len(names):,} files; the limit is {MAX_SHARDS:,}"
+    elif wrong:
+        fault = f"the index names {wrong[0][:80]!r}, which is not a .safetensors file next to it"
+        hint = "do not use this checkpoint unless you trust its author"
+    if fault:
+        raise CheckpointError(fault, where=f"{index}, key weight_map", hint=hint)
+    return weight_map
+
+
+def checkpoint_names(folder: Path) -> list[str]:
+    """Return the sorted names in a checkpoint's folder."""
+    with raise_as(
+        CheckpointError,
+        "the folder cannot be read",
+        folder,
+        "use a folder with the weights and few other files",
+    ):
+        return list_names(folder)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a checkpoint's file; infinite numbers are allowed."""
+    with raise_as(CheckpointError, "the file cannot be read", path):
+        content = read_regular(path, MAX_JSON_BYTES)
+    if content.startswith(BOM_UTF8):
+        raise CheckpointError(
+            "the file begins with a byte order mark (BOM), which transformers does not read",
+            where=str(path),
+            hint=f"save it as UTF-8 without a BOM: sed -i '1s/^\\xEF\\xBB\\xBF//' {path}",
+        )
+    with raise_as(
+        CheckpointError, "the file is not valid JSON", path, "download it again", errors=ValueError
+    ):
+        value = parse_json(content, finite=False)
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            "the file has no JSON object", where=str(path), hint="download it again"
+        )
+    return value

@@ -1,0 +1,104 @@
+"""Calibration texts as blocks of tokens, for the workers that quantize."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import StageError, raise_as
+from pipeline.core.events import Progress
+from pipeline.core.untrusted import UntrustedLinesError, parse_json, read_lines
+from recipes.quantizers.calibration_rows import text_or_chat
+
+
+def calibration_blocks(
+    calibration: dict[str, Any], file: str | None, tokenizer: Any, progress: Progress
+) -> list[list[int]]:
+    """Return texts, shuffled by seed and concatenated, in blocks of exactly max_tokens tokens.
+
+    Packing (as AutoAWQ does) needs no padding, which would distort the statistics. Too few texts
+    for the requested blocks are reported.
+    """
+    texts = read_texts(calibration, file, tokenizer)
+    random.Random(calibration["seed"]).shuffle(texts)  # noqa: S311 - not for secrets
+    length, wanted = calibration["max_tokens"], calibration["samples"]
+    stream: list[int] = []
+    for text in texts:
+        stream.extend(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if tokenizer.eos_token_id is not None:
+            stream.append(tokenizer.eos_token_id)
+        if len(stream) >= length * wanted:
+            break
+    blocks = [stream[start : start + length] for start in range(0, len(stream), length)]
+    whole = [block for block in blocks if len(block) == length][:wanted]
+    if not whole:
+        raise StageError(
+            f"the calibration texts have {len(stream)} tokens, less than one block of {length}",
+            where=f"recipe key quantization.calibration, {file or calibration['dataset']}",
+            hint="give more text, or a smaller max_tokens",
+        )
+    if len(whole) < wanted:
+        progress.note(
+            f"calibrating with {len(whole)} blocks of {length} tokens instead of {wanted}: "
+            f"the texts have only {len(stream)} tokens"
+        )
+    return whole
+
+
+def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) -> list[str]:
+    """Return the texts of a local JSONL or plain text file, or of a Hub dataset."""
+    column = calibration["column"]
+    if file is None:
+        from datasets import load_dataset
+
+        rows = load_dataset(
+            calibration["dataset"], split=calibration["split"], revision=calibration["revision"]
+        )
+        shuffled = rows.shuffle(seed=calibration["seed"])
+        rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
+        return [as_text(text_or_chat(row, column), tokenizer) for row in rows]
+    with raise_as(
+        StageError,
+        "the calibration file cannot be read",
+        file,
+        "give a JSONL or text file in UTF-8",
+        errors=(OSError, UntrustedLinesError),
+    ):
+        lines = list(read_lines(Path(file)))
+    if not file.endswith(".jsonl"):
+        return [line for line in lines if line.strip()]
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line, whole_text=False)
+            texts.append(as_text(text_or_chat(row, column), tokenizer))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StageError(
+                f"the calibration line cannot be used: {error}",
+                where=f"{file}, line {number}",
+                hint=f'each line is a JSON object with the key "{column}" or "text"',
+            ) from error
+    return texts
+
+
+def as_text(value: str | list[dict[str, Any]], tokenizer: Any) -> str:
+    """Return a text unchanged, and chat messages through the model's chat template."""
+    if isinstance(value, str):
+        return value
+    if tokenizer.chat_template:
+        return str(tokenizer.apply_chat_template(value, tokenize=False))
+    return "\n".join(str(message["content"]) for message in value)
+
+
+def block_facts(blocks: list[list[int]]) -> dict[str, Any]:
+    """Return facts on the blocks for the stage's record."""
+    return {
+        "calibration_blocks": len(blocks),
+        "calibration_tokens": sum(map(len, blocks)),
+        "calibration_digest": hashlib.sha256(json.dumps(blocks).encode()).hexdigest(),
+    }

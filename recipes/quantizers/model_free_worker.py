@@ -1,0 +1,190 @@
+"""Worker: FP8 and 4-bit floats without calibration, file by file, by `model_free_ptq`.
+
+Names, shapes and config.json tell which tensors it quantizes, without the model's modules.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
+from pipeline.core.memory import available_bytes
+from pipeline.core.worker_protocol import versions_of
+from recipes.checkpoints.linear_layers import (
+    WEIGHT,
+    is_head,
+    is_linear_weight,
+    is_quantizable,
+    is_tied,
+)
+from recipes.checkpoints.module_kind import STACKED_EXPERTS, is_expert_stack
+from recipes.checkpoints.safetensors_header import TensorEntry
+from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
+from recipes.ignored_modules import is_ignored
+from recipes.quantizers.llm_compressor_worker import LIBRARIES, follow_bars
+
+CONFIGS = ("config.json", "generation_config.json")
+# The library's own estimate for FP8 is 1.5 times a file; NVFP4 needs a little more.
+MEMORY_A_WORKER = 2.5
+CASTABLE = ("BF16", "F16", "F32")
+# transformers' Conv1D layers: no linear layers to llm-compressor, and stored transposed.
+TRANSPOSED_ARCHITECTURES = ("gpt2", "openai-gpt", "ctrl", "imagegpt", "decision_transformer")
+
+
+def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Write the quantized checkpoint into `output`, an empty folder.
+
+    The library takes every weight for a linear layer's, so all others are on its list of what to
+    ignore. The variant's config names only the linear layers among them.
+
+    Args:
+        spec: as in `Quantization.worker`.
+
+    Returns:
+        facts of QuantizeResult.
+    """
+    source = Path(spec["checkpoint"])
+    quantization = spec["quantization"]
+    ignore, sizes = quantization["ignore"], spec["group_sizes"]
+    config = read_json(source / "config.json")
+    headers = read_headers(source)
+    tensors = {name: tensor for each in headers.values() for name, tensor in each.tensors.items()}
+    places = {name: file for file, header in headers.items() for name in header.tensors}
+    check_supported(tensors, config, ignore, source)
+    check_tie(tensors, places, config, source)
+    chosen = {name for name, tensor in tensors.items() if is_quantizable(name, tensor, ignore)}
+    others = [
+        name.removesuffix(WEIGHT)
+        for name in tensors
+        if name.endswith(WEIGHT) and name not in chosen
+    ]
+    from llmcompressor.entrypoints import model_free
+    from llmcompressor.entrypoints.model_free import converter
+
+    # It would take the first axis after the experts for rows, and halve it for gate and up.
+    converter.split_fused_moe_experts = lambda tensors: tensors
+    save_contiguous(model_free)
+    follow_bars(progress, quantization["kind"])
+    largest = max(file.stat().st_size for file in headers)
+    fitting = int(available_bytes() / (MEMORY_A_WORKER * largest))
+    with tempfile.TemporaryDirectory() as needed:
+        # The library copies each other file of its input, pickled weights too.
+        for file in (*headers, *(source / name for name in (INDEX, *CONFIGS))):
+            if file.exists():
+                (Path(needed) / file.name).symlink_to(file)
+        model_free.model_free_ptq(
+            needed,
+            output,
+            scheme=quantization["scheme"],
+            ignore=others,
+            max_workers=max(1, min(len(os.sched_getaffinity(0)), fitting)),
+        )
+    kept = kept_layers(tensors, ignore)
+    saved = read_json(output / "config.json")
+    heads = ["lm_head"] if is_tied(config) and "lm_head" not in kept else []
+    saved["quantization_config"]["ignore"] = kept + heads
+    text = json.dumps(saved, indent=2) + "\n"
+    (output / "config.json").write_text(text, encoding="utf-8")
+    return {
+        "scheme": quantization["scheme"],
+        "quantized_modules": len(chosen),
+        "shards": len(headers),
+        "source_bytes": sum(file.stat().st_size for file in headers),
+        "versions": versions_of(*LIBRARIES),
+        **({"group_size": sizes[0]} if sizes else {}),
+    }
+
+
+def check_supported(
+    tensors: Mapping[str, TensorEntry], config: dict[str, Any], ignore: list[str], source: Path
+) -> None:
+    """Refuse transposed or already quantized layers, a tied lm_head, or nothing to quantize."""
+    architecture, place = config.get("model_type"), source / "config.json"
+    if architecture in TRANSPOSED_ARCHITECTURES:
+        raise StageError(
+            f"'{architecture}' stores its layers transposed: there is nothing to quantize",
+            where=f"{place}, key model_type",
+            hint="none of llm-compressor's recipes quantizes these layers; use the baseline",
+        )
+    chosen = {name: each for name, each in tensors.items() if is_quantizable(name, each, ignore)}
+    for name, tensor in chosen.items():
+        if tensor.dtype not in CASTABLE or not tensor.elements:
+            raise StageError(
+                f"'{name}' is stored as {tensor.dtype} {list(tensor.shape)}, and only matrices of "
+                f"{', '.join(CASTABLE)} are cast",
+                where=str(source),
+                hint="start from the unquantized checkpoint",
+            )
+    if is_tied(config) and not is_ignored("lm_head", ignore):
+        raise StageError(
+            "lm_head is the embedding, and cannot be quantized alone",
+            where=f"{place}, key tie_word_embeddings",
+            hint="put lm_head into the recipe's quantization.ignore",
+        )
+    if not chosen:
+        raise StageError(
+            "no tensor of the checkpoint is to be quantized",
+            where=str(source),
+            hint="the recipe's quantization.ignore means all linear layers; shorten it",
+        )
+
+
+def check_tie(
+    tensors: Mapping[str, TensorEntry],
+    places: Mapping[str, Path],
+    config: dict[str, Any],
+    source: Path,
+) -> None:
+    """Check that a stored lm_head of a tied model repeats the embedding."""
+    from safetensors import safe_open
+
+    head = next(filter(is_head, tensors), None)
+    if head is None or not is_tied(config):
+        return
+    for table in tensors:
+        if not table.endswith("embed_tokens.weight") or tensors[table].shape != tensors[head].shape:
+            continue
+        read = []
+        for name in (head, table):
+            with safe_open(places[name], framework="pt") as opened:
+                read.append(opened.get_tensor(name))
+        if not read[0].equal(read[1]):
+            key = "tie_word_embeddings"
+            key = key if key in config else f"text_config.{key}"
+            raise StageError(
+                f"'{head}' is not the embedding that config.json says it is",
+                where=f"{source / 'config.json'}, key {key}",
+                hint="where the stored head is the model's own, set tie_word_embeddings to false "
+                "in config.json",
+            )
+
+
+def kept_layers(tensors: Mapping[str, TensorEntry], ignore: list[str]) -> list[str]:
+    """Return modules that stay unquantized, so that the engine expects that.
+
+    Experts in stacks stay: which of a stack's axes are rows differs by architecture.
+    """
+    kept = [
+        name.removesuffix(WEIGHT)
+        for name, tensor in tensors.items()
+        if is_linear_weight(name, tensor) and not is_quantizable(name, tensor, ignore)
+    ]
+    stacked = any(is_expert_stack(name, len(tensor.shape)) for name, tensor in tensors.items())
+    return [*kept, STACKED_EXPERTS] if stacked else kept
+
+
+def save_contiguous(library: Any) -> None:
+    """Make the library save matrices whose last block is cut.
+
+    llm-compressor 0.14 passes views of the padded matrix, which safetensors refuses.
+    """
+    save = library.save_file
+    library.save_file = lambda tensors, path: save(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, path
+    )

@@ -1,0 +1,224 @@
+"""Checks of the files next to the weights: the same model, the same tokens, no other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import CheckpointError, VerificationError
+from recipes.checkpoints.chat_template import folder_generation
+from recipes.checkpoints.folder import AUXILIARY_FILES, matches
+from recipes.checkpoints.weight_files import read_json, weight_files
+
+# Weight formats that can run code when loaded, or that an engine could load instead.
+OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack", ".gguf", ".npz"}
+GENERATION, VERSION = "generation_config.json", "transformers_version"
+# Keys that quantization sets, or that do not describe the model.
+QUANTIZER_KEYS = {
+    *("quantization_config", "compression_config", "dtype", "torch_dtype", VERSION),
+    *("_name_or_path", "_attn_implementation_autoset"),
+}
+# Keys of transformers 4 and 5 for the same facts; compared by `rope_settings`.
+ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
+# Keys without which, or with others, it would be another model.
+MODEL_KEYS = {
+    *("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_act", "rms_norm_eps", "sliding_window", "num_experts", "num_local_experts"),
+    *("n_routed_experts", "num_experts_per_tok"),
+}
+# transformers may drop other keys that have default values.
+REQUIRED_KEYS = MODEL_KEYS | {
+    *("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+}
+# transformers adds the types of layers when it saves.
+DECIDING_KEYS = MODEL_KEYS | {"layer_types", "rope_parameters"}
+ABSENT = object()
+TOKENIZER = "tokenizer.json"
+# The first that both have is compared.
+OTHER_VOCABULARIES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+# Parts of tokenizer.json that change how text becomes tokens, besides the vocabulary.
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+HINT = "compare it with the checkpoint that it was made of: prepare model THAT --variant ..."
+
+
+def check_only_safetensors(variant: Path) -> None:
+    """Reject pickled weights, and safetensors that are not part of the model."""
+    found = [path for path in sorted(variant.iterdir()) if path.suffix in OTHER_WEIGHTS]
+    found += sorted(set(variant.glob("*.safetensors")) - set(weight_files(variant)))
+    if found:
+        raise VerificationError(
+            "the variant has a weight file that is not part of the model", where=str(found[0])
+        )
+
+
+def check_auxiliary_files(source: Path, variant: Path) -> None:
+    """Check that tokenizer, templates and similar files are unchanged.
+
+    The generation config may differ in its transformers version.
+    """
+    names = {path.name for folder in (source, variant) for path in folder.iterdir()}
+    for name in sorted(name for name in names if matches(name, AUXILIARY_FILES)):
+        before, after = source / name, variant / name
+        if before.is_file() != after.is_file():
+            fault = "is missing from the variant" if before.is_file() else "was added to it"
+        elif (
+            not before.is_file()
+            or before.read_bytes() == after.read_bytes()
+            or (name == GENERATION and _unversioned(before) == _unversioned(after))
+        ):
+            continue
+        else:
+            fault = "differs from the source's"
+        raise VerificationError(f"'{name}' {fault}", where=str(after))
+
+
+def _unversioned(file: Path) -> dict[str, Any]:
+    return {**read_json(file), VERSION: None}
+
+
+def check_config(source: Path, variant: Path) -> None:
+    """Check that config.json describes the same model; it may lack keys with default values."""
+    for key, ours, theirs in _differences(source, variant):
+        where = f"{variant / 'config.json'}, key {key}"
+        if theirs is not ABSENT and ours is not ABSENT:
+            raise VerificationError(
+                f"config.json has {_clip(theirs)} for '{key}', the source's has {_clip(ours)}",
+                where=where,
+                hint="quantize again; the quantizer read the checkpoint as another model",
+            )
+        if theirs is ABSENT and ours is not None and key.rpartition(".")[2] in REQUIRED_KEYS:
+            raise VerificationError(
+                f"config.json lacks the key '{key}', which the source sets to {_clip(ours)}",
+                where=where,
+            )
+
+
+def check_adopted_files(source: Path, variant: Path) -> list[str]:
+    """Check config and tokenizer of a variant that another program saved.
+
+    Returns differences that the gates judge, as notes. Raises CheckpointError for another model, or
+    a tokenizer that gives other tokens.
+    """
+    notes = []
+    for key, before, after in _differences(source, variant):
+        ours, theirs = (None if value is ABSENT else value for value in (before, after))
+        if key.rpartition(".")[2] in DECIDING_KEYS and None not in (ours, theirs):
+            raise CheckpointError(
+                f"the variant is of another model: its config.json has {_clip(theirs)} for "
+                f"'{key}', the source's has {_clip(ours)}",
+                where=f"{variant / 'config.json'}, key {key}",
+                hint=HINT,
+            )
+        if (ours or None) != (theirs or None):  # a missing key is like one that is false or 0
+            notes.append(key)
+    found = [f"config.json differs from the source's in {', '.join(notes)}"] if notes else []
+    found += _check_tokenizer(source, variant)
+    made, given = folder_generation(variant), folder_generation(source)
+    if made.template != given.template:
+        found.append(
+            "the chat template differs from the source's: suites that ask in chat form compare "
+            "answers to other prompts, which is refused; copy the source's to judge the weights"
+        )
+    keys = sorted(
+        key
+        for key in {*given.sampling, *made.sampling} - {VERSION, "_from_model_config"}
+        if given.sampling.get(key) != made.sampling.get(key)
+    )
+    if keys:
+        found.append(
+            f"{GENERATION} differs from the source's in {', '.join(keys)}: servers take defaults "
+            "from it, and the gates set their own"
+        )
+    return found
+
+
+def _differences(source: Path, variant: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys in which two config.json differ, with both values or ABSENT."""
+    return _compare(read_json(source / "config.json"), read_json(variant / "config.json"), "")
+
+
+def _compare(
+    before: dict[str, Any], after: dict[str, Any], above: str
+) -> Iterator[tuple[str, Any, Any]]:
+    for key in sorted({*before, *after} - QUANTIZER_KEYS - ROPE_KEYS):
+        ours, theirs = before.get(key, ABSENT), after.get(key, ABSENT)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            yield from _compare(ours, theirs, f"{above}{key}.")
+        elif ours != theirs:
+            yield above + key, ours, theirs
+    if (rope := _rope_settings(before)) != (other := _rope_settings(after)):
+        yield f"{above}rope_parameters", rope, other
+
+
+def _rope_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary embedding's settings in one form, without defaults."""
+    found: dict[str, Any] = {}
+    if config.get("rope_theta") is not None:
+        found["rope_theta"] = config["rope_theta"]
+    for key in ("rope_scaling", "rope_parameters"):
+        settings = config.get(key)
+        found |= settings if isinstance(settings, dict) else {}
+    kind = found.pop("rope_type", found.pop("type", "default"))
+    found.pop("type", None)
+    return found | ({} if kind in (None, "default") else {"rope_type": kind})
+
+
+def _check_tokenizer(source: Path, variant: Path) -> Iterator[str]:
+    """Compare the vocabularies, and yield a note on other parts."""
+    if (source / TOKENIZER).is_file() and (variant / TOKENIZER).is_file():
+        before, after = read_json(source / TOKENIZER), read_json(variant / TOKENIZER)
+        ours, theirs = (
+            each if isinstance(each := t.get("model"), dict) else {} for t in (before, after)
+        )
+        for part, one, other in (
+            ("vocabulary", ours.get("vocab"), theirs.get("vocab")),
+            ("merges", _merges(ours), _merges(theirs)),
+            ("added tokens", _added_tokens(before), _added_tokens(after)),
+        ):
+            if one != other:
+                raise _other_tokenizer(variant / TOKENIZER, f"other {part}")
+        parts = [part for part in PARTS if before.get(part) != after.get(part)]
+        parts += [
+            f"model.{key}"
+            for key in sorted({*ours, *theirs} - {"vocab", "merges"})
+            if (ours.get(key) or None) != (theirs.get(key) or None)
+        ]
+        if parts:
+            yield f"{TOKENIZER} differs from the source's in {', '.join(parts)}"
+        return
+    for name in OTHER_VOCABULARIES:
+        if (source / name).is_file() and (variant / name).is_file():
+            if digest_file(source / name) != digest_file(variant / name):
+                raise _other_tokenizer(variant / name, "another vocabulary")
+            return
+    raise _other_tokenizer(variant, "no tokenizer file that the source has too")
+
+
+def _other_tokenizer(where: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"the variant's tokenizer is not the source's: it has {what}",
+        where=str(where),
+        hint="copy the source's tokenizer files into a copy of the variant, if it was made with "
+        "them; " + HINT,
+    )
+
+
+def _merges(model: dict[str, Any]) -> list[Any]:
+    """Return the merges in one form: older versions write 'a b' for ['a', 'b']."""
+    merges = model.get("merges")
+    found = merges if isinstance(merges, list) else []
+    return [each.split(" ") if isinstance(each, str) else each for each in found]
+
+
+def _added_tokens(tokenizer: dict[str, Any]) -> list[str]:
+    tokens = tokenizer.get("added_tokens")
+    found = [each for each in tokens if isinstance(each, dict)] if isinstance(tokens, list) else []
+    return sorted(str([each.get(key) for key in ("id", "content", "special")]) for each in found)
+
+
+def _clip(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

