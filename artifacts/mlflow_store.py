@@ -25,7 +25,7 @@ from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.exclusive_file import flush_folder
 from pipeline.core.private_files import is_shared
 from pipeline.core.untrusted import open_regular
-from recipes.checkpoints.weights_folder_files import plain_files
+from recipes.checkpoints.weight_files import plain_files
 
 EMBEDDED = "sqlite:///"
 COPIES = ("hf://", "oci://")

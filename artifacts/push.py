@@ -28,7 +28,7 @@ from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.untrusted import parse_json
 from recipes.checkpoints.hub import LOG_IN
-from recipes.checkpoints.weights_folder_files import ARCHIVE, plain_files
+from recipes.checkpoints.weight_files import ARCHIVE, plain_files
 
 HUB, OCI = "hf://", "oci://"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"

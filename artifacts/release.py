@@ -49,7 +49,7 @@ from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store, flush_to_disk
 from pipeline.stages.judge import policy_digest
 from recipes.checkpoints.source_info import find_source
-from recipes.checkpoints.weights_folder_files import ARCHIVE, BUNDLE, plain_files
+from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
 
 VERSIONS, REGISTRIES = "versions", "registries.jsonl"
 JUDGE_TAG, QUANTIZE_TAG, RUN_TAG = "prepare.judge", "prepare.quantize", "prepare.run"

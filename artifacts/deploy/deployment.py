@@ -18,7 +18,7 @@ from pipeline.core.errors import EvidenceError, RegistryError, UsageError, did_y
 from pipeline.core.escape import clip
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
-from recipes.checkpoints.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNATURE
+from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNATURE
 
 
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:

@@ -15,7 +15,7 @@ from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.stages.judge import JUDGE, policy_digest
 from pipeline.stages.questions import QUESTIONS
-from recipes.checkpoints.weights_folder_files import BUNDLE
+from recipes.checkpoints.weight_files import BUNDLE
 from recipes.policy import Policy
 from recipes.schema import Family, Recipe, ServingProfile
 from recipes.workload import read_pinned

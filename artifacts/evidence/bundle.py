@@ -34,7 +34,7 @@ from pipeline.core.stage import StageRecord
 from pipeline.core.store import RECORD, Store
 from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, open_regular
 from recipes.checkpoints.source_info import SourceInfo
-from recipes.checkpoints.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE
+from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE
 
 VERDICT = "verdict.json"
 ABOUT = (

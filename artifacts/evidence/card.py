@@ -21,7 +21,7 @@ from pipeline.core.hardware import Hardware
 from pipeline.core.process_environment import SAFE_PATH_VARIABLES
 from pipeline.core.stage import TypedStageRecord
 from pipeline.stages.evaluate import EvaluateParameters, EvaluateResult
-from recipes.checkpoints.weights_folder_files import CARD, RESULTS
+from recipes.checkpoints.weight_files import CARD, RESULTS
 from recipes.engines import LaunchSpec, find_engine
 from recipes.engines.engine import KV_DTYPE
 from recipes.quantizers.adopted import AdoptedQuantization

@@ -16,7 +16,7 @@ from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, raise_as
 from pipeline.core.record import Record
 from pipeline.core.untrusted import read_record
-from recipes.checkpoints.weights_folder_files import ADDED_LATER, ARCHIVE, BUNDLE, plain_files
+from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, plain_files
 
 MANIFEST = "manifest.json"
 ABOUT = (

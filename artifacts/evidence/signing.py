@@ -17,7 +17,7 @@ from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvidenceError, UsageError, raise_as
 from pipeline.core.untrusted import MEBIBYTE, open_regular, read_regular
 from pipeline.environments.settings import Settings
-from recipes.checkpoints.weights_folder_files import ADDED_LATER, ARCHIVE, SIGNATURE
+from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, SIGNATURE
 
 KEY_BYTES = MEBIBYTE
 SIGNATURE_BYTES = 16 * MEBIBYTE  # every file with its digest

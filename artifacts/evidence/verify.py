@@ -40,12 +40,12 @@ from pipeline.stages.judge.consistency import find_served_otherwise
 from pipeline.stages.judge.verdict import StageInputs, judge_evidence
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import SPEED
-from recipes.checkpoints.weight_files import weights_digest
-from recipes.checkpoints.weights_folder_files import (
+from recipes.checkpoints.weight_files import (
     ARCHIVE,
     BUNDLE,
     SIGNATURE,
     digest_auxiliary_files,
+    weights_digest,
 )
 from recipes.workload import read_pinned
 

@@ -158,7 +158,7 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
 def check_signature(folder: Path, public_key: Path | None) -> str:
     """Check the signature, if asked for; return `holds`, `unchecked` or `none`."""
     from artifacts.evidence.signing import check_with_key
-    from recipes.checkpoints.weights_folder_files import SIGNATURE
+    from recipes.checkpoints.weight_files import SIGNATURE
 
     if public_key is not None:
         check_with_key(folder, public_key)

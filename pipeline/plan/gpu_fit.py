@@ -26,9 +26,8 @@ from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.suitability import find_making_faults
 from recipes import catalog
 from recipes.checkpoints import unsupported
-from recipes.checkpoints.config_tensors import read_config_alone
 from recipes.checkpoints.folder import needs_own_code
-from recipes.checkpoints.header_source import HeaderSource, read_folder, read_hub
+from recipes.checkpoints.header_source import HeaderSource, read_config_alone, read_folder, read_hub
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.checkpoints.variant_size import VariantWeights
 from recipes.engine_arguments import DIVIDES_GPUS

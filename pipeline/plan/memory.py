@@ -22,9 +22,8 @@ from recipes.checkpoints.layers import (
     read_layers,
     sequence_bytes,
 )
-from recipes.checkpoints.linear_layers import is_linear_weight
 from recipes.checkpoints.model_shape import ModelShape, model_shape, text_level
-from recipes.checkpoints.module_kind import module_kind
+from recipes.checkpoints.module_kind import is_linear_weight, module_kind
 from recipes.checkpoints.variant_size import VariantTensor, VariantWeights, stored_weights
 from recipes.engine_arguments import DEFAULT_MEMORY_SHARE, EXPERT_PARALLEL, MEMORY_SHARE
 from recipes.schema import Recipe, ServingProfile

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from pipeline.core.errors import PrepareError, StageError, UsageError
 from recipes.catalog import BASELINE
-from recipes.checkpoints.fused_sets import CURE, find_split, fused_name
 from recipes.checkpoints.header_source import HeaderSource
-from recipes.checkpoints.linear_layers import WEIGHT, is_linear_weight
-from recipes.checkpoints.module_kind import is_expert_stack, module_kind
-from recipes.checkpoints.unquantized_modules import decoder_layers
+from recipes.checkpoints.module_kind import WEIGHT, is_expert_stack, is_linear_weight, module_kind
+from recipes.checkpoints.unquantized_modules import CURE, decoder_layers, find_split, fused_name
 from recipes.checkpoints.variant_size import VariantWeights, find_undivided_rows
 from recipes.engines import find_engine
 from recipes.schema import Recipe, ServingProfile

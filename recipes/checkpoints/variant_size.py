@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.checkpoints.linear_layers import WEIGHT, is_head, is_quantizable, is_tied
+from recipes.checkpoints.module_kind import WEIGHT, is_head, is_quantizable, is_tied
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.unquantized_modules import ignore_list
 from recipes.group_sizes import find_dividing

@@ -16,14 +16,15 @@ from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.core.memory import available_bytes
 from pipeline.core.worker_protocol import versions_of
-from recipes.checkpoints.linear_layers import (
+from recipes.checkpoints.module_kind import (
+    STACKED_EXPERTS,
     WEIGHT,
+    is_expert_stack,
     is_head,
     is_linear_weight,
     is_quantizable,
     is_tied,
 )
-from recipes.checkpoints.module_kind import STACKED_EXPERTS, is_expert_stack
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
 from recipes.ignored_modules import is_ignored

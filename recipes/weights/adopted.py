@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import VerificationError, raise_as
-from recipes.checkpoints.fused_sets import CURE, SIBLINGS, find_split, fused_name
-from recipes.checkpoints.linear_layers import is_head, is_linear_weight, is_tied
+from recipes.checkpoints.module_kind import is_head, is_linear_weight, is_tied
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.source_format import QUANTIZER_FILE, quantization_configs
+from recipes.checkpoints.unquantized_modules import CURE, SIBLINGS, find_split, fused_name
 from recipes.checkpoints.weight_files import read_json
 from recipes.ignored_modules import check_patterns, is_ignored
 from recipes.quantization import Quantization

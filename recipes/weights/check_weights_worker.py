@@ -16,8 +16,7 @@ from safetensors import safe_open
 
 from pipeline.core.errors import VerificationError
 from pipeline.core.events import Progress
-from recipes.checkpoints.linear_layers import is_head
-from recipes.checkpoints.module_kind import block_name
+from recipes.checkpoints.module_kind import block_name, is_head
 from recipes.weight_format import PLAIN, WeightFormat
 from recipes.weights.comparison import WeightComparison
 from recipes.weights.dequantized_layer import dequantize

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import VerificationError
-from recipes.checkpoints.linear_layers import is_quantizable, is_tied
+from recipes.checkpoints.module_kind import is_quantizable, is_tied
 from recipes.checkpoints.weight_files import read_json
 from recipes.quantization import Quantization
 from recipes.weights.comparison import Compare, LayerCheck, WeightComparison

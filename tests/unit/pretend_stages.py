@@ -33,7 +33,7 @@ from pipeline.serving.served_model import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.context import Servers, StageContext
-from recipes.checkpoints.weights_folder_files import digest_auxiliary_files
+from recipes.checkpoints.weight_files import digest_auxiliary_files
 from recipes.weights.adopted import verify_adopted
 
 Score = Callable[[str, str, int], float]

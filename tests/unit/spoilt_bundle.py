@@ -18,7 +18,7 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import StageRecord, stage_key
 from pipeline.core.store import RECORD
 from pipeline.stages import newest_revision
-from recipes.checkpoints.weights_folder_files import ARCHIVE, BUNDLE
+from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE
 
 
 def check_bundle(deployed: Path) -> BundleCheck:

@@ -15,7 +15,7 @@ from pipeline.stages.check_weights import (
 )
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QUANTIZE
-from recipes.checkpoints.weights_folder_files import digest_auxiliary_files
+from recipes.checkpoints.weight_files import digest_auxiliary_files
 from recipes.quantizers.adopted import AdoptedQuantization
 
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder

@@ -24,7 +24,7 @@ from pipeline.core.hardware import Hardware
 from pipeline.core.stage import TypedStageRecord
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.checkpoints.source_info import find_source, front_matter
-from recipes.checkpoints.weights_folder_files import RESULTS
+from recipes.checkpoints.weight_files import RESULTS
 
 RECIPE = "fp8-dynamic"
 

@@ -20,7 +20,7 @@ from artifacts.evidence.bundle import VERDICT, pack, unpack
 from artifacts.evidence.manifest import MANIFEST, list_files
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
-from recipes.checkpoints.weights_folder_files import ARCHIVE, BUNDLE
+from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from artifacts.evidence.manifest import MANIFEST, ManifestFile
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
-from recipes.checkpoints.weights_folder_files import ARCHIVE, BUNDLE
+from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE
 
 # Answers lost, with which it passes alone and not next to another, and the first of them.
 CLOSE, FIRST = 4, 58

@@ -18,7 +18,7 @@ from artifacts.push import fetch
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import RegistryError, UsageError
-from recipes.checkpoints.weights_folder_files import ARCHIVE
+from recipes.checkpoints.weight_files import ARCHIVE
 
 # huggingface_hub 2.4 uploads by an option that its HTTP library is about to give up.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

@@ -32,7 +32,7 @@ from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import RECORD
-from recipes.checkpoints.weights_folder_files import BUNDLE
+from recipes.checkpoints.weight_files import BUNDLE
 
 
 @pytest.fixture

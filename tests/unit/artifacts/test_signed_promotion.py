@@ -33,8 +33,7 @@ from pipeline.core.store import RECORD
 from pipeline.environments.settings import load_settings
 from pipeline.run.recheck import RecheckRequest, run_recheck
 from pipeline.stages import newest_revision
-from recipes.checkpoints.weight_files import weights_digest
-from recipes.checkpoints.weights_folder_files import BUNDLE, SIGNATURE
+from recipes.checkpoints.weight_files import BUNDLE, SIGNATURE, weights_digest
 
 Forge = Callable[[Path], None]
 

@@ -27,7 +27,7 @@ from pipeline.core.errors import CheckpointError
 from pipeline.plan.host_memory import making_needs, serving_need
 from pipeline.plan.memory import Fit, Gpus, Model, choose_gpus, divisors, variants_of
 from recipes import catalog
-from recipes.checkpoints.config_tensors import read_config_alone
+from recipes.checkpoints.header_source import read_config_alone
 from recipes.checkpoints.variant_size import VariantWeights
 
 RECIPES = [catalog.load_recipe(name) for name in ("baseline", "fp8-dynamic", "awq-w4a16")]

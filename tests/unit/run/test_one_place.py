@@ -16,7 +16,7 @@ from pipeline.stages.evaluate.run import round_of
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
-from recipes.checkpoints.weights_folder_files import CARD
+from recipes.checkpoints.weight_files import CARD
 from recipes.speed import SpeedPolicy
 
 

@@ -49,7 +49,7 @@ from pipeline.plan.resolved_options import Choice
 from pipeline.run import recheck, session
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
-from recipes.checkpoints.weights_folder_files import BUNDLE
+from recipes.checkpoints.weight_files import BUNDLE
 
 RECIPE = "fp8-dynamic"
 ENGINE = "0.33.0"  # as in fake_run.py

@@ -14,7 +14,7 @@ from artifacts.deploy.deployment import check_files, find_version, folder_of, pu
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from pipeline.cli.main import app
 from pipeline.core.errors import RegistryError, UsageError
-from recipes.checkpoints.weights_folder_files import BUNDLE
+from recipes.checkpoints.weight_files import BUNDLE
 
 
 @pytest.fixture(scope="module")

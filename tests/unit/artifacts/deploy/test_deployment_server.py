@@ -26,7 +26,7 @@ from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.serving.server import Server, port_is_free
 from pipeline.serving.serving_arguments import ServingArguments
-from recipes.checkpoints.weights_folder_files import BUNDLE
+from recipes.checkpoints.weight_files import BUNDLE
 
 PORT = free_port()
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}

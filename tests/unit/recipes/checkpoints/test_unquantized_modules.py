@@ -19,7 +19,7 @@ from published_models import (
     source,
 )
 
-from recipes.checkpoints.linear_layers import is_quantizable
+from recipes.checkpoints.module_kind import is_quantizable
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.unquantized_modules import describe_added_modules, ignore_list
 from recipes.ignored_modules import is_ignored
