@@ -64,6 +64,8 @@ class RecordedCommand(CommandOptions):
     speculation: str | None = None
     asked_by: str | None = None
     ablate: bool | None = None
+    screen: bool | None = None
+    until_pass: bool | None = None
 
 
 def read_command(command: Mapping[str, Any]) -> RecordedCommand:
@@ -136,8 +138,9 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         words.append("--force")
     for gate in (options.remeasured or ()) if kind == "recheck" else ():
         words += ["--remeasure", gate]
-    if kind == "model" and options.ablate:
-        words.append("--ablate")
+    if kind == "model":
+        words += ["--ablate"] * bool(options.ablate) + ["--screen"] * bool(options.screen)
+        words += ["--until", "pass"] * bool(options.until_pass)
     if kind == "model" and options.promote is False:
         words.append("--no-promote")
     return shlex.join(without_password(word) for word in words)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 from artifacts.command_line import RecordedCommand, command_line
-from artifacts.run_record import RunReport, VariantReport
+from artifacts.run_record import RunReport, ScreenedModel, VariantReport
 from pipeline.core.errors import ExitCode, from_dict
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
@@ -58,13 +60,42 @@ def drafting_lines(report: RunReport) -> list[str]:
     ]
 
 
-def attribution_lines(report: RunReport) -> list[str]:
-    """Return the losses by weights and KV cache; [] without `--ablate`."""
-    return [
-        f"{variant.recipe}, {each.words}"
-        for variant in report.variants
-        for each in variant.ablation
-    ]
+def further_tables(report: RunReport) -> dict[str, list[dict[str, str]]]:
+    """Return by title the rows of `--screen` and `--ablate`, each by heading."""
+    found = {}
+    if report.screened:
+        found["screened: nothing was gated"] = front_rows(report.screened)
+    for variant in report.variants:
+        for each in variant.ablation:
+            note = f"; KV cache: {each.note}" if each.note else ""
+            title = f"{variant.recipe}, {each.suite}: loss of {each.n:,} conversations{note}"
+            found[title] = each.rows
+    return found
+
+
+def front_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
+    """Return a row per arm, the smallest first; those that no other one beats are the front."""
+    baseline, *variants = screened
+    rows = []
+    for each in sorted(screened, key=lambda each: each.weights_bytes or math.inf):
+        is_measured = each.effect is not None
+        place = "" if each is baseline or not is_measured else "front"
+        if any(each.is_beaten_by(other) for other in variants):
+            place = ""
+        cells = each.effect.cells if each.effect else {}
+        rate = each.output_tokens_per_s
+        rows.append(
+            {
+                "variant": each.name,
+                "weights": format_megabytes(each.weights_bytes, nothing=""),
+                "tokens kept": cells.get("score", ""),
+                "lost, points": cells.get("difference, points", ""),
+                "nats a token lost": cells.get("nats a token lost", ""),
+                "output tokens/s": "" if rate is None else f"{rate:,.1f}",
+                "": place or each.reason,
+            }
+        )
+    return rows
 
 
 def champion_of(report: RunReport) -> VariantReport | None:
@@ -104,6 +135,9 @@ def headline(report: RunReport) -> str:
     if report.tuning is not None and report.tuning.verdict is not None:
         who = report.tuning.winner or "no candidate"
         return f"{who} against the defaults: {report.tuning.verdict}: {report.tuning.reason}"
+    if report.screened:
+        measured = sum(each.effect is not None for each in report.screened[1:])
+        return f"{measured} variants were screened, and nothing was gated"
     names = ", ".join(list_passed(report))
     return {
         "pass": f"{names} passed; nothing was promoted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from artifacts.command_line import RecordedCommand, RunKind, read_command
-from eval_gates.attribution import AttributionReport
+from eval_gates.attribution import AttributionReport, Effect
 from eval_gates.gate_result import Verdict
 from eval_gates.quality_result import QualityResult
 from eval_gates.spec_decode_stats import SpecDecodeStats
@@ -42,6 +43,30 @@ class ScreeningReport(Record):
         None, description="ratio to that of the engine's defaults; no evidence"
     )
     stage: str | None = Field(None, description="key of the stage that measured it")
+
+
+class ScreenedModel(Record):
+    """One arm of `prepare model --screen`, which gates nothing."""
+
+    name: str
+    weights_bytes: int | None = Field(None, description="None when they were never made")
+    effect: Effect | None = Field(
+        None, description="what it loses of the baseline's text; None where it was not measured"
+    )
+    output_tokens_per_s: float | None = Field(None, description="of one load; no evidence")
+    stages: dict[str, str] = Field({}, description="keys of what was measured, by stage")
+    reason: str = Field("", description="why it was not measured")
+
+    def is_beaten_by(self, other: ScreenedModel) -> bool:
+        """Return whether the other loses and weighs no more, is no slower, and differs."""
+        ours, theirs = self._figures, other._figures
+        return all(b <= a for a, b in zip(ours, theirs, strict=True)) and ours != theirs
+
+    @property
+    def _figures(self) -> tuple[float, float, float]:
+        lost = self.effect.nats if self.effect is not None else None
+        nats = math.inf if lost is None else lost
+        return self.weights_bytes or math.inf, nats, -(self.output_tokens_per_s or 0.0)
 
 
 class TuningReport(Record):
@@ -101,8 +126,7 @@ class VariantReport(Record):
     recipe: str
     weights_bytes: int | None = Field(description="None when it was never made")
     verdict: Verdict | Literal["error", "skipped"] = Field(
-        description="skipped: a recipe of a fallback chain that was not needed, since one before "
-        "it passed"
+        description="skipped: it was not needed, since a smaller one passed (--until pass)"
     )
     reason: str = Field(description="why, in words; for an error: message, where and hint")
     p_value: float | None = Field(
@@ -195,6 +219,9 @@ class RunReport(Record):
     )
     notes: list[str] = Field(description="the notes that were reported")
     tuning: TuningReport | None = Field(None, description="of `prepare tune`")
+    screened: list[ScreenedModel] = Field(
+        [], fail_fast=True, description="of `prepare model --screen`, the baseline first"
+    )
     error: dict[str, str] | None = Field(None, description="of a run that failed as a whole")
 
     @field_validator("command")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster, means
+from eval_gates.gate_result import format_percent
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.verdicts import check_paired
 from pipeline.core.record import Record
@@ -20,6 +21,7 @@ Answers = Sequence[Mapping[str, Any]]
 class Effect(Record):
     """Effect of one change on the mean score, as a fraction: 0.01 is a point."""
 
+    score: float | None = Field(None, description="mean score with it; None of an interaction")
     difference: float = Field(description="of the mean score; below 0 it costs")
     lower: float = Field(description="one-sided bound of it at level alpha")
     upper: float
@@ -30,12 +32,15 @@ class Effect(Record):
     nats_error: float = Field(0.0, description="standard error of that")
 
     @property
-    def words(self) -> str:
-        between = f"{_points(self.lower)} to {_points(self.upper)}"
-        change = f"{_points(self.difference)} +- {_points(self.error)} points ({between})"
-        if self.nats is None:
-            return change
-        return f"{change}, {self.nats + 0.0:.3f} +- {self.nats_error:.3f} nats a token lost"
+    def cells(self) -> dict[str, str]:
+        """The columns of a table of effects, by heading."""
+        nats = "" if self.nats is None else f"{self.nats + 0.0:.3f} +- {self.nats_error:.3f}"
+        return {
+            "score": format_percent(self.score, 1, nothing=""),
+            "difference, points": f"{_points(self.difference)} +- {_points(self.error)}",
+            "bounds": f"{_points(self.lower)} to {_points(self.upper)}",
+            "nats a token lost": nats,
+        }
 
 
 class AttributionReport(Record):
@@ -46,6 +51,7 @@ class AttributionReport(Record):
     alpha: float = Field(description="error rate of each bound; nothing is corrected for several")
     baseline_kv: str = Field(description="type of the baseline's KV cache")
     variant_kv: str = Field(description="type of the variant's")
+    baseline: float | None = Field(None, description="mean score of the baseline")
     weights: Effect = Field(description="the variant's weights, with the baseline's KV cache")
     kv_cache: Effect = Field(description="the baseline's weights, with the variant's KV cache")
     both: Effect = Field(description="the variant as it was judged")
@@ -56,17 +62,39 @@ class AttributionReport(Record):
     note: str = Field("", description="what else the KV cache's type changes, by the profile")
 
     @property
-    def words(self) -> str:
+    def rows(self) -> list[dict[str, str]]:
+        """One row per change, by heading."""
         # Some engines' prefill does not read the cache (MLA).
-        cache = "not measured: the engine reads a prompt without its cache"
-        if self.is_cache_read:
-            cache = self.kv_cache.words
-        told = (
-            f"{self.suite}, {self.n} conversations: weights alone {self.weights.words}; "
-            f"KV cache alone ({self.variant_kv} for {self.baseline_kv}) {cache}; "
-            f"both {self.both.words}; beyond their sum {self.interaction.words}"
-        )
-        return f"{told}. KV cache: {self.note}" if self.note else told
+        cache = {"difference, points": "not measured: the engine reads a prompt without its cache"}
+        named = {
+            "weights alone": self.weights.cells,
+            f"KV cache alone, {self.variant_kv} for {self.baseline_kv}": self.kv_cache.cells
+            if self.is_cache_read
+            else dict.fromkeys(self.kv_cache.cells, "") | cache,
+            "both": self.both.cells,
+            "beyond their sum": self.interaction.cells,
+        }
+        own = dict.fromkeys(self.both.cells, "")
+        own["score"] = format_percent(self.baseline, 1, nothing="")
+        return [{"change": name, **cells} for name, cells in {"baseline": own, **named}.items()]
+
+
+def measure_effect(
+    scores: Sequence[Sequence[float]], nats: Sequence[Sequence[float]] | None, alpha: float
+) -> Effect:
+    """Return the change of paired mean scores in [0, 1], and of nats a token.
+
+    Args:
+        scores: before and after.
+        nats: likewise; None without log-probabilities.
+        alpha: error rate of each bound.
+    """
+    differences, lost = _changes(*scores), _changes(*nats) if nats else None
+    return _effect(differences, lost, alpha).model_copy(update={"score": fmean(scores[1])})
+
+
+def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    return [b - a for a, b in zip(before, after, strict=True)]
 
 
 def attribute(
@@ -101,32 +129,39 @@ def attribute(
         for key in (keys if has_nats else keys[:1])
     }
 
-    def effect(of: Callable[[float, float, float, float], float], size: float = 1.0) -> Effect:
-        values = {key: [of(*cell) for cell in cells] for key, cells in cells_of.items()}
-        found = mean_bounds(values["score"], alpha, lowest=-size, highest=size)
-        lost = values.get("nats")
-        return Effect(
-            difference=fmean(values["score"]),
-            lower=found.lower,
-            upper=found.upper,
-            error=_error(values["score"]),
-            nats=fmean(lost) if lost else None,
-            nats_error=_error(lost) if lost else 0.0,
-        )
+    def alone(arm: int) -> Effect:
+        pairs = {key: [[c[n] for c in cells] for n in (0, arm)] for key, cells in cells_of.items()}
+        return measure_effect(pairs["score"], pairs.get("nats"), alpha)
 
+    beyond = {key: [b - w - k + a for a, w, k, b in cells] for key, cells in cells_of.items()}
     return AttributionReport(
         suite=suite,
         n=len(cells_of["score"]),
         alpha=alpha,
         baseline_kv=kv_dtypes[0],
         variant_kv=kv_dtypes[1],
-        weights=effect(lambda a, w, k, b: w - a),
-        kv_cache=effect(lambda a, w, k, b: k - a),
-        both=effect(lambda a, w, k, b: b - a),
-        interaction=effect(lambda a, w, k, b: b - w - k + a, 2.0),
+        baseline=fmean(cells[0] for cells in cells_of["score"]),
+        weights=alone(1),
+        kv_cache=alone(2),
+        both=alone(3),
+        interaction=_effect(beyond["score"], beyond.get("nats"), alpha, 2.0),
         is_cache_read=not has_nats
         or any(x.get(k) != y.get(k) for x, y in zip(baseline, kv_cache, strict=True) for k in keys),
         note=note,
+    )
+
+
+def _effect(
+    differences: Sequence[float], lost: Sequence[float] | None, alpha: float, size: float = 1.0
+) -> Effect:
+    found = mean_bounds(differences, alpha, lowest=-size, highest=size)
+    return Effect(
+        difference=fmean(differences),
+        lower=found.lower,
+        upper=found.upper,
+        error=_error(differences),
+        nats=fmean(lost) if lost else None,
+        nats_error=_error(lost) if lost else 0.0,
     )
 
 

@@ -32,6 +32,7 @@ class ScoredToken(NamedTuple):
     is_kept: bool  # it is the arm's first choice
     margin: float  # nats between the arm's first and second choice
     text: str = ""  # of the token, where the server gives it
+    choice: str = ""  # of the arm's first choice, likewise
 
 
 class Generated(NamedTuple):
@@ -141,8 +142,13 @@ def _scored(place: Any, token: int) -> ScoredToken:
     if any(math.isnan(value) or value > _MAX_LOGPROB for value in found.values()):
         raise BrokenNumbersError("its log-probabilities are not numbers: the model is broken")
     best, second, *_ = [*sorted(found.values(), reverse=True), -math.inf]
-    text = place[str(token)].get("decoded_token") if str(token) in place else None
-    return ScoredToken(own, own >= best, best - second, text if isinstance(text, str) else "")
+    first = max(found, key=lambda each: (found[each], each == token))
+    text, choice = (_text(place.get(str(each))) for each in (token, first))
+    return ScoredToken(own, own >= best, best - second, text, choice)
+
+
+def _text(told: Any) -> str:
+    return str(told.get("decoded_token") or "") if isinstance(told, dict) else ""
 
 
 def _ids(value: Any, lacking: str) -> list[int]:

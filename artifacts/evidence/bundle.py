@@ -27,6 +27,8 @@ from pydantic import Field
 
 from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.run_record import VariantReport
+from eval_gates.answer_log import ANSWERS, QUESTIONS
+from eval_gates.speed.load_run import LOADS
 from pipeline import __version__
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
@@ -41,9 +43,9 @@ ABOUT = (
     "Verdicts on quantized variants of one checkpoint that were tried together, each against the "
     "baseline, and where the evidence of each begins: stages/judge/<key> in stages.tar.gz."
 )
-# Files left out only name paths of this machine.
 WITH_FILES = ("questions", "evaluate", "speed", "judge")
-LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json", "worker.log")
+# All others stay in the store: private texts, and paths of this machine.
+FILES = (RECORD, ANSWERS, QUESTIONS, LOADS)
 MAX_UNPACKED_BYTES = 4096 * MEBIBYTE
 MAX_MEMBERS = 20_000
 BLOCK_BYTES = MEBIBYTE
@@ -95,7 +97,7 @@ def write_bundle(
     for each in records:
         place = store.stage_folder(each.stage, each.key)
         for file in place.iterdir() if each.stage in WITH_FILES else [place / RECORD]:
-            if file.is_file() and file.name not in LEFT_IN_THE_STORE:
+            if file.is_file() and file.name in FILES:
                 files[f"stages/{each.stage}/{each.key}/{file.name}"] = file
     pack(folder / ARCHIVE, files)
     manifest = Manifest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
@@ -13,6 +14,7 @@ from recipes.policy import AnySuite
 Row = dict[str, Any]
 LONGEST = 4000
 """Characters of a prompt or an answer in the report."""
+_DIGEST = re.compile("[0-9a-f]{64}")
 EXAMPLES = 10
 """Flips of one suite and variant."""
 
@@ -69,6 +71,8 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
     losses = sorted((each for each in changed if each[0] <= 0), key=lambda each: each[0])
     gains = sorted((each for each in changed if each[0] > 0), key=lambda each: -each[0])
     few_gains = gains[: max(EXAMPLES // 2, EXAMPLES - len(losses))]
+    if any("nats" in row for row in answered.candidate):  # of conversations the worst alone
+        few_gains = []
     shown = [*losses[: EXAMPLES - len(few_gains)], *few_gains]
     return FlippedAnswers(
         recipe,
@@ -80,10 +84,10 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
                 question=str(before["id"]),
                 before=float(before["score"]),
                 after=float(after["score"]),
-                prompt=None if "nats" in before else prompt_of(question),
+                prompt=prompt_of(question),
                 expected=expected_of(question),
-                baseline=answer_of(answered.suite, question, before),
-                variant=answer_of(answered.suite, question, after),
+                baseline=answer_of(answered.suite, question, before) + marked(after, "token"),
+                variant=answer_of(answered.suite, question, after) + marked(after, "choice"),
             )
             for _, before, after in shown
             for question in (answered.questions.get(before["id"]),)
@@ -92,11 +96,16 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
 
 
 def prompt_of(question: Row | None) -> str | None:
-    """Return the prompt without a chat template, or None if it is not text.
+    """Return the prompt without a chat template, or None if it is not text or private.
 
     Only lm-eval's environment reads its tasks' datasets, so they have no text.
     """
-    prompt = (question or {}).get("prompt")
+    found = question or {}
+    prompt = found.get("prompt")
+    if messages := found.get("messages"):
+        prompt = "\n\n".join(f"{each['role']}: {each.get('content') or ''}" for each in messages)
+    elif prompt and _DIGEST.fullmatch(str(prompt)):
+        return None
     return shorten(str(prompt)) if prompt else None
 
 
@@ -123,6 +132,28 @@ def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
     texts = answer if isinstance(answer, list) else [answer]
     words = "\n--- another sample ---\n".join(str(text) for text in texts)
     return shorten(words) + _outcome(row)
+
+
+def marked(row: Row, key: str) -> str:
+    """Return a conversation's answer with the first token that differs between brackets.
+
+    '' without the private text.
+
+    Args:
+        row: of the variant.
+        key: token: the baseline's, and its further answer; choice: the variant's.
+    """
+    text, flip = row.get("text"), row.get("flip")
+    if not isinstance(text, str):
+        return ""
+    if flip is None:
+        return f"\n\n{shorten(text)}"
+    start, token = flip["start"], flip["token"]
+    if not token or text[start : start + len(token)] != token:
+        return f"\n\n{shorten(text)}\n(the server tells no text of single tokens)"
+    rest = text[start + len(token) :] if key == "token" else ""
+    shown = shorten(f"{text[:start]}\u27e6{flip[key]}\u27e7{rest}")
+    return f"\n\n{shown}"
 
 
 def find_choice(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> int:

@@ -104,6 +104,14 @@ def tuple_table(evidence: RunEvidence) -> Table:
     )
 
 
+def further_tables(report: RunReport) -> dict[str, Table]:
+    """Return the tables of `--screen` and `--ablate`, by title."""
+    return {
+        title: Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+        for title, rows in run_outcome.further_tables(report).items()
+    }
+
+
 def stage_table(report: RunReport) -> Table:
     """Return every stage with its key in the store."""
     return Table(
@@ -160,9 +168,9 @@ def run_page(evidence: RunEvidence) -> str:
             *run_outcome.baseline_lines(report),
             *run_outcome.serving_lines(report.options),
             *run_outcome.drafting_lines(report),
-            *run_outcome.attribution_lines(report),
         ],
         variants=sections,
+        further=further_tables(report),
         tradeoff=tradeoff,
         examples=answers.changed_answers(evidence),
         command=command_line(report.kind, report.command),

@@ -13,6 +13,7 @@ from typing import Any
 from artifacts.run_record import RunReport
 from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.gate_rule import GateRule
+from eval_gates.suites.fidelity import TEXTS as CONVERSATIONS
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, EvidenceError, StoreError
@@ -27,6 +28,7 @@ from pipeline.core.stage import (
 from pipeline.core.store import Store
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
+from pipeline.stages.evaluate.run import TEXTS
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.questions import QUESTIONS as ASKED
 from recipes.catalog import BASELINE
@@ -47,11 +49,18 @@ class PairedAnswers:
 
 
 class RunEvidence:
-    """The evidence of one run in its store."""
+    """The evidence of one run in its store.
 
-    def __init__(self, report: RunReport, store: Store) -> None:
+    Args:
+        with_conversations: read private texts, too.
+    """
+
+    def __init__(
+        self, report: RunReport, store: Store, *, with_conversations: bool = False
+    ) -> None:
         self.report = report
         self.store = store
+        self.with_conversations = with_conversations
         self.missing: list[str] = []
         self._answered: dict[tuple[str, str], PairedAnswers | None] = {}
         self._finished = {
@@ -151,7 +160,19 @@ class RunEvidence:
         if digest_bytes(content) != kept.result.answers_digest:
             self._miss(f"the answers of {words} were changed since they were given")
             return None
-        return rows
+        texts = self._private(kept.record, TEXTS)
+        return [{**row, **texts.get(row["id"], {})} for row in rows]
+
+    def _private(self, record: StageRecord, name: str) -> dict[str, dict[str, Any]]:
+        """Return a file's private rows by id; {} unless they were asked for."""
+        file = self.place(record) / name
+        if not self.with_conversations or not file.is_file():
+            return {}
+        try:
+            return {row["id"]: row for _, row in read_rows(file)}
+        except (EvaluationDataError, KeyError):
+            self._miss(f"the conversations of {record.variant} cannot be read")
+            return {}
 
     def _read_shape(
         self, stage: Stage[Parameters, Any, Result], record: StageRecord | None
@@ -171,7 +192,9 @@ class RunEvidence:
         if asked is None:
             return {}
         try:
-            return {row["id"]: row for _, row in read_rows(self.place(asked) / QUESTIONS)}
+            rows = {row["id"]: row for _, row in read_rows(self.place(asked) / QUESTIONS)}
+            chats = self._private(asked, CONVERSATIONS)
+            return {name: {**row, **chats.get(name, {})} for name, row in rows.items()}
         except (EvaluationDataError, KeyError):
             self._miss(f"the questions of {asked.variant} cannot be read")
             return {}

@@ -88,7 +88,7 @@ class Fidelity(SuiteKind[FidelityTask]):
     folder_stem, carried = STEM, CARRIED_FILE
     assumed_baseline = 0.99
     reads_baseline = True
-    private_keys = ("text", "prompt_ids", "answer_ids")
+    private_keys = ("text", "prompt_ids", "answer_ids", "flip")
 
     def __init__(self) -> None:
         self._chats: dict[str, dict[str, Any]] = {}
@@ -252,6 +252,9 @@ class Fidelity(SuiteKind[FidelityTask]):
         if flips:
             row["first_flip"] = flips[0]
             row["margin"] = scored[flips[0]].margin
+            start = len("".join(each.text for each in scored[: flips[0]]))
+            first = scored[flips[0]]
+            row["flip"] = {"start": start, "token": first.text, "choice": first.choice}
             row["near_ties"] = sum(scored[place].margin < NEAR_TIE for place in flips)
         return row
 

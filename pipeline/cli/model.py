@@ -22,10 +22,12 @@ from pipeline.cli.options import (
     RemeasureOption,
     RetryOption,
     RunOption,
+    ScreenOption,
     ServedVariantOption,
     SignOption,
     StoreOption,
     TrustOption,
+    UntilOption,
     VariantOption,
 )
 
@@ -52,6 +54,8 @@ def model(
     promote: PromoteOption = True,
     sign: SignOption = False,
     ablate: AblateOption = False,
+    screen: ScreenOption = False,
+    until: UntilOption = None,
     remeasure: RemeasureOption = None,
     run: RunOption = None,
     retry: RetryOption = False,
@@ -78,6 +82,8 @@ def model(
 
       prepare model org/name --variant vendor/name-FP8 --variant ./name-AWQ
 
+      prepare model org/name --recipe fp8-dynamic --recipe awq-w4a16 --screen
+
     --variant judges weights that others quantized against the checkpoint,
     and --served-variant the checkpoint's own weights with further engine arguments.
 
@@ -86,7 +92,8 @@ def model(
 
     With --no-promote nothing is registered; `prepare promote RUN` does it later.
     --ablate shows how much weights and KV cache contribute to the loss of a variant
-    that failed or came close; it serves two more models. If a disturbed machine left
+    that failed or came close; it serves two more models. --screen orders candidates
+    without judging any; --until pass gates them from the smallest up. If a disturbed machine left
     a gate undecided, the same command continues its measurement; --remeasure repeats
     any gate's. In a CI job (--ci) a JUnit file and a summary report the
     outcome.
@@ -116,6 +123,8 @@ def model(
             trust_remote_code=trust_remote_code,
             promote=promote,
             ablate=ablate,
+            screen=screen,
+            until_pass=until is not None,
             remeasured=tuple(remeasure or ()),
             sign=sign,
             gpus_a_copy=gpus_a_copy,

@@ -179,6 +179,31 @@ AblateOption = Annotated[
         "Measure the loss by weights and by KV cache, if a variant failed or came close.",
     ),
 ]
+ScreenOption = Annotated[
+    bool,
+    setting(
+        "--screen",
+        "Make and serve each variant once, and compare size, loss on conversations and speed. "
+        "Nothing is gated or promoted.",
+    ),
+]
+
+
+class Until(StrEnum):
+    """Ends the gating of further variants."""
+
+    FIRST = "pass"
+
+
+UntilOption = Annotated[
+    Until | None,
+    setting(
+        "--until",
+        "Gate one variant after another, the smallest first, up to one that passes. All count in "
+        "the error rate.",
+        show_default=False,
+    ),
+]
 RemeasureOption = Annotated[
     list[str] | None,
     setting(

@@ -16,12 +16,17 @@ def report(
         option("--output", "File to write. Default: report-RUN.html.", "-o", **PATH),
     ] = None,
     open_it: Annotated[bool, option("--open", "Open it in the browser.")] = False,
+    with_conversations: Annotated[
+        bool,
+        option("--with-conversations", "Show the texts of your own conversations, too."),
+    ] = False,
     store: StoreOption = None,
 ) -> None:
     """Write a report of a run as one HTML file that opens anywhere, with no network.
 
     It has the verdict, gates, plots, examples of changed answers, and all sources.
-    It contains prompts and answers: give it only to those who may read them.
+    It contains prompts and answers: give it only to those who may read them. A
+    conversation (`kind: fidelity`) is shown by its figures, unless you ask for the text.
 
     Examples
 
@@ -35,7 +40,9 @@ def report(
     from pipeline.environments.settings import load_settings
 
     found = load_settings(store).open_store()
-    evidence = RunEvidence(find_run(found, run, judged=True), found)
+    evidence = RunEvidence(
+        find_run(found, run, judged=True), found, with_conversations=with_conversations
+    )
     page, name = run_page(evidence), f"report-{evidence.report.run}.html"
     file = (output or Path(name)).resolve()
     write_page(file, page)

@@ -54,13 +54,15 @@ def print_table(
     rows: Sequence[Sequence[str]],
     *,
     width: int = WIDTH_WITHOUT_TERMINAL,
+    title: str = "",
 ) -> None:
     """Print a plain table; long cells are folded. `width` applies without a terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(title=Text(log_line(title)) if title else None, title_justify="left")
+    table.box = box.SIMPLE_HEAD
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
@@ -76,9 +78,9 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     from rich.text import Text
 
     from artifacts.run_outcome import (
-        attribution_lines,
         baseline_lines,
         drafting_lines,
+        further_tables,
         serving_lines,
     )
 
@@ -95,8 +97,10 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
         *speed_lines(report),
     ]
     last += [*baseline_lines(report), *serving_lines(report.options), *drafting_lines(report)]
-    for line in [*last, *attribution_lines(report)]:
+    for line in last:
         print_line(out, Text(line))
+    for title, rows in further_tables(report).items():
+        print_table(list(rows[0]), [list(row.values()) for row in rows], title=title)
     print_ending(report, store, is_shown=is_shown)
 
 

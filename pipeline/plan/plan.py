@@ -73,6 +73,7 @@ class Plan:
     Args:
         profile: as it is applied; None for endpoints.
         run: id of the run; '' to look ahead only.
+        until_pass: gate one variant after another, and none after the first that passes.
     """
 
     policy: Policy
@@ -82,6 +83,7 @@ class Plan:
     trial: Trial
     profile: ServingProfile | None = None
     run: str = ""
+    until_pass: bool = False
 
     @property
     def accelerator(self) -> AcceleratorName | Literal[""]:

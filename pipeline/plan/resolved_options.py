@@ -13,6 +13,7 @@ from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.environments.definition import EnvironmentName, environments_for
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
+from pipeline.plan.screening import screening_policy
 from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
 from recipes import catalog
@@ -24,6 +25,7 @@ from recipes.policy import Policy
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
+SWITCHES = ("ablate", "screen", "until_pass")
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
 
 
@@ -41,6 +43,8 @@ class ModelRequest:
     trust_remote_code: bool = False
     promote: bool = True
     ablate: bool = False
+    screen: bool = False  # measure without gates
+    until_pass: bool = False  # gate from the smallest variant up to the first pass
     remeasured: tuple[str, ...] = ()
     sign: bool = False
     gpus_a_copy: int | None = None  # None: the profile's number, or the plan's best
@@ -120,7 +124,7 @@ class Choice:
             "eval_data": str(self.eval_data) if self.eval_data else None,
             "trust_remote_code": self.trust_remote_code,
             "promote": self.promote,
-            **({"ablate": True} if self.asked.ablate else {}),
+            **{key: True for key in SWITCHES if getattr(self.asked, key)},
         }
 
 
@@ -136,7 +140,10 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
     if reference.kind == "folder":  # before anything else, such as the policy, is refused
         check_folder(Path(reference.name).expanduser().absolute())
     policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
-    policy, left_out = without_uncontained(catalog.load_policy(policy_name))
+    policy = catalog.load_policy(policy_name)
+    if request.screen:
+        policy = screening_policy(policy)
+    policy, left_out = without_uncontained(policy)
     node = node or this_node()
     profile = choose_profile(request.profile, node)
     if request.gpus_a_copy is not None and profile.accelerator != "cuda":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from artifacts.evidence.signing import Signer, find_signer
@@ -34,6 +35,7 @@ from pipeline.plan.resolved_options import Choice, ModelRequest, choose, registr
 from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.recorder import RunRecorder
+from pipeline.run.screening import ScreeningRun
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.screen import SCREEN
@@ -99,7 +101,8 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
         trust_remote_code=choices.trust_remote_code,
     )
 
-    run_id = session.log.run_id
+    # Without gates no attempt is made.
+    run_id = "" if choices.asked.screen else session.log.run_id
     plan = make_plan(choices, checkpoint, settings, sources, run_id, draft, adopted)
     check_plan(session.log.folder, plan, choices.node.kind(choices.profile.accelerator))
     known = preflight or preflight_of(choices, settings)
@@ -108,6 +111,13 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
             check_early(known, choices, progress)
         refuse(late_faults(known, plan, stages.find_reusable))
     check_serving(plan, session)
+    if choices.asked.screen:
+        if not is_main:
+            return ExitCode.SUCCESS
+        serving, size = session.serving(plan), checkpoint.weights_bytes
+        return ScreeningRun(plan, stages, serving, session.log, size).run()
+    if choices.asked.until_pass:
+        plan = from_the_smallest(plan, known)
     memory = known.memory_to_make() if known is not None else 0
     copies = count_copies(plan, choices, session, memory)
     session.carry_out(plan, further_copies=copies - 1)
@@ -128,6 +138,13 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
         registry=registry_uri(choices.registry, settings),
         signer=signer,
     )
+
+
+def from_the_smallest(plan: Plan, preflight: Preflight | None) -> Plan:
+    """Return the plan that gates one variant after another, by the expected size of its weights."""
+    sizes = {name: each.bytes for name, each in preflight.weights.items()} if preflight else {}
+    variants = sorted(plan.variants, key=lambda arm: sizes.get(arm.recipe.name, 0))
+    return replace(plan, variants=tuple(variants), until_pass=True)
 
 
 def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) -> int:

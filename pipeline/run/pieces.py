@@ -117,6 +117,11 @@ class Pieces:
         self._before_asking()
         self._is_checked = True
 
+    @property
+    def _open(self) -> list[Arm]:
+        """Variants that are worked on now."""
+        return self._going[:1] if self._plan.until_pass else list(self._going)
+
     def _find_shared(self, failures: Failures) -> list[Piece]:
         found = []
         for spec in self._plan.shared.values():
@@ -128,12 +133,12 @@ class Pieces:
         return found
 
     def _find_making(self) -> Iterator[Piece]:
-        for variant in self._going:
+        for variant in self._open:
             if self._undone(made := self._making(variant)):
                 yield self._piece("make", made, self._needs_to_make(made))
 
     def _find_verdicts(self, failures: Failures) -> Iterator[Piece]:
-        for variant in list(self._going):
+        for variant in self._open:
             if self._is_asked(variant) and self._is_measured(variant):
                 spec = self._judge_stage(variant)
                 if self._stages.reuse(spec) is not None:
@@ -151,7 +156,7 @@ class Pieces:
             if self._going:
                 yield self._serving_piece(baseline)
             return
-        for variant in self._going:
+        for variant in self._open:
             is_made = not self._undone(self._making(variant))
             if is_made and self._serving.undone(self._served(variant)):
                 yield self._serving_piece(variant)
@@ -163,9 +168,9 @@ class Pieces:
             PrepareError: a block failed, other than by one of its variants.
         """
         assert self._blocks is not None
-        if not all(map(self._is_asked, self._going)):
+        if not all(map(self._is_asked, self._open)):
             return []
-        found = list(self._blocks.find(self._going))
+        found = list(self._blocks.find(self._open))
         for piece in found:
             if error := failures.get(piece.name):
                 raise error
@@ -266,7 +271,13 @@ class Pieces:
     def _note_verdict(self, variant: Arm) -> None:
         self._going.remove(variant)
         found = JUDGE.result_of(self._stages.find_finished(self._judge_stage(variant)))
-        self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
+        name = variant.recipe.name
+        self._log.note_variant(report_judged(name, self._weights(variant), found))
+        while self._plan.until_pass and found.verdict == "pass" and self._going:
+            left = self._going.pop()
+            why = f"not needed: {name}, which is smaller, passed (--until pass)"
+            weights = self._weights(left)
+            self._log.note_variant(report_unjudged(left.recipe.name, "skipped", why, weights))
 
     def _weights(self, variant: Arm) -> int | None:
         spec = variant.stages.get("quantize")

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from artifacts.command_line import RunKind
-from artifacts.run_record import RunReport, StageReport, TuningReport, VariantReport, read_run
+from artifacts.run_record import (
+    RunReport,
+    ScreenedModel,
+    StageReport,
+    TuningReport,
+    VariantReport,
+    read_run,
+)
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import EventWriter, Progress
 from pipeline.core.file_locks import doing
@@ -98,6 +105,9 @@ class RunRecorder:
 
     def note_tuning(self, tuning: TuningReport) -> None:
         self._update(tuning=tuning)
+
+    def note_screened(self, screened: Sequence[ScreenedModel]) -> None:
+        self._update(screened=list(screened))
 
     def stage(self, stage: StageReport) -> None:
         ended = f"{stage.variant}: {stage.name}"

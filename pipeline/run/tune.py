@@ -19,7 +19,6 @@ import yaml
 from artifacts.evidence.recorded_loads import judge_confirmed
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
-from eval_gates.speed.rules import SpeedRule
 from pipeline.core.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
@@ -36,8 +35,9 @@ from pipeline.plan.machine import Machine, find_driver_fault, find_missing_gpus,
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.preflight import refuse
 from pipeline.plan.resolved_options import ModelRequest, choose
+from pipeline.plan.screening import load_stage
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
-from pipeline.plan.speed_plan import dump_workload, find_claims
+from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.tuned_arm import TunedArm, add_candidate, claim_gain, make_defaults
 from pipeline.run.blocks import measure_blocks
 from pipeline.run.recorder import RunRecorder
@@ -45,7 +45,7 @@ from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
+from pipeline.stages.speed import ROLE, SPEED
 from recipes.catalog import BASELINE
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.source_info import report_checkpoint
@@ -251,30 +251,9 @@ class Tuning:
         plan = self._plan(candidate)
         arm = plan.baseline if candidate == self.defaults else plan.variants[0]
         (claim,) = find_claims(plan.policy, self._served)
-        rule = SpeedRule(
-            kind="screening",
-            alpha=claim.rule.alpha,
-            blocks=self.candidates.repetitions,
-            hit_rate=claim.workload.declared_hit_rate,
-            starts="once",
-        )
-        workload, file = dump_workload(claim)
-        spec = SPEED.spec(
-            arm.recipe.name,
-            SpeedParameters(
-                name=claim.name,
-                workload=workload,
-                rule=rule,
-                sides={"candidate": arm.identity},
-                environment=self.identities["serve"],
-                machine=self._machine,
-            ),
-            {"candidate": arm.stages["screen"]},
-            SpeedRuntime(
-                tokenizer=str(arm.folder), environment="serve", claim="screening", file=file
-            ),
-            self.stages.store.root,
-        )
+        loads = self.candidates.repetitions
+        spec = load_stage(arm, claim, self.identities["serve"], self._machine, loads)
+        rule = SPEED.parameters_of(spec).rule
         served = {"screen": arm.stages["screen"], f"{ROLE}screening": spec}
         arguments = candidate.serving(self.node).for_engine()
         report = ScreeningReport(name=candidate.name, outcome="measured", arguments=arguments)

@@ -49,6 +49,7 @@ from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import Lead
 from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RunRecorder
+from pipeline.run.screening import ScreeningRun
 from pipeline.run.serving import Serving
 from pipeline.run.work import Copy
 from pipeline.stages.attempts import NOTHING, Remeasured
@@ -179,6 +180,8 @@ class FakeRun:
         trust_remote_code: serve with code of the checkpoint's own.
         uri: of the registry that the run names; a file in the store if not given.
         ablate: measure the loss by weights and by KV cache.
+        screen: measure every variant once, without gates.
+        until_pass: gate one variant after another, up to the first that passes.
         adopted: variants that are not quantized here.
         run_id: of a run that other processes work on as well.
         before_asking: called once the questions are laid out.
@@ -194,6 +197,8 @@ class FakeRun:
     trust_remote_code: bool = False
     uri: str = ""
     ablate: bool = False
+    screen: bool = False
+    until_pass: bool = False
     starts: str | None = None  # of servers whose speed is compared; None: the accelerator's
     adopted: tuple[AdoptedVariant, ...] = ()
     before_asking: Callable[[], None] = lambda: None
@@ -287,9 +292,14 @@ class FakeRun:
         stages = PretendStages(store, self.models, log)
         node = self.node
         again = Remeasured(remeasured, frozenset({log.run_id}))
-        plan = self.plan(log.run_id, again)
+        plan = replace(self.plan(log.run_id, again), until_pass=self.until_pass)
         serving = Serving(plan, stages, self.models, node)
         copy = Copy(store, log.folder, node, stages.progress)
+        if self.screen:
+            code = ScreeningRun(plan, stages, serving, log, checkpoint.weights_bytes).run()
+            log.finish("finished", code)
+            self.report = log.report()
+            return self.report
         with Lead(log, stages.progress, store) as lead:
             Pieces(plan, stages, serving, log, self.before_asking).do(copy, lead.try_to)
         if self.ablate:

@@ -38,6 +38,7 @@ from recipes.weights.adopted import verify_adopted
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
+SAYS = {"role": "user"}
 DRAFTED = {"drafts": 100, "draft_tokens": 400, "accepted_tokens": 130}
 
 
@@ -70,6 +71,8 @@ class PretendModels:
     served: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     weights: str = "weight"
+    nats: dict[str, float] = field(default_factory=dict)  # a token, of every answer, by variant
+    private: str = ""  # text of every conversation and answer
 
     # --- as models ------------------------------------------------------------------------------
 
@@ -85,7 +88,12 @@ class PretendModels:
         if variant in self.silent:
             unread = {"truncated": 0, "unclosed": 0, "unread": 0}
             return {"answer": "", "tokens": [0], "score": 0.0, **unread}
-        return {"answer": f"x {question['id']}", "score": score, "subject": "anatomy"}
+        nats: dict[str, Any] = {"nats": self.nats[variant]} if variant in self.nats else {}
+        if self.private:
+            flip = {"start": 0, "token": self.private[:4], "choice": "other"}
+            nats |= {"text": self.private, "prompt_ids": [7, 8, 9], "flip": flip}
+            nats |= {"first_flip": 0, "margin": 0.5} if variant != "baseline" else {}
+        return {"answer": f"x {question['id']}", "score": score, "subject": "anatomy", **nats}
 
     def layers(self) -> Rows:
         """Rows of layers.jsonl."""
@@ -230,6 +238,11 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
     if stage == "questions":
         rows = models.questions_of(variant)
         write_rows(context.folder / "questions.jsonl", rows)
+        if models.private:
+            chats = [
+                {"id": row["id"], "messages": [SAYS | {"content": models.private}]} for row in rows
+            ]
+            write_rows(context.folder / "conversations.jsonl", chats)
         content = (context.folder / "questions.jsonl").read_bytes()
         guessing = 0.25 if variant == "mmlu" else 0.0
         digest = digest_bytes(content)

@@ -42,8 +42,10 @@ def test_what_the_weights_lost_is_told_from_what_the_cache_lost() -> None:
     assert found.kv_cache.lower < 0 < found.kv_cache.upper
     assert found.interaction.difference == 0
     assert found.weights.error == pytest.approx(0.4 / 20, rel=0.01)
-    assert "weights alone -20.0 +- 2.0 points" in found.words
-    assert "KV cache alone (fp8 for auto) 0.0 +- 0.0 points" in found.words
+    baseline, weights, cache, *_ = found.rows
+    assert (baseline["score"], weights["score"]) == ("100.0 %", "80.0 %")
+    assert weights["difference, points"] == "-20.0 +- 2.0"
+    assert cache["difference, points"] == "0.0 +- 0.0"
 
 
 def test_nats_are_told_with_their_errors() -> None:
@@ -59,7 +61,8 @@ def test_a_cache_that_prefill_does_not_read_is_not_measured() -> None:
     cells = [[{**row, "nats": n} for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.1, 0.2)]
     found = compared(*cells)
     assert not found.is_cache_read
-    assert "(fp8 for auto) not measured" in found.words
+    assert "not measured" in found.rows[2]["difference, points"]
+    assert not any(map(found.rows[2].get, ("score", "bounds", "nats a token lost")))
 
 
 def test_two_changes_that_are_harmless_alone_interact() -> None:

@@ -11,7 +11,7 @@ from pretend_stages import PretendModels
 from artifacts.evidence.verify import check_run
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
-from artifacts.run_outcome import attribution_lines
+from artifacts.run_outcome import further_tables
 from artifacts.run_record import RunReport
 from eval_gates.attribution import AttributionReport
 from recipes.policy import Policy
@@ -60,9 +60,13 @@ def test_a_loss_by_the_weights(by_weights: FakeRun) -> None:
     assert found.weights == found.both
     assert found.weights.upper < 0 == found.kv_cache.difference == found.interaction.difference
     assert found.note == "queries are quantized, too"
-    (line,) = attribution_lines(by_weights.report)
-    assert line.startswith(f"{RECIPE}, traffic, ")
-    assert line.endswith("queries are quantized, too")
+    ((title, rows),) = further_tables(by_weights.report).items()
+    assert title.startswith(f"{RECIPE}, traffic: ")
+    assert title.endswith("queries are quantized, too")
+    assert [row["change"].partition(",")[0] for row in rows] == [
+        *("baseline", "weights alone", "KV cache alone", "both", "beyond their sum")
+    ]
+    assert rows[0]["score"] == "100.0 %"
 
 
 def test_the_report_says_it(by_weights: FakeRun) -> None:

@@ -1,0 +1,83 @@
+"""What `prepare model --screen` asks each arm: conversations and one load, and no gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from eval_gates.speed.rules import SpeedRule
+from pipeline.core.stage import StageSpec
+from pipeline.plan.plan import Arm, Plan
+from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
+from recipes.policy import Policy
+from recipes.schema import Family
+
+SUITE = "fidelity"  # of a policy that has none of this kind
+MADE = ("quantize", "check_weights")
+WITHOUT_A_GATE = 0.99  # margin that no arm is compared with
+
+
+def screening_policy(policy: Policy) -> Policy:
+    """Return the policy with its first suite of kind `fidelity`, or the carried conversations."""
+    own = {name: suite for name, suite in policy.suites.items() if suite.kind == SUITE}
+    name, keys = SUITE, {"kind": SUITE}
+    if own:
+        name, suite = next(iter(own.items()))
+        keys = suite.model_dump(exclude_none=True)
+    margins = dict.fromkeys(get_args(Family), WITHOUT_A_GATE)
+    suites = {name: {**keys, "tier": "critical", "margins": margins}}
+    made = Policy.model_validate({"name": policy.name, "summary": policy.summary, "suites": suites})
+    kept = ("speed", "broken", "alpha", "promotion")
+    return made.model_copy(update={key: getattr(policy, key) for key in kept})
+
+
+def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
+    """Return the arm's stages by role, those that make it first; no attempt is counted."""
+    (suite,) = plan.policy.suites
+    asked = arm.stages[suite]
+    stages = {role: arm.stages[role] for role in (*MADE, "screen") if role in arm.stages}
+    stages[suite] = EVALUATE.spec(
+        asked.variant,
+        EVALUATE.parameters_of(asked).model_copy(update={"rule": None}),
+        asked.inputs,
+        EVALUATE.runtime_of(asked).model_copy(update={"counted": None}),
+        Path(asked.store),
+    )
+    for claim in find_claims(plan.policy, plan.profile, max_length=arm.max_length)[:1]:
+        gate = SPEED.parameters_of(plan.variants[0].stages[ROLE + claim.gate])
+        load = load_stage(arm, claim, gate.environment, gate.machine, loads=1)
+        stages[f"{ROLE}screening"] = load
+    return stages
+
+
+def load_stage(
+    arm: Arm, claim: SpeedGatePlan, environment: str, machine: str, loads: int
+) -> StageSpec:
+    """Return the stage that measures the arm's output tokens/s under the gate's workload.
+
+    Args:
+        environment: identity of the load generator's.
+    """
+    workload, file = dump_workload(claim)
+    return SPEED.spec(
+        arm.recipe.name,
+        SpeedParameters(
+            name=claim.name,
+            workload=workload,
+            rule=SpeedRule(
+                kind="screening",
+                alpha=claim.rule.alpha,
+                blocks=loads,
+                hit_rate=claim.workload.declared_hit_rate,
+                starts="once",
+            ),
+            sides={"candidate": arm.identity},
+            environment=environment,
+            machine=machine,
+        ),
+        {"candidate": arm.stages["screen"]},
+        SpeedRuntime(tokenizer=str(arm.folder), environment="serve", claim="screening", file=file),
+        Path(arm.stages["screen"].store),
+    )

@@ -1,0 +1,110 @@
+"""`prepare model --screen`: makes and serves each arm once, and measures without any gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from artifacts.run_record import ScreenedModel
+from eval_gates.answer_log import read_answers
+from eval_gates.attribution import measure_effect
+from eval_gates.clusters import group_by_cluster, means
+from eval_gates.speed.load_run import LOADS, read_loads
+from eval_gates.verdicts import check_paired
+from pipeline.core.errors import ExitCode, PrepareError
+from pipeline.core.lots import Needs
+from pipeline.core.stage import StageSpec
+from pipeline.environments.definition import Accelerator
+from pipeline.plan.plan import Arm, Plan
+from pipeline.plan.screening import MADE, screening_stages
+from pipeline.run.recorder import RunRecorder
+from pipeline.run.serving import Serving
+from pipeline.run.stage_run import StageRunner
+from pipeline.stages.quantize import QUANTIZE
+from pipeline.stages.speed import ROLE, SPEED
+
+
+class ScreeningRun:
+    """Measures every arm of a plan, and adds each to the run's record.
+
+    Args:
+        baseline_bytes: of the checkpoint's weights.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: StageRunner,
+        serving: Serving,
+        log: RunRecorder,
+        baseline_bytes: int | None = None,
+    ) -> None:
+        self._plan = plan
+        self._stages = stages
+        self._serving = serving
+        self._log = log
+        self._baseline_bytes = baseline_bytes
+
+    def run(self) -> ExitCode:
+        """Return 0 if a variant was measured; raise the PrepareError of the baseline."""
+        for spec in self._plan.shared.values():
+            self._stages.run(spec)
+        baseline = self._measure(self._plan.baseline)
+        found = [baseline]
+        self._log.note_screened(found)
+        for arm in self._plan.variants:
+            try:
+                found.append(self._measure(arm))
+            except PrepareError as error:
+                self._stages.progress.note(f"{arm.recipe.name}: {error}")
+                failed = {"name": arm.recipe.name, "weights_bytes": self._weights(arm)}
+                found.append(ScreenedModel(**failed, reason=error.message))
+            self._log.note_screened(found)
+        is_any = any(each.effect is not None for each in found[1:])
+        return ExitCode.SUCCESS if is_any else ExitCode.EXPECTED_ERROR
+
+    def _measure(self, arm: Arm) -> ScreenedModel:
+        (suite,) = self._plan.policy.suites
+        stages = screening_stages(self._plan, arm)
+        self._make([stages[role] for role in MADE if role in stages], arm.recipe.name)
+        served = {role: spec for role, spec in stages.items() if role not in MADE}
+        self._serving.hold(replace(arm, stages=served), list(served.values()))
+        own, first = self._answers(stages[suite]), self._plan.baseline.stages[suite]
+        before = own if arm is self._plan.baseline else self._answers(first)
+        check_paired(suite, before, own)
+        sides = [group_by_cluster(rows) for rows in (before, own)]
+        scores, nats = ([means(each, key) for each in sides] for key in ("score", "nats"))
+        load = stages.get(f"{ROLE}screening")
+        return ScreenedModel(
+            name=arm.recipe.name,
+            weights_bytes=self._weights(arm),
+            effect=measure_effect(scores, nats, self._plan.policy.alpha),
+            output_tokens_per_s=self._rate(load) if load else None,
+            stages={role: spec.key for role, spec in stages.items()},
+        )
+
+    def _make(self, specs: Sequence[StageSpec], name: str) -> None:
+        if all(self._stages.reuse(spec) is not None for spec in specs):
+            return
+        is_cuda = self._stages.accelerator is Accelerator.CUDA
+        needs, progress = Needs(gpus=1) if is_cuda else Needs(cores=True), self._stages.progress
+        with self._serving.node.take(
+            needs, f"makes {name}", lambda who: progress.note(f"waiting for {who}")
+        ):
+            for spec in specs:
+                self._stages.run(spec)
+
+    def _answers(self, spec: StageSpec) -> list[dict[str, Any]]:
+        return list(read_answers(self._stages.store.stage_folder(spec.stage, spec.key)))
+
+    def _rate(self, spec: StageSpec) -> float | None:
+        loads = read_loads(self._stages.store.stage_folder(spec.stage, spec.key) / LOADS)
+        return SPEED.parameters_of(spec).rule.evaluate(loads).estimate
+
+    def _weights(self, arm: Arm) -> int | None:
+        spec = arm.stages.get("quantize")
+        if spec is None:
+            return self._baseline_bytes
+        record = self._stages.store.find(spec.stage, spec.key)
+        return QUANTIZE.result_of(record).weights_bytes if record else None
