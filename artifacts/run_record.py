@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from artifacts.command_line import RecordedCommand, RunKind, read_command
 from eval_gates.attribution import AttributionReport, Effect
@@ -20,7 +20,13 @@ from pipeline.core.errors import ExitCode, StoreError, UsageError
 from pipeline.core.record import Record
 from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
 from pipeline.core.store import Store
-from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_RECORD_VALUES, parse_json, read_regular
+from pipeline.core.untrusted import (
+    MAX_RECORD_BYTES,
+    MAX_RECORD_VALUES,
+    first_fault,
+    parse_json,
+    read_regular,
+)
 from pipeline.stages.attempts import History, Trial
 from pipeline.stages.judge import AnyGate, JudgeResult
 from recipes.checkpoints.source_info import CheckpointReport
@@ -245,7 +251,8 @@ def read_run(folder: Path) -> RunReport:
         report = RunReport.model_validate_json(content)
         return report if report.status != "running" else _as_it_is_now(report, folder)
     except (OSError, ValueError, AttributeError) as error:
-        raise StoreError(f"a run's record cannot be read: {error}", where=str(path)) from error
+        why = first_fault(error) if isinstance(error, ValidationError) else error
+        raise StoreError(f"a run's record cannot be read: {why}", where=str(path)) from error
 
 
 def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:

@@ -195,6 +195,13 @@ class Card:
         return f"{name}, and so is attention: queries are quantized as well; {scales}"
 
     @property
+    def has_private(self) -> bool:
+        """Whether a suite's texts stay in the store."""
+        return any(
+            kind_of(s).private_keys for s in self.judged.judge.parameters.policy.suites.values()
+        )
+
+    @property
     def hardware(self) -> str:
         return describe_hardware(self.deployable.hardware)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,10 @@ from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, argume
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import UsageError
 from pipeline.core.escape import log_line
+
+OVERVIEW = ("prepare.recipe", "prepare.verdict", "prepare.policy", "prepare.run")
+SHORT = 12
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 if TYPE_CHECKING:
     from artifacts.registry import Model, Move, Registry, Version
@@ -27,6 +32,8 @@ def registry(
     as_json: JsonOption = False,
 ) -> None:
     """List registered versions; show one model's tags, or how its aliases moved.
+
+    Digests are shown by their beginning; --json has all of it.
 
     Examples
 
@@ -52,15 +59,22 @@ def registry(
         print_json([version.to_dict() for version in versions])
     elif name is None:
         rows = [
-            [v.name, v.version, ", ".join(v.aliases), v.tags.get("prepare.recipe", ""), v.source]
+            [v.name, v.version, ", ".join(v.aliases), *(v.tags.get(tag, "") for tag in OVERVIEW)]
             for v in versions
         ]
-        print_table(["name", "version", "aliases", "recipe", "weights"], rows)
+        heads = [tag.removeprefix("prepare.") for tag in OVERVIEW]
+        print_table(["name", "version", "aliases", *heads], rows)
     for version in versions if name and not (history or as_json) else ():
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
         title = log_line(f"{version.name} version {version.version}{aliases}")
         print(f"{title}\n  {log_line(version.source)}")
-        print_table(["tag", "value"], [[key, version.tags[key]] for key in sorted(version.tags)])
+        shown = {tag: show_tag(value) for tag, value in sorted(version.tags.items()) if value}
+        print_table(["tag", "value"], [[tag, value] for tag, value in shown.items()])
+
+
+def show_tag(value: str) -> str:
+    """Return a digest's beginning, which a person can compare; any other value whole."""
+    return value[:SHORT] if _DIGEST.fullmatch(value) else value
 
 
 def print_history(moves: Sequence[Move], *, as_json: bool) -> None:

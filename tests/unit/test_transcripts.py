@@ -20,6 +20,9 @@ from sample_reports import gate_report, run_report, speed_claim, variant_report
 
 from artifacts.ci import junit_xml, markdown_summary
 from artifacts.evidence.verify import check_bundle
+from artifacts.report.page import run_page
+from artifacts.report.run_evidence import RunEvidence
+from eval_gates.gate_result import GateResult
 from pipeline.cli.tables import print_run
 from pipeline.cli.verify import print_folder
 
@@ -42,6 +45,7 @@ NOTED = run_report(
         )
     ]
 )
+_WORDS = re.compile("[a-z]+")
 # What differs from run to run.
 VARYING = {
     r"[0-9a-f]{64}": "DIGEST",
@@ -105,3 +109,22 @@ def test_what_is_shown_is_in_the_transcript(name: str) -> None:
     if os.environ.get("WRITE_TRANSCRIPTS"):
         (FOLDER / name).write_text(TRANSCRIPTS[name]())
     assert TRANSCRIPTS[name]().splitlines() == (FOLDER / name).read_text().splitlines()
+
+
+def test_a_new_column_is_shown_everywhere_by_cells_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = GateResult.cells
+    monkeypatch.setattr(GateResult, "cells", lambda *a: {**own(*a), "questions": str(a[0].n)})
+    run = judged_run(tmp_path / "store")
+    page = run_page(RunEvidence(run.report, run.store))
+    shown = [terminal(), summary(), (run.bundle() / "README.md").read_text(), page]
+    assert all("questions" in line for text in shown for line in header_rows(text))
+
+
+def header_rows(text: str) -> list[str]:
+    found = [
+        line for line in text.splitlines() if {"gate", "difference"} <= set(_WORDS.findall(line))
+    ]
+    assert found
+    return found

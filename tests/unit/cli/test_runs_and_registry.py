@@ -271,9 +271,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
 
 def test_registered_versions_are_listed(registry: Registry) -> None:
     lines = words("registry", "--registry", registry.uri)
-    assert lines[0] == "name version aliases recipe weights"
-    assert lines[2].startswith("smollm2-135m 2 champion fp8-dynamic ")
-    assert any(line.startswith("smollm2-135m 1 previous awq-w4a16 ") for line in lines)
+    assert lines[0] == "name version aliases recipe verdict policy run"
+    assert lines[2:4] == [
+        "smollm2-135m 2 champion fp8-dynamic",
+        "smollm2-135m 1 previous awq-w4a16",
+    ]
     listed = value("registry", "--registry", registry.uri)
     assert [(v["name"], v["version"], v["aliases"]) for v in listed] == [
         ("smollm2-135m", "2", ["champion"]),
