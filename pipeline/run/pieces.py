@@ -87,6 +87,9 @@ class Pieces:
                 *self._find_serving(),
                 *self._find_blocks(failures),
             ]
+            if not self._log.is_main:  # all variants wait for the baseline's answers
+                baseline = _name_of_serving(self._plan.baseline)
+                found.sort(key=lambda piece: piece.name != baseline)
             # Another copy may have done a variant's last stage while this one looked: without a
             # piece and without a verdict it looks again, or the variant would be left out.
             if found or not self._going:

@@ -347,3 +347,19 @@ def test_a_stage_that_another_copy_ends_meanwhile_leaves_no_variant_out(
     monkeypatch.setattr(Pieces, "_find_verdicts", find_too_early)
     report = FakeRun(tmp_path / "store").run()
     assert [each.verdict for each in report.variants] == ["pass"]
+
+
+def test_a_further_copy_begins_with_the_answers_that_all_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def do(copy: Copy, piece: Piece, lot: Any) -> None:
+        begun.append(piece.title)
+        piece.do(lot)
+
+    monkeypatch.setattr(Copy, "_do", do)
+    main = RunRecorder(Store(tmp_path / "store"), "model", {}, run_id="r")
+    FakeRun(tmp_path / "store", run_id="r").run()
+    main.finish("finished", 0)
+    assert [each for each in begun if not each.startswith("questions")][0] == "serves baseline"
