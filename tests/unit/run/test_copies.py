@@ -362,4 +362,4 @@ def test_a_further_copy_begins_with_the_answers_that_all_wait_for(
     main = RunRecorder(Store(tmp_path / "store"), "model", {}, run_id="r")
     FakeRun(tmp_path / "store", run_id="r").run()
     main.finish("finished", 0)
-    assert [each for each in begun if not each.startswith("questions")][0] == "serves baseline"
+    assert next(each for each in begun if not each.startswith("questions")) == "serves baseline"
