@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from eval_gates.rows import Answer
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.untrusted import read_regular
 
 QUESTIONS = "questions.jsonl"
 ANSWERS = "answers.jsonl"
-Rows = list[dict[str, Any]]
 _LOOKED_AT_ONCE = 1 << 16  # bytes
 LARGEST_PART = 1 << 30  # bytes
 
@@ -58,9 +58,9 @@ class AnswerLog:
         self._own: Path | None = None
         self._read: int | None = None
 
-    def rows(self) -> Rows:
+    def rows(self) -> list[Answer]:
         """Answers so far; EvaluationDataError if a line is damaged."""
-        rows: Rows = []
+        rows: list[Answer] = []
         for part in parts_of(self._path):
             if part.start > len(rows):
                 continue  # what was between is gone
@@ -69,7 +69,7 @@ class AnswerLog:
         self._read = len(rows)
         return rows
 
-    def _rows_of(self, part: AnswerSegment) -> Iterator[dict[str, Any]]:
+    def _rows_of(self, part: AnswerSegment) -> Iterator[Answer]:
         try:
             content = read_regular(part.path, LARGEST_PART)
         except FileNotFoundError:
@@ -81,9 +81,9 @@ class AnswerLog:
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines()):
             try:
-                row = json.loads(line)
-                fits = row["id"] == self._ids[part.start + number]
-            except (ValueError, LookupError, TypeError, RecursionError):
+                row = Answer.from_row(json.loads(line))
+                fits = row.id == self._ids[part.start + number]
+            except (ValueError, LookupError, RecursionError):
                 fits = False
             if not fits:
                 raise EvaluationDataError(
@@ -93,9 +93,9 @@ class AnswerLog:
                 )
             yield row
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: Sequence[Answer]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = "".join(json.dumps(row.to_row(), ensure_ascii=False) + "\n" for row in rows)
         with self._own_part().open("a+b") as file:
             file.truncate(_end_of_whole_lines(file))
             file.seek(0, os.SEEK_END)
@@ -134,15 +134,15 @@ def _end_of_whole_lines(file: BinaryIO) -> int:
     return 0
 
 
-def read_answers(folder: Path) -> Rows:
+def read_answers(folder: Path) -> list[Answer]:
     """Return a stage folder's answers, in the order of asking."""
     return parse_answers((folder / ANSWERS).read_bytes())
 
 
-def parse_answers(content: bytes) -> Rows:
+def parse_answers(content: bytes) -> list[Answer]:
     """Parse an `answers.jsonl`; ValueError for a damaged line."""
     try:
         # Not splitlines: an answer may hold Unicode's line separators.
-        return [json.loads(line) for line in content.split(b"\n") if line]
+        return [Answer.from_row(json.loads(line)) for line in content.split(b"\n") if line]
     except RecursionError as error:
         raise ValueError("an answer is nested too deep") from error

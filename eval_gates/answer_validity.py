@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from eval_gates.rows import Answer
 from pipeline.core.errors import StageError
 
-REFUSED, THOUGHTS_ONLY, UNREAD = "refused", "thoughts_only", "unread"
-"""Keys of a row, numbers of its answers: withheld by the endpoint; whose text is only in the field
-of thoughts; scored 0 without being read, because they were cut off or have no code."""
-
-Row = Mapping[str, Any]
 _MOST = 0.5
 _NEARLY_ALL, _FIRST_ANSWERS = 0.9, 16  # suffice before all questions are asked
 _SAME = 4  # so few equal answers may be chance
@@ -32,21 +28,23 @@ _THINKING = (
 
 class _Fault(NamedTuple):
     name: str
-    has: Callable[[Row], bool]
+    has: Callable[[Answer], bool]
     cure: str
 
 
-def check_answers(suite: str, rows: Sequence[Row], *, max_tokens: Any, is_complete: bool) -> None:
+def check_answers(
+    suite: str, rows: Sequence[Answer], *, max_tokens: Any, is_complete: bool
+) -> None:
     """Raise StageError, with cause and cure, if most answers are none.
 
     Args:
-        rows: of one arm, with scores and the fields of :func:`generated_fields` or choices.
+        rows: of one arm.
         is_complete: no more answers follow; else nearly all of the first ones must be faulty.
     """
     if not rows or (not is_complete and len(rows) < _FIRST_ANSWERS):
         return
     counts: Counter[int] = Counter()
-    examples: dict[int, Row] = {}
+    examples: dict[int, Answer] = {}
     faults = _faults(rows, max_tokens)
     for row in rows:
         for number, fault in enumerate(faults):
@@ -67,44 +65,44 @@ def check_answers(suite: str, rows: Sequence[Row], *, max_tokens: Any, is_comple
     )
 
 
-def _faults(rows: Sequence[Row], max_tokens: Any) -> list[_Fault]:
+def _faults(rows: Sequence[Answer], max_tokens: Any) -> list[_Fault]:
     most_common = _most_common(rows)
     return [
         _Fault(
             "were withheld by the endpoint (content filter, refusal)",
-            lambda row: _is_all(row, REFUSED),
+            lambda row: _is_all(row, row.refused),
             "turn off the filter or guard in front of the model, or leave the suite out",
         ),
         _Fault(
             f"were cut off by the server before the {max_tokens} tokens asked for",
             lambda row: (
                 max_tokens is not None
-                and row["score"] < 1  # a right answer is whole
-                and _is_all(row, "truncated")
-                and max(row["tokens"]) < _COUNT_TOLERANCE * max_tokens
+                and row.score < 1  # a right answer is whole
+                and _is_all(row, row.truncated)
+                and max(row.tokens) < _COUNT_TOLERANCE * max_tokens
             ),
             "raise the server's own limit of an answer, or lower max_tokens of the suite to it",
         ),
         _Fault(
             "were cut off before they could be read",
-            lambda row: _is_all(row, UNREAD) and (row["truncated"] or row["unclosed"]),
+            lambda row: _is_all(row, row.unread) and bool(row.truncated or row.unclosed),
             f"raise max_tokens of the suite, or {_THINKING}",
         ),
         _Fault(
             "have all their text in the field of thoughts (reasoning_content) and none in content",
-            lambda row: _is_all(row, THOUGHTS_ONLY) and not row["score"],
+            lambda row: _is_all(row, row.thoughts_only) and not row.score,
             "start the server without its reasoning parser (vLLM: --reasoning-parser), or with "
             f"the model's own; if the model does think: {_THINKING}",
         ),
         _Fault(
             "are empty",
-            lambda row: _is_empty(row) and not row["score"],
+            lambda row: _is_empty(row) and not row.score,
             "send one question by hand and read the server's log: the chat template, a stop string "
             "or the end-of-text token may end each answer at its start",
         ),
         _Fault(
             "have no code that can be read",
-            lambda row: _is_all(row, UNREAD),
+            lambda row: _is_all(row, row.unread),
             "if the answers are right, their form is unknown to prepare: report it; else the "
             "server has another model, another chat template or broken weights",
         ),
@@ -117,36 +115,33 @@ def _faults(rows: Sequence[Row], max_tokens: Any) -> list[_Fault]:
     ]
 
 
-def _is_all(row: Row, key: str) -> bool:
-    return "tokens" in row and row.get(key, 0) >= len(row["tokens"])
+def _is_all(row: Answer, count: int) -> bool:
+    return 0 < len(row.tokens) <= count
 
 
-def _is_empty(row: Row) -> bool:
-    if "tokens" not in row:
-        return False
-    answer = row["answer"]
-    texts = answer if isinstance(answer, list) else [answer]
-    return not any(text.strip() for text in texts) and not _calls(row)
+def _is_empty(row: Answer) -> bool:
+    texts = row.answer if isinstance(row.answer, list) else [row.answer]
+    return bool(row.tokens) and not any(text.strip() for text in texts) and not _calls(row)
 
 
-def _calls(row: Row) -> list[Any]:
-    return [call for calls in row.get("calls", ()) for call in calls]
+def _calls(row: Answer) -> list[Any]:
+    return [call for calls in row.own.get("calls", ()) for call in calls]
 
 
-def _identity(row: Row) -> str | None:
+def _identity(row: Answer) -> str | None:
     """Return what identical answers share; None where a right answer may be equal."""
-    if "tokens" in row and (row["score"] or _calls(row)):
+    if row.tokens and (row.score or _calls(row)):
         return None
-    return json.dumps(row["answer"])
+    return json.dumps(row.answer)
 
 
-def _most_common(rows: Sequence[Row]) -> str | None:
-    by_prompt = {str(row.get("prompt_sha256", n)): _identity(row) for n, row in enumerate(rows)}
+def _most_common(rows: Sequence[Answer]) -> str | None:
+    by_prompt = {row.prompt_sha256: _identity(row) for row in rows}
     counts = Counter(each for each in by_prompt.values() if each is not None)
     (found, number), *_ = counts.most_common(1) or [("", 0)]
     return found if number >= _SAME and number > len(by_prompt) * _MOST else None
 
 
-def _shown(row: Row) -> str:
-    text = json.dumps(row["answer"], ensure_ascii=False)
+def _shown(row: Answer) -> str:
+    text = json.dumps(row.answer, ensure_ascii=False)
     return f"{text[:_SHOWN]}..." if len(text) > _SHOWN else text

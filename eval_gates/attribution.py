@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
 
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.gate_result import format_percent
+from eval_gates.rows import Answer
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.verdicts import check_paired
 from pipeline.core.record import Record
 
-Answers = Sequence[Mapping[str, Any]]
+Answers = Sequence[Answer]
 
 
 class Effect(Record):
@@ -113,7 +113,7 @@ def attribute(
     The interaction is a difference of differences, in -2 to 2.
 
     Args:
-        baseline: rows with id, prompt_sha256 and score, in the order of asking.
+        baseline: in the order of asking.
         weights: the variant's weights with the baseline's KV cache.
         kv_cache: the baseline's weights with the variant's KV cache.
         both: the variant as judged.
@@ -123,7 +123,7 @@ def attribute(
     for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
         check_paired(f"{suite}, {name}", baseline, cell)
     arms, keys = (baseline, weights, kv_cache, both), ("score", "nats")
-    has_nats = all("nats" in row for arm in arms for row in arm)
+    has_nats = all(row.nats is not None for arm in arms for row in arm)
     cells_of = {
         key: list(zip(*(means(group_by_cluster(arm), key) for arm in arms), strict=True))
         for key in (keys if has_nats else keys[:1])
@@ -146,7 +146,11 @@ def attribute(
         both=alone(3),
         interaction=_effect(beyond["score"], beyond.get("nats"), alpha, 2.0),
         is_cache_read=not has_nats
-        or any(x.get(k) != y.get(k) for x, y in zip(baseline, kv_cache, strict=True) for k in keys),
+        or any(
+            getattr(x, key) != getattr(y, key)
+            for x, y in zip(baseline, kv_cache, strict=True)
+            for key in keys
+        ),
         note=note,
     )
 

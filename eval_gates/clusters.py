@@ -6,9 +6,20 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-Rows = Sequence[Mapping[str, Any]]
+Documents = Sequence[Mapping[str, Any]]
+
+
+class Clustered(Protocol):
+    """A question or an answer."""
+
+    @property
+    def cluster(self) -> str:
+        """Label of what it belongs to; '' if it is alone."""
+
+
+Row = TypeVar("Row", bound=Clustered)
 
 _PASSAGE = 80  # characters of a text that is no mere word or name
 _FEW = 0.05  # of the documents; copies are counted by the same share
@@ -16,20 +27,20 @@ _LARGEST_MEAN_CLUSTER = 20  # rows; a field with fewer values sorts rows, as a s
 _NAMES = re.compile("passage|document|doc|context|article|story|paragraph|problem|group|cluster")
 
 
-def labels_of(rows: Rows) -> list[str]:
+def labels_of(rows: Sequence[Clustered]) -> list[str]:
     """Return each row's cluster, or a unique label."""
-    return [str(row.get("cluster", f"#{number}")) for number, row in enumerate(rows)]
+    return [row.cluster or f"#{number}" for number, row in enumerate(rows)]
 
 
-def group_by_cluster(rows: Rows) -> list[list[Mapping[str, Any]]]:
+def group_by_cluster(rows: Sequence[Row]) -> list[list[Row]]:
     """Group the rows by cluster; a row without one is alone."""
     pairs = zip(labels_of(rows), rows, strict=True)
     return [[row for _, row in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
 
 
-def means(clusters: Sequence[Rows], key: str) -> list[float]:
-    """Return each cluster's mean of that key."""
-    return [sum(float(row[key]) for row in rows) / len(rows) for rows in clusters]
+def means(clusters: Sequence[Sequence[Any]], key: str) -> list[float]:
+    """Return each cluster's mean of that number of its answers."""
+    return [sum(float(getattr(row, key)) for row in rows) / len(rows) for rows in clusters]
 
 
 def whole_end(labels: Sequence[str], end: int) -> int:
@@ -57,7 +68,7 @@ def partners(labels: Sequence[str]) -> list[int]:
     return found
 
 
-def shared_text(documents: Rows) -> str | None:
+def shared_text(documents: Documents) -> str | None:
     """Return the field of a long text that some documents share, if any."""
     for field in documents[0] if documents else ():
         texts = Counter(
@@ -71,7 +82,7 @@ def shared_text(documents: Rows) -> str | None:
     return None
 
 
-def repeated_field(rows: Rows) -> str | None:
+def repeated_field(rows: Documents) -> str | None:
     """Return the field that suggests clusters, if any."""
     if (field := shared_text(rows)) is not None:
         return field

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster
 from eval_gates.gate_result import RATIO, GateResult, Verdict
+from eval_gates.rows import Answer
 from eval_gates.statistics.bound import check_level
 from pipeline.core.record import Record
 from recipes.generation import Generation
@@ -20,7 +21,7 @@ from recipes.policy import CostGate, EvalTask
 if TYPE_CHECKING:
     from eval_gates.statistics.comparison import FloatArray
 
-Rows = Sequence[Mapping[str, Any]]
+Answers = Sequence[Answer]
 MIN_PROBLEMS = 500
 """With fewer problems there is no interval."""
 
@@ -107,17 +108,17 @@ def cost_rule_of(
     return CostRule(tier=gate.tier, max_ratio=ratio, alpha=alpha, cap=min(cap, max_length))
 
 
-def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> CostResult:
+def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers) -> CostResult:
     """Compare the work of both sides on the questions that both answered.
 
-    ValueError if their questions differ, or a row lacks tokens.
+    ValueError if their questions differ, or an answer lacks tokens.
 
     Args:
-        baseline: rows with id, score and tokens, in the order of asking.
-        candidate: rows to the same questions, or to the first of them.
+        baseline: in the order of asking.
+        candidate: answers to the same questions, or to the first of them.
     """
     baseline = baseline[: len(candidate)]
-    if [row["id"] for row in baseline] != [row["id"] for row in candidate]:
+    if [row.id for row in baseline] != [row.id for row in candidate]:
         raise ValueError(f"{suite}: both sides must have answered the same questions")
     before, after = (work_of(suite, rows) for rows in (baseline, candidate))
     cost = cost_ratio(before, after, rule.alpha)
@@ -163,21 +164,18 @@ def judge_cost(suite: str, rule: CostRule, baseline: Rows, candidate: Rows) -> C
     )
 
 
-def work_of(suite: str, rows: Rows) -> tuple[FloatArray, FloatArray]:
+def work_of(suite: str, rows: Answers) -> tuple[FloatArray, FloatArray]:
     """Return mean tokens and solved share of each problem, or cluster; shape [n] each."""
     import numpy as np
 
     tokens, solved = [], []
     for cluster in group_by_cluster(rows):
-        answers: list[Any] = [row.get("tokens") for row in cluster]
-        for row, each in zip(cluster, answers, strict=True):
-            if not isinstance(each, list) or not each:
-                raise ValueError(f"{suite}: question {row['id']} has no number of tokens")
+        answers = [row.tokens for row in cluster]
+        for row in cluster:
+            if not row.tokens:
+                raise ValueError(f"{suite}: question {row.id} has no number of tokens")
         tokens.append(sum(map(sum, answers)) / sum(map(len, answers)))
         # With one answer only: Policy requires that truncated ones of several score 0 already.
-        shares = [
-            min(float(row["score"]), 1 - int(row["truncated"]) / len(each))
-            for row, each in zip(cluster, answers, strict=True)
-        ]
+        shares = [min(row.score, 1 - row.truncated / len(row.tokens)) for row in cluster]
         solved.append(sum(shares) / len(shares))
     return np.array(tokens, dtype=float), np.array(solved, dtype=float)

@@ -15,7 +15,7 @@ from eval_gates.ask import Client
 from eval_gates.clusters import labels_of, partners
 from eval_gates.engine_metrics import SpecDecodeCounter
 from eval_gates.model_tokenizer import Tokenizer
-from eval_gates.rows import Answer, Asked, Question, Reply, describe
+from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.stopping import StoppingPlan, read_stopping
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import Render, kind_named
@@ -63,7 +63,7 @@ def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
                 where=f"--{each['side']} {error.where or each['url']}",
                 hint=error.hint,
             ) from error
-        baseline = {question.id: dict(reply.own)}
+        baseline = {question.id: Answer(question.id, "", 0.0, own=reply.own)}
 
 
 def ask_until_over(
@@ -87,9 +87,8 @@ class OpenSuite:
     def __init__(self, suite: dict[str, Any], file: Path) -> None:
         self._kind = kind_named(suite["kind"])
         self._task = self._kind.task.model_validate(suite)
-        rows = [row for _, row in read_rows(file)]
-        self.questions = [Question.from_row(row) for row in rows]
-        self._others = partners(labels_of(rows))
+        self.questions = [Question.from_row(row) for _, row in read_rows(file)]
+        self._others = partners(labels_of(self.questions))
         self._kind.open(self._task, self.questions, file.parent)
         self.settings = self._kind.settings(self._task)
         self.is_chat = self._task.prompt_format == "chat"
@@ -118,8 +117,7 @@ class OpenSuite:
         thinks = bool(getattr(self._task, "thinking", None))
         scored = self._kind.score_batch(self._task, given, progress)
         return [
-            {**describe(each.question, each.replies, thinks=thinks), **own}
-            for each, own in zip(given, scored, strict=True)
+            Answer.of(each, own, thinks=thinks) for each, own in zip(given, scored, strict=True)
         ]
 
 
@@ -172,12 +170,12 @@ class BatchAsker:
 
 
 def join_rows(files: Sequence[Path]) -> dict[str, Answer]:
-    """Return rows by id, with the keys of all files."""
-    found: dict[str, Answer] = {}
+    """Return answers by id, with the keys of all files."""
+    found: dict[str, dict[str, Any]] = {}
     for file in files:
         for _, row in read_rows(file):
             found.setdefault(row["id"], {}).update(row)
-    return found
+    return {name: Answer.from_row(row) for name, row in found.items()}
 
 
 def template_of(client: Client) -> Render:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from eval_gates.gate_result import GateResult, format_percent
+from eval_gates.rows import Answer
 from pipeline.core.record import Record
 
 
@@ -103,3 +105,32 @@ class QualityResult(GateResult):
         counts = self.nats.shares if self.nats is not None else []
         listed = [f"{10 * n} to {10 * n + 10} %: {k}" for n, k in enumerate(counts) if k]
         return f"conversations by share kept: {', '.join(listed)}" if listed else ""
+
+
+def report_groups(
+    baseline: Sequence[Answer],
+    candidate: Sequence[Answer],
+    group_of: Callable[[Answer], str],
+    order: Sequence[str] = (),
+    *,
+    is_subject: bool = True,
+) -> list[GroupReport]:
+    """Return both sides' mean scores and flips by group, over the same questions.
+
+    `order` has the known groups; others follow by name.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for before, after in zip(baseline, candidate, strict=True):
+        pairs.setdefault(group_of(before), []).append((before.score, after.score))
+    return [
+        GroupReport(
+            group=name,
+            is_subject=is_subject,
+            n=len(pairs[name]),
+            baseline=sum(before for before, _ in pairs[name]) / len(pairs[name]),
+            candidate=sum(after for _, after in pairs[name]) / len(pairs[name]),
+            flips=sum(before != after for before, after in pairs[name]),
+        )
+        for name in [*order, *sorted(pairs.keys() - set(order))]
+        if name in pairs
+    ]

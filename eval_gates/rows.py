@@ -1,22 +1,13 @@
-"""Questions and answers as rows of `questions.jsonl` and `answers.jsonl`, and replies."""
+"""Questions, replies and answers: the lines of `questions.jsonl` and `answers.jsonl`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from math import isfinite
 from typing import Any, NamedTuple
-
-from eval_gates.answer_validity import REFUSED, THOUGHTS_ONLY, UNREAD
-
-GROUP = "group"
-"""Key of a question and of an answer: the subject or the member that the question belongs to."""
-
-Answer = dict[str, Any]
-"""One line of `answers.jsonl`: id, cluster and group of the question, prompt_sha256, `answer` (a
-text, a list of texts, or each choice's log-probability), `score` (0 to 1), the counts of
-:func:`describe`, and the suite's own keys."""
 
 SEEDS = 1 << 31
 
@@ -49,7 +40,9 @@ class Question:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Question:
-        """Return the question of a line."""
+        """Return the question of a line; ValueError without an id."""
+        if not isinstance(row.get("id"), str):
+            raise ValueError("a question has no id")
         own = {each.name for each in fields(cls)} - {"data"}
         found = {key: row[key] for key in own & row.keys()}
         for key in ("messages", "continuations", "contexts"):
@@ -99,33 +92,125 @@ class Asked(NamedTuple):
     other: Question  # of another cluster, to which the replies are unrelated
 
 
-def describe(question: Question, replies: Sequence[Reply], *, thinks: bool) -> Answer:
-    """Return the keys of an answer that are common to all suites.
+@dataclass(frozen=True)
+class Score:
+    """A suite's result of one question's replies."""
 
-    Args:
-        question: as it was asked.
-        thinks: an unfinished text is not read.
-    """
-    row: Answer = {"id": question.id, "prompt_sha256": digest(question)}
-    if question.cluster:
-        row["cluster"] = question.cluster
-    if question.group:
-        row[GROUP] = question.group
-    if question.continuations and not replies[0].is_named:
-        return {**row, "answer": [value for value, _ in replies[0].values]}
-    return {
-        **row,
-        "answer": unwrap([reply.text for reply in replies]),
-        "tokens": [reply.tokens for reply in replies],
-        "truncated": sum(reply.is_truncated for reply in replies),
-        "unclosed": sum(reply.is_unclosed for reply in replies),
-        REFUSED: sum(reply.is_refused for reply in replies),
-        THOUGHTS_ONLY: sum(reply.is_thought for reply in replies),
-        UNREAD: sum(
-            reply.is_unnamed or (thinks and not reply.is_named and reply.is_unfinished)
-            for reply in replies
-        ),
-    }
+    score: float  # 0 to 1; mean of the samples
+    unrelated: float | None = None  # of the same replies to another question
+    empty: float | None = None  # of an empty reply
+    nats: float | None = None  # mean negative log-probability of the baseline's tokens
+    unread: int | None = None  # replies scored 0 without being read; None: counted from the replies
+    prompt_sha256: str = ""  # of what the arm read, if the suite renders it
+    own: Mapping[str, Any] = field(default_factory=dict)  # the suite's keys of the line
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line of `answers.jsonl`. The last five numbers are None where a suite has none."""
+
+    id: str
+    prompt_sha256: str
+    score: float
+    answer: Any = None  # a text, a list of the samples' texts, or each choice's log-probability
+    cluster: str = ""
+    group: str = ""
+    tokens: tuple[int, ...] = ()  # of each generated sample; the counts below are of samples
+    truncated: int = 0
+    unclosed: int = 0
+    refused: int = 0  # withheld by the endpoint
+    thoughts_only: int = 0  # whose text is in the field of thoughts alone
+    unread: int = 0  # scored 0 without being read: cut off, or without code
+    unrelated: float | None = None
+    empty: float | None = None
+    nats: float | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)  # the suite's own keys
+
+    @classmethod
+    def of(cls, asked: Asked, scored: Score, *, thinks: bool) -> Answer:
+        """Return the answer to a question; `thinks`: an unfinished text is not read."""
+        question, replies = asked.question, asked.replies
+        found = cls(
+            question.id,
+            scored.prompt_sha256 or digest(question),
+            scored.score,
+            cluster=question.cluster,
+            group=question.group,
+            unrelated=scored.unrelated,
+            empty=scored.empty,
+            nats=scored.nats,
+            own=scored.own,
+        )
+        if question.continuations and not replies[0].is_named:
+            return replace(found, answer=[value for value, _ in replies[0].values])
+        unread = scored.unread
+        if unread is None:
+            unread = sum(
+                reply.is_unnamed or (thinks and not reply.is_named and reply.is_unfinished)
+                for reply in replies
+            )
+        return replace(
+            found,
+            answer=unwrap([reply.text for reply in replies]),
+            tokens=tuple(reply.tokens for reply in replies),
+            truncated=sum(reply.is_truncated for reply in replies),
+            unclosed=sum(reply.is_unclosed for reply in replies),
+            refused=sum(reply.is_refused for reply in replies),
+            thoughts_only=sum(reply.is_thought for reply in replies),
+            unread=unread,
+        )
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the line, without what the answer lacks."""
+        unset = {key for key in ("cluster", "group") if not getattr(self, key)}
+        unset |= {key for key in NUMBERS if getattr(self, key) is None}
+        unset |= set() if self.tokens else {"tokens", *COUNTS}
+        own = [each.name for each in fields(self) if each.name not in {"own", *unset}]
+        return {**{key: getattr(self, key) for key in own}, **self.own}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Answer:
+        """Return the answer of a line; ValueError if a value is missing or impossible.
+
+        Verdicts are read without texts, so that `answer` may be missing.
+        """
+        if not isinstance(row, Mapping):
+            raise ValueError("an answer is not an object")
+        names = {each.name for each in fields(cls)} - {"own"}
+        found = {key: row[key] for key in names & row.keys()}
+        for key in ("id", "prompt_sha256", "cluster", "group"):
+            if not isinstance(found.setdefault(key, ""), str):
+                raise ValueError(f"an answer's '{key}' is not a text")
+        place = f"question {found['id']}"
+        if not found["id"] or not found["prompt_sha256"]:
+            raise ValueError(f"{place} has no id, or no digest of its prompt")
+        if not _is_number(found.get("score")) or not 0 <= found["score"] <= 1:  # NaN is refused
+            raise ValueError(f"{place} has the score {found.get('score')}")
+        for key in NUMBERS:
+            if found.get(key) is not None and not _is_number(found[key]):
+                raise ValueError(f"{place} has no number '{key}'")
+        tokens = found.get("tokens", [])
+        is_list = isinstance(tokens, list) and all(map(_is_count, tokens))
+        if not is_list or ("tokens" in found and not tokens):
+            raise ValueError(f"{place} has no tokens of its answers")
+        found["tokens"] = tuple(tokens)
+        for key in COUNTS if tokens else ():
+            if not _is_count(found.get(key)) or found[key] > len(tokens):
+                raise ValueError(f"{place} has no number '{key}'")
+        return cls(**found, own={key: row[key] for key in row.keys() - names})
+
+
+COUNTS = ("truncated", "unclosed", "refused", "thoughts_only", "unread")
+NUMBERS = ("unrelated", "empty", "nats")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _is_number(value: Any) -> bool:
+    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_real and isfinite(value)
 
 
 def digest(question: Question) -> str:
@@ -149,8 +234,3 @@ def choose(values: Sequence[float]) -> int:
 def unwrap(values: list[Any]) -> Any:
     """Return the only value itself, or several as a list."""
     return values[0] if len(values) == 1 else values
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of one question's values."""
-    return sum(values) / len(values)

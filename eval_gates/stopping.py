@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
-from eval_gates.clusters import group_by_cluster, means, whole_end
+from eval_gates.clusters import whole_end
+from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import own_gains
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding, find, planned_looks
@@ -16,7 +17,7 @@ from eval_gates.statistics.looks import Finding, find, planned_looks
 if TYPE_CHECKING:
     from recipes.policy import Margin
 
-Rows = Sequence[Mapping[str, Any]]
+Answers = Sequence[Answer]
 BATCH = 64
 """Questions that a kill can lose: answers are stored after each batch."""
 
@@ -50,14 +51,11 @@ class StoppingPlan:
         """Return each planned look's number of questions."""
         if self.rule is None:
             return [self.end]
-        sizes = [1] * self.end
-        if self.clusters:
-            rows = [{"cluster": label} for label in self.clusters[: self.end]]
-            sizes = [len(group) for group in group_by_cluster(rows)]
+        sizes = self._sizes(self.end)
         ends = list(accumulate(sizes))
         return [ends[look.n - 1] for look in planned_looks(len(sizes))]
 
-    def decided(self, rows: Rows) -> Finding | None:
+    def decided(self, rows: Answers) -> Finding | None:
         """Return the last allowed look's finding; None before the first."""
         ends = self.look_ends()
         if self.rule is None or len(rows) < ends[0]:
@@ -72,28 +70,27 @@ class StoppingPlan:
         """Findings by number of answers, cached: a bound of graded scores takes a second."""
         return {}
 
-    def _find(self, rows: Rows, reached: int) -> Finding:
+    def _find(self, rows: Answers, reached: int) -> Finding:
         assert self.rule is not None
-        shown = self._labeled(rows[:reached])
-        before = self._labeled([{"score": score} for score in self.baseline[: self.end]])
+        shown = rows[:reached]
         return find(
-            means(group_by_cluster(before[:reached]), "score"),
-            means(group_by_cluster(shown), "score"),
+            self._means(self.baseline[:reached]),
+            self._means([row.score for row in shown]),
             self.rule.comparison,
             self.rule.alpha,
-            len(group_by_cluster(before)),
+            len(self._sizes(min(self.end, len(self.baseline)))),
             own_gains(shown),
             can_pass=self.rule.can_pass,
         )
 
-    def counted(self, rows: Rows) -> int:
+    def counted(self, rows: Answers) -> int:
         """Return the number of answers up to the deciding look or the end."""
         found = self.decided(rows)
         if found is None or found.state == "open":
             return min(len(rows), self.end)
         return self.look_ends()[found.number - 1]
 
-    def next_batch(self, rows: Rows) -> range:
+    def next_batch(self, rows: Answers) -> range:
         """Return the next questions' positions; empty if the gate is decided, or at the end."""
         done = len(rows)
         found = self.decided(rows)
@@ -103,13 +100,17 @@ class StoppingPlan:
         end = min(done + self.batch, look)
         return range(done, whole_end(self.clusters, end) if self.clusters else end)
 
-    def _labeled(self, rows: Rows) -> Rows:
+    def _sizes(self, end: int) -> list[int]:
+        """Return the number of questions of each value among the first `end`."""
         if not self.clusters:
-            return [{key: row[key] for key in row if key != "cluster"} for row in rows]
-        return [
-            {**row, "cluster": label}
-            for row, label in zip(rows, self.clusters[: len(rows)], strict=True)
-        ]
+            return [1] * end
+        return [len(list(group)) for _, group in groupby(self.clusters[:end])]
+
+    def _means(self, scores: Sequence[float]) -> list[float]:
+        """Return each value: a score, or a cluster's mean."""
+        sizes = self._sizes(len(scores))
+        ends = accumulate(sizes)
+        return [sum(scores[end - n : end]) / n for n, end in zip(sizes, ends, strict=True)]
 
 
 def read_stopping(data: dict[str, Any]) -> StoppingPlan:

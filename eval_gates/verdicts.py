@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
 
-from eval_gates.answer_validity import UNREAD
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.gate_result import SCORE, GateResult, Verdict
 from eval_gates.gate_rule import GateRule
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
-from eval_gates.statistics.assay_sensitivity import UNRELATED, check_sensitivities, own_gains
+from eval_gates.rows import Answer
+from eval_gates.statistics.assay_sensitivity import check_sensitivities, own_gains
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
-Answers = Sequence[Mapping[str, Any]]
+Answers = Sequence[Answer]
 
 
 def judge_suite(
@@ -36,8 +35,8 @@ def judge_suite(
     """Compare a variant's answers with the baseline's.
 
     Args:
-        baseline: all rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
-        candidate: rows to the same questions, or to the first of them.
+        baseline: all of its answers, in the order of asking.
+        candidate: answers to the same questions, or to the first of them.
         again: the baseline's second answers to its first questions; may be empty.
         guessing: the chance-level mean score: 0.25 with four choices.
 
@@ -45,9 +44,9 @@ def judge_suite(
         ValueError: prompts differ, or answers are missing.
     """
     floor = floor_of(name, baseline, again)
-    check_scores(name, baseline)
     kind = kind_of(suite)
-    if kind.scores_unrelated and not all(UNRELATED in row for row in (*baseline, *candidate)):
+    answers = (*baseline, *candidate)
+    if kind.scores_unrelated and any(each.unrelated is None for each in answers):
         raise ValueError(f"{name}: the answers were not scored against other questions")
     all_of_baseline = baseline
     planned = len(group_by_cluster(baseline))
@@ -80,7 +79,7 @@ def judge_suite(
         flips=flips / n,
         sensitivity_checks=tuple(sensitivity_checks),
         full_baseline=mean_of(all_of_baseline, "score"),
-        shuffled_score=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
+        shuffled_score=0.0 if candidate[0].unrelated is None else mean_of(candidate, "unrelated"),
     )
     decision = decide(finding, scores)
     bounds, allowed, kept = (finding.lower, finding.upper), comparison.threshold, None
@@ -115,8 +114,8 @@ def judge_suite(
         cluster=suite.cluster_by,
         flips=flips,
         gains=sum(difference > 0 for difference in differences),
-        baseline_lengths=answer_lengths(name, baseline),
-        candidate_lengths=answer_lengths(name, candidate),
+        baseline_lengths=answer_lengths(baseline),
+        candidate_lengths=answer_lengths(candidate),
         noise_floor=floor,
         nats=nats,
         groups=kind.groups(baseline, candidate),
@@ -138,12 +137,12 @@ def _describe_scores(scores: Scores, n: int, nats: NatsLost | None) -> str:
 
 def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
     """Return the loss of a token's log-probability; None for rows without any."""
-    if not all("nats" in row for row in (*baseline, *candidate)):
+    if any(row.nats is None for row in (*baseline, *candidate)):
         return None
     before, after = (means(group_by_cluster(rows), "nats") for rows in (baseline, candidate))
     lost = [b - a for a, b in zip(before, after, strict=True)]
     error = stdev(lost) / sqrt(len(lost)) if len(lost) > 1 else 0.0
-    tenths = [min(9, int(10 * float(row["score"]))) for row in candidate]
+    tenths = [min(9, int(10 * row.score)) for row in candidate]
     return NatsLost(mean=fmean(lost), error=error, shares=[tenths.count(n) for n in range(10)])
 
 
@@ -153,47 +152,29 @@ def mean_of(rows: Answers, key: str) -> float:
     return sum(values) / len(values)
 
 
-def answer_lengths(name: str, rows: Answers) -> AnswerLengths | None:
-    """Return the lengths of generated answers; ValueError for impossible numbers."""
-    if not any("tokens" in row for row in rows):
+def answer_lengths(rows: Answers) -> AnswerLengths | None:
+    """Return the lengths of generated answers, each sample counted."""
+    if not any(row.tokens for row in rows):
         return None
-    total = answers = 0
-    unfinished = {"truncated": 0, "unclosed": 0, UNREAD: 0}
-    for row in rows:
-        tokens = row.get("tokens")
-        if not isinstance(tokens, list) or not tokens or not all(map(_is_count, tokens)):
-            raise ValueError(f"{name}: question {row['id']} has no tokens of its answers")
-        total, answers = total + sum(tokens), answers + len(tokens)
-        for key in unfinished:
-            count: Any = row.get(key)
-            if not _is_count(count) or count > len(tokens):
-                raise ValueError(f"{name}: question {row['id']} has no number '{key}'")
-            unfinished[key] += count
-    shares = {key: count / answers for key, count in unfinished.items()}
-    return AnswerLengths(tokens=total / answers, **shares)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+    samples = sum(len(row.tokens) for row in rows)
+    return AnswerLengths(
+        tokens=sum(sum(row.tokens) for row in rows) / samples,
+        truncated=sum(row.truncated for row in rows) / samples,
+        unclosed=sum(row.unclosed for row in rows) / samples,
+        unread=sum(row.unread for row in rows) / samples,
+    )
 
 
 def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
     """Raise ValueError unless both sides answered the same prompts."""
     if len(baseline) != len(candidate) or not baseline:
         raise ValueError(f"{name}: {len(baseline)} answers against {len(candidate)}")
-    check_scores(name, (*baseline, *candidate))
     for ours, theirs in zip(baseline, candidate, strict=True):
         for key in ("id", "prompt_sha256"):
-            if ours[key] != theirs[key]:
-                raise ValueError(f"{name}: '{key}' differs for question {ours['id']}")
-
-
-def check_scores(name: str, answers: Answers) -> None:
-    """Raise ValueError unless every score is present and in [0, 1]."""
-    for row in answers:
-        score = row.get("score")
-        if not isinstance(score, (int, float)) or not 0 <= score <= 1:  # NaN is refused, too
-            raise ValueError(f"{name}: question {row['id']} has the score {score}")
+            if getattr(ours, key) != getattr(theirs, key):
+                raise ValueError(f"{name}: '{key}' differs for question {ours.id}")
+    if len({bool(row.tokens) for row in (*baseline, *candidate)}) > 1:
+        raise ValueError(f"{name}: some answers have no tokens")
 
 
 def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
@@ -203,7 +184,7 @@ def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
         return None
     check_paired(f"{name}, asked again", first[:asked], again[:asked])
     pairs = zip(first[:asked], again[:asked], strict=True)
-    return NoiseFloor(n=asked, flips=sum(one["score"] != other["score"] for one, other in pairs))
+    return NoiseFloor(n=asked, flips=sum(one.score != other.score for one, other in pairs))
 
 
 def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:

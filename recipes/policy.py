@@ -38,6 +38,7 @@ class CostGate(ConfigModel):
 
 
 Source = Literal["eval-data", "hub", "packages", "builtin"]
+SOURCES = "in order; the first that has questions is used"
 
 
 class Margin(ConfigModel):
@@ -97,9 +98,7 @@ class EvalTask(ConfigModel):
 class Suite(EvalTask):
     """Settings of the decision only: after a change, the same answers are decided again."""
 
-    sources: list[Source] = Field(
-        default=["eval-data"], description="in order; the first that has questions is used"
-    )
+    sources: list[Source] = Field(default=["eval-data"], description=SOURCES)
     margins: dict[Family, Margin] = Field(
         description="largest acceptable loss by recipe family, in points or as a recovery"
     )

@@ -11,7 +11,7 @@ from artifacts.evidence.bundle import BundleVerdict, open_bundle
 from artifacts.evidence.verify import check_bundle, find_bundle, read_verdict
 from artifacts.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
 from artifacts.verdict_inputs import Find, VerdictInputs, record_of
-from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.sources import QuestionSource
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.stages.judge import JUDGE, policy_digest
 from pipeline.stages.questions import QUESTIONS

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import Any
 
 from artifacts.report.run_evidence import PairedAnswers, RunEvidence
+from eval_gates.rows import Answer, Question, choose
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
-Row = dict[str, Any]
 LONGEST = 4000
 """Characters of a prompt or an answer in the report."""
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -64,14 +63,14 @@ def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
 
 def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswers:
     changed = [
-        (after["score"] - before["score"], before, after)
+        (after.score - before.score, before, after)
         for before, after in zip(answered.baseline, answered.candidate, strict=True)
-        if not is_same_answer(answered.suite, answered.questions.get(before["id"]), before, after)
+        if not is_same_answer(answered.suite, answered.questions.get(before.id), before, after)
     ]
     losses = sorted((each for each in changed if each[0] <= 0), key=lambda each: each[0])
     gains = sorted((each for each in changed if each[0] > 0), key=lambda each: -each[0])
     few_gains = gains[: max(EXAMPLES // 2, EXAMPLES - len(losses))]
-    if any("nats" in row for row in answered.candidate):  # of conversations the worst alone
+    if any(row.nats is not None for row in answered.candidate):  # of conversations the worst alone
         few_gains = []
     shown = [*losses[: EXAMPLES - len(few_gains)], *few_gains]
     return FlippedAnswers(
@@ -81,50 +80,41 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
         changed=len(changed),
         shown=[
             FlippedAnswer(
-                question=str(before["id"]),
-                before=float(before["score"]),
-                after=float(after["score"]),
+                question=before.id,
+                before=before.score,
+                after=after.score,
                 prompt=prompt_of(question),
-                expected=expected_of(question),
+                expected=shorten(question.expected) if question and question.expected else None,
                 baseline=answer_of(answered.suite, question, before) + marked(after, "token"),
                 variant=answer_of(answered.suite, question, after) + marked(after, "choice"),
             )
             for _, before, after in shown
-            for question in (answered.questions.get(before["id"]),)
+            for question in (answered.questions.get(before.id),)
         ],
     )
 
 
-def prompt_of(question: Row | None) -> str | None:
+def prompt_of(question: Question | None) -> str | None:
     """Return the prompt without a chat template, or None if it is not text or private.
 
-    Only lm-eval's environment reads its tasks' datasets, so they have no text.
+    Only lm-eval's environment reads its tasks' datasets, so their questions have no text.
     """
-    found = question or {}
-    prompt = found.get("prompt")
-    if messages := found.get("messages"):
-        prompt = "\n\n".join(f"{each['role']}: {each.get('content') or ''}" for each in messages)
-    elif prompt and _DIGEST.fullmatch(str(prompt)):
+    if question is None or (not question.messages and _DIGEST.fullmatch(question.prompt)):
         return None
-    return shorten(str(prompt)) if prompt else None
+    lines = [f"{each['role']}: {each.get('content') or ''}" for each in question.messages]
+    return shorten("\n\n".join(lines) or question.prompt) or None
 
 
-def expected_of(question: Row | None) -> str | None:
-    """Return the correct answer, or None if it is not text."""
-    expected = (question or {}).get("expected")
-    return shorten(str(expected)) if expected else None
-
-
-def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
+def answer_of(suite: AnySuite, question: Question | None, row: Answer) -> str:
     """Return one side's choice or text; figures for a conversation, which is private."""
-    answer = row["answer"]
-    if "nats" in row:
-        kept = f"{100 * row['score']:.1f} % of tokens kept, {row['nats']:.3f} nats a token"
-        if "first_flip" not in row:
+    answer = row.answer
+    if row.nats is not None:
+        kept = f"{100 * row.score:.1f} % of tokens kept, {row.nats:.3f} nats a token"
+        if "first_flip" not in row.own:
             return kept
-        place, margin = row["first_flip"] + 1, f"{row['margin']:.3f} nats"
+        place, margin = row.own["first_flip"] + 1, f"{row.own['margin']:.3f} nats"
         return f"{kept}\nthe first other token is number {place}, by {margin}"
-    if isinstance(answer, list) and answer and isinstance(answer[0], float | int):
+    if _is_chosen(row):
         number = find_choice(suite, question, answer)
         likelihoods = ", ".join(f"{value:.2f}" for value in answer)
         name = _choice(question, number) or f"choice {number + 1}"
@@ -134,7 +124,7 @@ def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
     return shorten(words) + _outcome(row)
 
 
-def marked(row: Row, key: str) -> str:
+def marked(row: Answer, key: str) -> str:
     """Return a conversation's answer with the first token that differs between brackets.
 
     '' without the private text.
@@ -143,7 +133,7 @@ def marked(row: Row, key: str) -> str:
         row: of the variant.
         key: token: the baseline's, and its further answer; choice: the variant's.
     """
-    text, flip = row.get("text"), row.get("flip")
+    text, flip = row.own.get("text"), row.own.get("flip")
     if not isinstance(text, str):
         return ""
     if flip is None:
@@ -156,20 +146,26 @@ def marked(row: Row, key: str) -> str:
     return f"\n\n{shown}"
 
 
-def find_choice(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> int:
+def find_choice(suite: AnySuite, question: Question | None, likelihoods: list[float]) -> int:
     """Return the most likely choice, by the suite's measure."""
-    values = kind_of(suite).choice_values(suite, likelihoods, _choices(question))
-    return max(range(len(values)), key=values.__getitem__)
+    return choose(kind_of(suite).choice_values(suite, likelihoods, _choices(question)))
 
 
-def is_same_answer(suite: AnySuite, question: Row | None, before: Row, after: Row) -> bool:
+def is_same_answer(
+    suite: AnySuite, question: Question | None, before: Answer, after: Answer
+) -> bool:
     """Return whether both sides gave the same answer, with any likelihood."""
-    if before["score"] != after["score"]:
+    if before.score != after.score:
         return False
-    sides = [before["answer"], after["answer"]]
-    if all(isinstance(side, list) and side and isinstance(side[0], float | int) for side in sides):
-        return find_choice(suite, question, sides[0]) == find_choice(suite, question, sides[1])
-    return bool(sides[0] == sides[1])
+    if _is_chosen(before) and _is_chosen(after):
+        first, second = (find_choice(suite, question, each.answer) for each in (before, after))
+        return first == second
+    return bool(before.answer == after.answer)
+
+
+def _is_chosen(row: Answer) -> bool:
+    values = row.answer
+    return isinstance(values, list) and bool(values) and isinstance(values[0], float | int)
 
 
 def shorten(text: str) -> str:
@@ -179,17 +175,17 @@ def shorten(text: str) -> str:
     return f"{text[:LONGEST]}\n[{len(text) - LONGEST:,} more characters are left out]"
 
 
-def _choices(question: Row | None) -> list[str]:
-    return list((question or {}).get("choices") or [])
+def _choices(question: Question | None) -> list[str]:
+    return list(question.data.get("choices") or []) if question is not None else []
 
 
-def _choice(question: Row | None, number: int) -> str | None:
+def _choice(question: Question | None, number: int) -> str | None:
     choices = _choices(question)
     return f"{ascii_uppercase[number]}. {choices[number]}" if number < len(choices) else None
 
 
-def _outcome(row: Row) -> str:
-    outcome = row.get("outcome")
+def _outcome(row: Answer) -> str:
+    outcome = row.own.get("outcome")
     if outcome is None:
         return ""
     return f"\n(tests: {', '.join(outcome) if isinstance(outcome, list) else outcome})"

@@ -6,13 +6,14 @@ checked; `prepare verify` checks an entire run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from artifacts.run_record import RunReport
 from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.gate_rule import GateRule
+from eval_gates.rows import Answer, Question
 from eval_gates.suites.fidelity import TEXTS as CONVERSATIONS
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
@@ -34,16 +35,14 @@ from pipeline.stages.questions import QUESTIONS as ASKED
 from recipes.catalog import BASELINE
 from recipes.policy import AnySuite, Policy
 
-Rows = list[dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class PairedAnswers:
     """Both sides' answers to a suite's questions."""
 
-    baseline: Rows  # rows of the answer log, in the order of asking
-    candidate: Rows  # to the same questions
-    questions: dict[str, dict[str, Any]]  # by id, as far as recorded
+    baseline: list[Answer]  # in the order of asking
+    candidate: list[Answer]  # to the same questions
+    questions: dict[str, Question]  # by id, as far as recorded
     suite: AnySuite
     rule: GateRule
 
@@ -115,7 +114,7 @@ class RunEvidence:
         if not baseline or not candidate:
             return None
         baseline = baseline[: len(candidate)]
-        if [row["id"] for row in baseline] != [row["id"] for row in candidate]:
+        if [row.id for row in baseline] != [row.id for row in candidate]:
             self._miss(f"{recipe} {suite}: the answers are not to the same questions")
             return None
         asked = self._read_shape(
@@ -143,7 +142,7 @@ class RunEvidence:
         ]
         return [(suite, record) for suite, record in records if record is not None]
 
-    def _answers(self, judge: StageRecord, role: str, words: str) -> Rows | None:
+    def _answers(self, judge: StageRecord, role: str, words: str) -> list[Answer] | None:
         kept = self._read_shape(EVALUATE, self._input(judge, role, f"the answers of {words}"))
         if kept is None:
             return None
@@ -151,17 +150,14 @@ class RunEvidence:
         try:
             content = file.read_bytes()
             rows = parse_answers(content)
-            usable = all({"id", "answer", "score"} <= row.keys() for row in rows)
-        except (OSError, ValueError, AttributeError):
-            usable = False
-        if not usable:
+        except (OSError, ValueError):
             self._miss(f"the answers of {words} cannot be read")
             return None
         if digest_bytes(content) != kept.result.answers_digest:
             self._miss(f"the answers of {words} were changed since they were given")
             return None
         texts = self._private(kept.record, TEXTS)
-        return [{**row, **texts.get(row["id"], {})} for row in rows]
+        return [replace(row, own={**row.own, **texts.get(row.id, {})}) for row in rows]
 
     def _private(self, record: StageRecord, name: str) -> dict[str, dict[str, Any]]:
         """Return a file's private rows by id; {} unless they were asked for."""
@@ -188,14 +184,15 @@ class RunEvidence:
             return None
         return kept
 
-    def _questions(self, asked: StageRecord | None) -> dict[str, dict[str, Any]]:
+    def _questions(self, asked: StageRecord | None) -> dict[str, Question]:
         if asked is None:
             return {}
         try:
-            rows = {row["id"]: row for _, row in read_rows(self.place(asked) / QUESTIONS)}
+            rows = [row for _, row in read_rows(self.place(asked) / QUESTIONS)]
             chats = self._private(asked, CONVERSATIONS)
-            return {name: {**row, **chats.get(name, {})} for name, row in rows.items()}
-        except (EvaluationDataError, KeyError):
+            found = [Question.from_row({**row, **chats.get(row["id"], {})}) for row in rows]
+            return {each.id: each for each in found}
+        except (EvaluationDataError, KeyError, ValueError):
             self._miss(f"the questions of {asked.variant} cannot be read")
             return {}
 

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eval_gates.clusters import Rows, group_by_cluster, means
+from eval_gates.clusters import group_by_cluster, means
+from eval_gates.rows import Answer
 from eval_gates.statistics.bound import p_value
 from eval_gates.statistics.comparison import Comparison
-
-EMPTY, UNRELATED = "empty", "unrelated"
-"""Keys of a row: the score of an empty answer to its question, and of its answer to another one."""
 
 ChanceKind = Literal["nothing", "guessing", "empty", "unrelated"]
 """A score of 0; a guessed choice; an empty answer; the answer to another question."""
@@ -60,7 +58,7 @@ def check_sensitivity(
 
 
 def check_sensitivities(
-    rows: Rows, guessing: float, comparison: Comparison
+    rows: Sequence[Answer], guessing: float, comparison: Comparison
 ) -> list[SensitivityCheck]:
     """Check the margin against every chance baseline that these rows show.
 
@@ -72,11 +70,11 @@ def check_sensitivities(
     scores = means(clusters, "score")
     kind: ChanceKind = "guessing" if guessing > 0 else "nothing"
     found = [check_sensitivity(kind, scores, guessing, comparison)]
-    if all(EMPTY in row for row in rows):
-        found.append(check_sensitivity("empty", scores, means(clusters, EMPTY), comparison))
-    if all(UNRELATED in row for row in rows):
+    if all(row.empty is not None for row in rows):
+        found.append(check_sensitivity("empty", scores, means(clusters, "empty"), comparison))
+    if all(row.unrelated is not None for row in rows):
         # An answer is scored against its partner's question, so both are one draw.
-        unrelated = means(clusters, UNRELATED)
+        unrelated = means(clusters, "unrelated")
         if len(scores) > 1:
             pairs = _halve(scores), _halve(unrelated)
             found.append(check_sensitivity("unrelated", *pairs, comparison))
@@ -85,15 +83,15 @@ def check_sensitivities(
     return found
 
 
-def own_gains(rows: Rows) -> list[float] | None:
+def own_gains(rows: Sequence[Answer]) -> list[float] | None:
     """Return, by pair of clusters, how much better answers fit their own questions; [n // 2].
 
     None if answers are not scored on other questions.
     """
-    if not all(UNRELATED in row for row in rows):
+    if not all(row.unrelated is not None for row in rows):
         return None
     clusters = group_by_cluster(rows)
-    own, other = _halve(means(clusters, "score")), _halve(means(clusters, UNRELATED))
+    own, other = _halve(means(clusters, "score")), _halve(means(clusters, "unrelated"))
     return [a - b for a, b in zip(own, other, strict=True)]
 
 

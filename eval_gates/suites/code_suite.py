@@ -11,14 +11,13 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from eval_gates.answer_validity import UNREAD
-from eval_gates.rows import Answer, Asked, Question, unwrap
+from eval_gates.rows import Asked, Question, Reply, Score, unwrap
 from eval_gates.sandbox import Program, check_sandbox, run_many
 from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
 from eval_gates.suites.generation import GeneratingKind, GeneratingTask, is_unsolved
-from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.sources import QuestionSource
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import Progress
+from pipeline.core.events import NullProgress, Progress
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 
@@ -57,8 +56,8 @@ class CodeTask(GeneratingTask):
         return problems
 
 
-class CodeSuite(CodeTask, Suite):
-    """Model-written functions, tested in a sandbox."""
+class CodeDecision(Suite):
+    """Settings where nothing can contain model-written code."""
 
     if_no_sandbox: Literal["refuse", "skip"] = Field(
         "refuse",
@@ -83,6 +82,7 @@ class Problem(NamedTuple):
 class CodeKind(GeneratingKind[Code]):
     """Suite of programs; a subclass implements `questions` and `program`."""
 
+    decision = CodeDecision
     stops = STOPS
 
     @abstractmethod
@@ -92,7 +92,10 @@ class CodeKind(GeneratingKind[Code]):
     def open(self, task: Code, questions: Sequence[Question], folder: Path) -> None:
         check_sandbox()
 
-    def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Answer]:
+    def score(self, task: Code, question: Question, replies: Sequence[Reply]) -> Score:
+        return self.score_batch(task, [Asked(question, replies, question)], NullProgress())[0]
+
+    def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Score]:
         """Run each answer's tests; a problem's score is its pass@k."""
         problems = [problem_of(each.question) for each in batch]
         codes: list[list[ExtractedCode | None]] = [
@@ -119,20 +122,22 @@ class CodeKind(GeneratingKind[Code]):
                 progress=progress,
             )
         )
-        rows: list[Answer] = []
+        found: list[Score] = []
         for drawn in codes:
             ran = [None if code is None else next(executions) for code in drawn]
             passed = sum(execution is not None and execution.passed for execution in ran)
-            rows.append(
-                {
-                    "score": pass_at_k(len(ran), passed, task.k),
-                    "code": unwrap([each.code if each else "" for each in drawn]),
-                    UNREAD: sum(each is None or not each.is_found for each in drawn),
-                    "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
-                    "detail": unwrap([each.detail if each else "" for each in ran]),
-                }
+            found.append(
+                Score(
+                    pass_at_k(len(ran), passed, task.k),
+                    unread=sum(each is None or not each.is_found for each in drawn),
+                    own={
+                        "code": unwrap([each.code if each else "" for each in drawn]),
+                        "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
+                        "detail": unwrap([each.detail if each else "" for each in ran]),
+                    },
+                )
             )
-        return rows
+        return found
 
     def metric(self, task: Code, laid_out: str | None) -> str:
         return f"pass@{task.k}"

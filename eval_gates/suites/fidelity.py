@@ -31,22 +31,15 @@ from eval_gates.prompt_scores import (
     share_kept,
     thought_end,
 )
-from eval_gates.rows import Answer, Question, Reply
+from eval_gates.rows import Answer, Question, Reply, Score
 from eval_gates.suites.json_lines import find_files, read_rows, write_rows
-from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import (
-    QuestionOrder,
-    Read,
-    Render,
-    SourceLookup,
-    SuiteKind,
-    SuiteSource,
-)
+from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
 from pipeline.core.user_path import user_path
 from recipes.generation import Form, TemplateArgument
-from recipes.policy import EvalTask, Source, Suite
+from recipes.policy import EvalTask, Suite
 
 STEM = "conversations"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
@@ -72,19 +65,19 @@ class FidelityTask(EvalTask):
     chat_template_kwargs: dict[str, TemplateArgument] = Field({}, max_length=50)
 
 
-class FidelitySuite(FidelityTask, Suite):
-    """Conversations of your own, without right answers."""
+class FidelityDecision(Suite):
+    """Keys that no answer depends on."""
 
     data: str | None = Field(
         None, description="JSON Lines of conversations; else the sources are used"
     )
-    sources: list[Source] = Field(default=["eval-data", "builtin"])
 
 
 class Fidelity(SuiteKind[FidelityTask]):
-    """The suite `fidelity`."""
+    """Conversations of your own, without right answers."""
 
-    task, policy = FidelityTask, FidelitySuite
+    task, decision = FidelityTask, FidelityDecision
+    sources = ("eval-data", "builtin")
     folder_stem, carried = STEM, CARRIED_FILE
     assumed_baseline = 0.99
     reads_baseline = True
@@ -180,7 +173,7 @@ class Fidelity(SuiteKind[FidelityTask]):
             )
         else:
             answers = []
-            rows = [baseline[each.id] for each in batch]
+            rows = [baseline[each.id].own for each in batch]
             prompts = [  # one may be cut to less, for an engine that ended
                 prompt[-len(row["prompt_ids"]) :] if row["is_cut"] else prompt
                 for prompt, row in zip(prompts, rows, strict=True)
@@ -231,7 +224,7 @@ class Fidelity(SuiteKind[FidelityTask]):
             )
         ]
 
-    def score(self, task: FidelityTask, question: Question, replies: Sequence[Reply]) -> Answer:
+    def score(self, task: FidelityTask, question: Question, replies: Sequence[Reply]) -> Score:
         """Return the share kept, nats per token, and the first different token."""
         (reply,) = replies
         own = dict(reply.own)
@@ -244,19 +237,19 @@ class Fidelity(SuiteKind[FidelityTask]):
                 hint="remove the conversation",
             )
         flips = [place for place, each in enumerate(scored) if not each.is_kept]
-        row: Answer = {"score": share_kept(scored), "nats": nats(scored), **own}
+        read = str(own.pop("prompt_sha256"))
         if thoughts := thought_end(scored, has_begun=in_thought):
-            row["kept_of_thoughts"] = share_kept(scored[:thoughts])
+            own["kept_of_thoughts"] = share_kept(scored[:thoughts])
             if thoughts < len(scored):
-                row["kept_after_thoughts"] = share_kept(scored[thoughts:])
+                own["kept_after_thoughts"] = share_kept(scored[thoughts:])
         if flips:
-            row["first_flip"] = flips[0]
-            row["margin"] = scored[flips[0]].margin
+            own["first_flip"] = flips[0]
+            own["margin"] = scored[flips[0]].margin
             start = len("".join(each.text for each in scored[: flips[0]]))
             first = scored[flips[0]]
-            row["flip"] = {"start": start, "token": first.text, "choice": first.choice}
-            row["near_ties"] = sum(scored[place].margin < NEAR_TIE for place in flips)
-        return row
+            own["flip"] = {"start": start, "token": first.text, "choice": first.choice}
+            own["near_ties"] = sum(scored[place].margin < NEAR_TIE for place in flips)
+        return Score(share_kept(scored), nats=nats(scored), prompt_sha256=read, own=own)
 
     def metric(self, task: FidelityTask, laid_out: str | None) -> str:
         return "kept_share"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -9,8 +10,7 @@ from typing import Any, TypeVar
 from pydantic import model_validator
 
 from eval_gates.limited_call import grade_all
-from eval_gates.rows import Answer, Asked, Question, Reply
-from eval_gates.statistics.assay_sensitivity import EMPTY, UNRELATED
+from eval_gates.rows import Asked, Question, Reply, Score
 from eval_gates.suites.suite_kind import SuiteKind
 from pipeline.core.events import Progress
 from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers
@@ -38,46 +38,56 @@ Generating = TypeVar("Generating", bound=GeneratingTask)
 
 
 class GeneratingKind(SuiteKind[Generating]):
-    """Suite of generated answers; a subclass implements `score_text`."""
+    """Suite of generated answers."""
 
-    scores_empty = False  # each row has what an empty answer scores
     stops: Mapping[str, Sequence[str]] = {}  # strings that end an answer, by the prompt's format
-
-    def score_text(self, task: Generating, question: Question, reply: Reply) -> float:
-        """Return the reply's score, 0 to 1; runs in a process with limits."""
-        raise NotImplementedError
 
     def settings(self, task: Generating) -> dict[str, Any]:
         stops = list(self.stops.get(task.prompt_format, ()))
         return {**generation_settings(task), "until": stops}
 
-    def extras(self, task: Generating, asked: Asked) -> Answer:
+
+class TextKind(GeneratingKind[Generating]):
+    """Suite whose samples are scored alone, each in a process with limits."""
+
+    scores_empty = False  # each answer has what an empty one scores
+
+    @abstractmethod
+    def score_text(self, task: Generating, question: Question, reply: Reply) -> float:
+        """Return the reply's score, 0 to 1; runs in a process with limits."""
+
+    def own(self, task: Generating, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
         """Return the suite's own keys of an answer."""
         return {}
-
-    def score_batch(
-        self, task: Generating, batch: Sequence[Asked], progress: Progress
-    ) -> list[Answer]:
-        self.prepare_scoring(task)
-        return [self._answer(task, asked) for asked in batch]
 
     def prepare_scoring(self, task: Generating) -> None:
         """Import what scores answers, before the limited process starts."""
 
-    def _answer(self, task: Generating, asked: Asked) -> Answer:
-        read = [reply for reply in asked.replies if not is_unsolved(task, reply)]
-        calls = [partial(self.score_text, task, asked.question, reply) for reply in read]
-        if self.scores_unrelated:
-            calls += [partial(self.score_text, task, asked.other, reply) for reply in read]
+    def score(self, task: Generating, question: Question, replies: Sequence[Reply]) -> Score:
+        return self._grade(task, question, replies, None)
+
+    def score_batch(
+        self, task: Generating, batch: Sequence[Asked], progress: Progress
+    ) -> list[Score]:
+        self.prepare_scoring(task)
+        return [self._grade(task, *asked) for asked in batch]
+
+    def _grade(
+        self, task: Generating, question: Question, replies: Sequence[Reply], other: Question | None
+    ) -> Score:
+        read = [reply for reply in replies if not is_unsolved(task, reply)]
+        asked = [question, *([other] if self.scores_unrelated and other else [])]
+        calls = [partial(self.score_text, task, each, reply) for each in asked for reply in read]
         if self.scores_empty:
-            calls.append(partial(self.score_text, task, asked.question, Reply()))
-        scores, number = grade_all(calls, 0.0), len(asked.replies)
-        row: Answer = {"score": sum(scores[: len(read)]) / number, **self.extras(task, asked)}
-        if self.scores_unrelated:
-            row[UNRELATED] = sum(scores[len(read) : 2 * len(read)]) / number
-        if self.scores_empty:
-            row[EMPTY] = scores[-1]
-        return row
+            calls.append(partial(self.score_text, task, question, Reply()))
+        scores = grade_all(calls, 0.0)
+        own, related = scores[: len(read)], scores[len(read) : 2 * len(read)]
+        return Score(
+            sum(own) / len(replies),
+            unrelated=sum(related) / len(replies) if len(asked) > 1 else None,
+            empty=scores[-1] if self.scores_empty else None,
+            own=self.own(task, question, replies),
+        )
 
 
 def generation_settings(asked: Generation) -> dict[str, Any]:

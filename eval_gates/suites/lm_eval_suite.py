@@ -12,17 +12,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.rows import Answer, Asked, Question, Reply
-from eval_gates.suites.generation import GeneratingKind, GeneratingTask
+from eval_gates.rows import Asked, Question, Reply, Score
+from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from eval_gates.suites.lm_eval_task import LoadedTask, lay_out, open_task
-from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SourceLookup, SuiteSource
+from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
-from recipes.policy import Source, Suite
+from recipes.policy import Suite
 
 _FILE = Path(__file__).parents[1] / "data" / "lm_eval_tasks.json"
 
@@ -54,16 +54,11 @@ class LmEvalTask(GeneratingTask):
     )
 
 
-class LmEvalSuite(LmEvalTask, Suite):
+class LmEval(TextKind[LmEvalTask]):
     """Any lm-eval task, by name or as a YAML file."""
 
-    sources: list[Source] = Field(default=["hub"])
-
-
-class LmEval(GeneratingKind[LmEvalTask]):
-    """The suite `lm_eval`."""
-
-    task, policy = LmEvalTask, LmEvalSuite
+    task = LmEvalTask
+    sources = ("hub",)
     opened: LoadedTask
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
@@ -122,18 +117,18 @@ class LmEval(GeneratingKind[LmEvalTask]):
 
     def score_batch(
         self, task: LmEvalTask, batch: Sequence[Asked], progress: Progress
-    ) -> list[Answer]:
+    ) -> list[Score]:
         if batch and not batch[0].question.continuations:
             self.scores_unrelated = self.scores_empty = True
             return super().score_batch(task, batch, progress)
         return [self.score(task, each.question, each.replies) for each in batch]
 
-    def score(self, task: LmEvalTask, question: Question, replies: Sequence[Reply]) -> Answer:
+    def score(self, task: LmEvalTask, question: Question, replies: Sequence[Reply]) -> Score:
         """Return the score of a choice."""
         rows, document = self.opened.find(question)
         found = rows.score_values(document, replies[0].values)
         score = self.opened.metric.score(found, question.id)
-        return {"score": 0.0 if replies[0].is_unnamed else score}
+        return Score(0.0 if replies[0].is_unnamed else score)
 
     def score_text(self, task: LmEvalTask, question: Question, reply: Reply) -> float:
         rows, document = self.opened.find(question)

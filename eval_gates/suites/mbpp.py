@@ -18,24 +18,31 @@ from pydantic import Field
 from eval_gates.sandbox import Program
 from eval_gates.suites import humaneval
 from eval_gates.suites.code_extraction import names_read
-from eval_gates.suites.code_suite import CodeKind, CodeSuite, CodeTask, Problem, lay_out
-from eval_gates.suites.json_lines import rows_of_files, text_of
-from eval_gates.suites.question_source import QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import (
+from eval_gates.suites.code_suite import CodeKind, CodeTask, Problem, lay_out
+from eval_gates.suites.json_lines import TEXT, check_row, rows_of_files
+from eval_gates.suites.sources import (
     HubQuestions,
-    QuestionOrder,
-    Read,
+    QuestionSource,
     SourceLookup,
     SuiteSource,
+    hub_rows,
 )
+from eval_gates.suites.suite_kind import QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
-from recipes.policy import Source, Suite
+from recipes.policy import Suite
 
 LARGEST_SHARE_LEFT_OUT = 0.05
 _CURE = (
     "each row needs task_id, prompt (a sentence), code (the reference), test_list and test_imports "
     "(lists of texts), and test (a program that calls the function)"
 )
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_KEYS = {
+    "task_id": {"anyOf": [{"type": "integer"}, TEXT]},
+    **dict.fromkeys(("prompt", "code", "test"), TEXT),
+    "test_list": {**_TEXTS, "minItems": 1},
+    "test_imports": _TEXTS,
+}
 # numpy broadcasts, so the datasets' own comparison takes an empty list for any number.
 _OF_ONE_SHAPE = """\
 import numpy as _numpy
@@ -61,13 +68,6 @@ class MbppTask(CodeTask):
     )
 
 
-class MbppSuite(MbppTask, CodeSuite):
-    """MBPP+: Python functions from a sentence and an assert, tested in a sandbox."""
-
-    # Its tests run outside the sandbox: from the Hub only if a policy allows it.
-    sources: list[Source] = Field(default=["eval-data"])
-
-
 def read_folder(folder: Path) -> list[Problem]:
     """Return the problems of a folder's files `mbpp*.jsonl[.gz]`."""
     return [problem_of(row, place) for place, row in rows_of_files(folder, "mbpp")]
@@ -89,17 +89,14 @@ def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Proble
 
 def problem_of(row: dict[str, Any], place: str) -> Problem:
     """Convert a row; `test` is the complete program with its imports."""
-    sentence, code = (text_of(row, key, place, _CURE) for key in ("prompt", "code"))
-    asserts = _texts_of(row, "test_list", place)
-    if not asserts:
-        raise EvaluationDataError("'test_list' has no assert in it", where=place, hint=_CURE)
+    check_row(row, place, _CURE, **_KEYS)
+    code, asserts, number = row["code"], row["test_list"], row["task_id"]
     function = _function(_parse(code, "code", place), asserts[0], place)
-    imports = _texts_of(row, "test_imports", place)
-    test = "\n".join([*imports, text_of(row, "test", place, _CURE)]) + "\n"
+    test = "\n".join([*row["test_imports"], row["test"]]) + "\n"
     _check_can_be_judged(_parse(test, "test", place), function.name, place)
     return Problem(
-        task_id=_id_of(row, place),
-        header=_prompt(function, sentence, asserts[0], place),
+        task_id=number if isinstance(number, str) else f"Mbpp/{number}",
+        header=_prompt(function, row["prompt"], asserts[0], place),
         entry_point=function.name,
         test=_guard(test),
         canonical_solution=code,
@@ -122,21 +119,6 @@ def _guard(test: str) -> str:
         return test
     guards = [f"_numpy.{name} = _of_one_shape(_numpy.{name})\n" for name in stretching]
     return "".join([_OF_ONE_SHAPE, *guards, "\n", test])
-
-
-def _id_of(row: dict[str, Any], place: str) -> str:
-    number = row.get("task_id")
-    if isinstance(number, int) and not isinstance(number, bool):
-        return f"Mbpp/{number}"
-    return text_of(row, "task_id", place, _CURE)
-
-
-def _texts_of(row: dict[str, Any], key: str, place: str) -> list[str]:
-    value = row.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        problem = "is missing" if key not in row else "is not a list of texts"
-        raise EvaluationDataError(f"'{key}' {problem}", where=place, hint=_CURE)
-    return value
 
 
 def _parse(text: str, key: str, place: str) -> ast.Module:
@@ -216,9 +198,9 @@ def _names_bound(tree: ast.Module) -> set[str]:
 
 
 class Mbpp(CodeKind[MbppTask]):
-    """The suite `mbpp`."""
+    """MBPP+: Python functions from a sentence and an assert, tested in a sandbox."""
 
-    task, policy = MbppTask, MbppSuite
+    task = MbppTask  # its tests run in the sandbox, but their text is unchecked: no Hub by itself
     folder_stem = "mbpp"
     hub = HubQuestions(
         QuestionSource(kind="hub", id="evalplus/mbppplus", config="default", split="test"), 378
@@ -268,4 +250,4 @@ class Mbpp(CodeKind[MbppTask]):
 
 
 def _asks_humaneval(suite: Suite) -> bool:
-    return isinstance(suite, MbppSuite) and suite.humaneval
+    return isinstance(suite, MbppTask) and suite.humaneval

@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.quality_result import GroupReport
-from eval_gates.rows import Answer, Question, Reply, choose
-from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
-from eval_gates.suites.question_source import QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import (
-    HubQuestions,
-    QuestionOrder,
-    Read,
-    Row,
-    SuiteKind,
-    report_groups,
-)
+from eval_gates.quality_result import GroupReport, report_groups
+from eval_gates.rows import Answer, Question, Reply, Score, choose
+from eval_gates.suites.json_lines import TEXT, check_row, read_rows, rows_of_files
+from eval_gates.suites.sources import HubQuestions, QuestionSource, hub_rows
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Row, SuiteKind
 from pipeline.core.errors import EvaluationDataError
-from recipes.policy import EvalTask, Source, Suite
+from recipes.policy import EvalTask
 
 Form = Literal["letter", "cloze"]
 
@@ -56,12 +49,6 @@ class MmluTask(EvalTask):
         "letter", description="letter: answer A-D; cloze: the answer's text (for small models)"
     )
     num_fewshot: int = Field(5, ge=0, le=5)
-
-
-class MmluSuite(MmluTask, Suite):
-    """Multiple choice over 57 subjects, scored by log-likelihood."""
-
-    sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
 
 
 @cache
@@ -106,6 +93,7 @@ def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Qu
                 f"{subject}/{number}",
                 about + shown + _ask(row, form),
                 continuations=tuple(f" {text}" for text in _texts(row, form)),
+                group=subject,
                 expected=f"{LETTERS[key]}. {row['choices'][key]}",
                 data=row,
             )
@@ -118,21 +106,13 @@ def _texts(row: Mapping[str, Any], form: Form) -> Sequence[str]:
 
 
 def _question(row: dict[str, Any], place: str) -> Row:
-    choices, key = row.get("choices"), row.get("answer")
-    if (
-        not isinstance(choices, list)
-        or len(choices) != len(LETTERS)
-        or not all(isinstance(choice, str) and choice for choice in choices)
-    ):
-        raise EvaluationDataError("'choices' is not four texts", where=place, hint=_FIELDS)
-    if isinstance(key, str) and len(key) == 1 and key in LETTERS:
-        key = LETTERS.index(key)
-    if type(key) is not int or not 0 <= key < len(LETTERS):
-        raise EvaluationDataError(
-            f"'answer' is {key!r}, which names none of the four choices", where=place, hint=_FIELDS
-        )
-    texts = {name: text_of(row, name, place, _FIELDS) for name in ("subject", "question")}
-    return {**texts, "choices": choices, "answer": key}
+    choice = {"type": "string", "minLength": 1}
+    four = {"type": "array", "minItems": 4, "maxItems": 4, "items": choice}
+    key = {"enum": [0, 1, 2, 3, *LETTERS]}
+    check_row(row, place, _FIELDS, subject=TEXT, question=TEXT, choices=four, answer=key)
+    answer = row["answer"]
+    answer = LETTERS.index(answer) if isinstance(answer, str) else answer
+    return {**{name: row[name] for name in ("subject", "question", "choices")}, "answer": answer}
 
 
 def _examples_for(question: Row, pool: list[Row], shots: int) -> list[Row]:
@@ -165,9 +145,10 @@ def _example(example: Row, form: Form) -> str:
 
 
 class Mmlu(SuiteKind[MmluTask]):
-    """The suite `mmlu`."""
+    """Multiple choice over 57 subjects, scored by log-likelihood."""
 
-    task, policy = MmluTask, MmluSuite
+    task = MmluTask
+    sources = ("eval-data", "hub", "packages")
     folder_stem, examples_stem, other_stem = "mmlu", EXAMPLES_STEM, OTHER_STEM
     hub = HubQuestions(
         QuestionSource(kind="hub", id="cais/mmlu", config="all", split="test", shots_split="dev"),
@@ -208,13 +189,13 @@ class Mmlu(SuiteKind[MmluTask]):
         }
         return laid_out, {"choices": choices}
 
-    def score(self, task: MmluTask, question: Question, replies: Sequence[Reply]) -> Answer:
-        reply, subject = replies[0], {"subject": question.data["subject"]}
+    def score(self, task: MmluTask, question: Question, replies: Sequence[Reply]) -> Score:
+        reply = replies[0]
         values = self.choice_values(
             task, [value for value, _ in reply.values], question.data["choices"]
         )
         is_right = choose(values) == question.data["answer"] and not reply.is_unnamed
-        return {"score": float(is_right), **subject}
+        return Score(float(is_right))
 
     def metric(self, task: MmluTask, laid_out: str | None) -> str:
         return "acc" if task.prompt_format == "letter" else "acc_norm"
@@ -227,17 +208,15 @@ class Mmlu(SuiteKind[MmluTask]):
             return [value / len(text) for value, text in zip(likelihoods, choices, strict=True)]
         return list(likelihoods)
 
-    def groups(
-        self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
-    ) -> list[GroupReport]:
-        rows = list(baseline), list(candidate)
+    def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
         groups = subject_groups()
         of = {subject: group for group, subjects in groups.items() for subject in subjects}
 
-        def group_of(row: Mapping[str, Any]) -> str:
-            return of.get(row["subject"], UNKNOWN_GROUP)
+        def group_of(row: Answer) -> str:
+            return of.get(row.group, UNKNOWN_GROUP)
 
+        order = (*groups, UNKNOWN_GROUP)
         return [
-            *report_groups(*rows, group_of, (*groups, UNKNOWN_GROUP), is_subject=False),
-            *report_groups(*rows, lambda row: str(row["subject"]), tuple(of)),
+            *report_groups(baseline, candidate, group_of, order, is_subject=False),
+            *report_groups(baseline, candidate, lambda row: row.group, tuple(of)),
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
@@ -18,15 +18,15 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
-from eval_gates.quality_result import GroupReport
-from eval_gates.rows import Answer, Asked, Question, Reply
+from eval_gates.quality_result import GroupReport, report_groups
+from eval_gates.rows import Answer, Question, Reply
 from eval_gates.suites import rouge
-from eval_gates.suites.generation import GeneratingKind, GeneratingTask
-from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row, report_groups
+from eval_gates.suites.generation import GeneratingTask, TextKind
+from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row
 from pipeline.core.errors import EvaluationDataError, UsageError
 from recipes.generation import MaxTokens
-from recipes.policy import Source, Suite
+from recipes.policy import Suite
 
 Needles = Literal["single", "multi_key", "multi_value"]
 NEEDLES: tuple[Needles, ...] = get_args(Needles)
@@ -164,16 +164,11 @@ class NeedlesTask(GeneratingTask):
         return lengths
 
 
-class NeedlesSuite(NeedlesTask, Suite):
+class NeedlesKind(TextKind[NeedlesTask]):
     """Retrieval from long texts that are made here."""
 
-    sources: list[Source] = Field(default=["builtin"])
-
-
-class NeedlesKind(GeneratingKind[NeedlesTask]):
-    """The suite `needles`."""
-
-    task, policy = NeedlesTask, NeedlesSuite
+    task = NeedlesTask
+    sources = ("builtin",)
     carried = rouge.CARRIED_FILE
     assumed_baseline = 0.9
     stops = {"completion": ["\n"]}  # noqa: RUF012
@@ -188,9 +183,10 @@ class NeedlesKind(GeneratingKind[NeedlesTask]):
     def score_text(self, task: NeedlesTask, question: Question, reply: Reply) -> float:
         return share_found(reply.text, question.data["values"])
 
-    def extras(self, task: NeedlesTask, asked: Asked) -> Answer:
-        known = {key: asked.question.data[key] for key in ("length", "needles", "depth")}
-        return {**known, "subject": ", ".join(_names(known))}
+    def own(
+        self, task: NeedlesTask, question: Question, replies: Sequence[Reply]
+    ) -> dict[str, Any]:
+        return {key: question.data[key] for key in ("length", "needles", "depth")}
 
     def metric(self, task: NeedlesTask, laid_out: str | None) -> str:
         return "recall"
@@ -225,20 +221,18 @@ class NeedlesKind(GeneratingKind[NeedlesTask]):
     def title(self, task: NeedlesTask) -> str:
         return "numbers hidden in long texts"
 
-    def groups(
-        self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
-    ) -> list[GroupReport]:
-        rows = list(baseline), list(candidate)
-        ordered = sorted(rows[0], key=lambda row: (row["length"], NEEDLES.index(row["needles"])))
+    def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
+        owns = [row.own for row in baseline]
+        ordered = sorted(owns, key=lambda own: (own["length"], NEEDLES.index(own["needles"])))
         reports: list[GroupReport] = []
         for parts in (slice(1), slice(1, 2), slice(2)):
 
-            def group_of(row: Mapping[str, Any], parts: slice = parts) -> str:
-                return ", ".join(_names(row)[parts])
+            def group_of(row: Answer, parts: slice = parts) -> str:
+                return ", ".join(_names(row.own)[parts])
 
-            order = list(dict.fromkeys(map(group_of, ordered)))
+            order = list(dict.fromkeys(", ".join(_names(own)[parts]) for own in ordered))
             is_both = parts == slice(2)
-            reports += report_groups(*rows, group_of, order, is_subject=is_both)
+            reports += report_groups(baseline, candidate, group_of, order, is_subject=is_both)
         return reports
 
 
@@ -296,6 +290,7 @@ def _questions(task: NeedlesTask) -> Iterator[Question]:
                 name,
                 # Shown without the text around the numbers.
                 " [...] ".join(["", *hidden, ""]).strip() + f"\n\n{asked}",
+                group=", ".join(_names(row)),
                 expected=", ".join(case.values),
                 data={
                     **row,

@@ -1,83 +1,116 @@
-"""Presets of lm-eval's tasks, over a folder's rows or the Hub's: its prompts and its scores."""
+"""Presets of lm-eval's benchmarks: its prompts and scores over rows of a folder or the Hub.
+
+`presets.yaml` lists them. Each is an attribute of this module, which an entry point names.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from string import ascii_uppercase
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from eval_gates.limited_call import CallError, LimitError, call_limited
 from eval_gates.rows import Question, Reply
-from eval_gates.suites.generation import GeneratingKind, generation_settings
-from eval_gates.suites.json_lines import FIELDS, read_rows, rows_of_files, text_of, write_rows
+from eval_gates.suites.generation import GeneratingTask, TextKind, generation_settings
+from eval_gates.suites.json_lines import (
+    FIELDS,
+    TEXT,
+    check_row,
+    check_schema,
+    read_rows,
+    rows_of_files,
+    write_rows,
+)
 from eval_gates.suites.lm_rows import InMemoryDataset, LmRows, load_checkers
-from eval_gates.suites.question_source import hub_rows
+from eval_gates.suites.sources import HubQuestions, QuestionSource, hub_rows
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row
 from pipeline.core.errors import EvaluationDataError
-from recipes.policy import Source, Suite
+from recipes.generation import MaxTokens
 
 EXAMPLES_FILE = "examples.jsonl"  # next to the questions
 
 
-class Preset(NamedTuple):
-    """One of lm-eval's benchmarks."""
+@dataclass(frozen=True)
+class Preset:
+    """One entry of `presets.yaml`."""
 
     title: str
-    file: str  # lm-eval's YAML file of the task; {subject} is the row's
-    file_without_examples: str
-    fields: str  # what a row needs
-    sample: Row
+    summary: str
+    file: str
+    row: Row
+    hint: str  # what a row needs
+    expected: str  # field with the right answer
+    sample: Row  # document that lm-eval needs to begin
+    metrics: dict[str, str]  # lm-eval's, by the policy's name
+    hub: dict[str, str]
+    size: int
+    max_tokens: int
+    file_without_examples: str = ""
     filter: str = "none"  # lm-eval's, by which an answer is extracted
+    num_fewshot: int | None = None  # most worked examples, the default; None: it takes no number
+    about_fewshot: str = ""
+    about_metric: str = ""
     subject: str = ""  # field whose rows share worked examples
-    examples: str = ""  # field that a worked example has in addition; empty: the task has its own
+    choices: str = ""
+    examples: str = ""  # empty: the task has its own worked examples
+    examples_stem: str | None = None
+    same_length: tuple[str, ...] = ()
+    typical_change: dict[str, float] = field(default_factory=dict)  # by metric
+    guessing: float = 0.0
+    assumed_baseline: float = 0.7
+
+    def letter_scores(self, document: Row) -> list[tuple[str, float]]:
+        """Return each letter and its score, if answers are chosen."""
+        letters = ascii_uppercase[: len(document[self.choices])] if self.choices else ""
+        return [(letter, float(letter == document[self.expected])) for letter in letters]
+
+    def right_answer(self, document: Row) -> str:
+        """Return the right answer, for people; ValueError if it is none of the choices."""
+        found = document[self.expected]
+        if self.choices:
+            options = document[self.choices]
+            if ascii_uppercase.index(found) >= len(options):
+                raise ValueError(f"'{self.expected}' names none of '{self.choices}'")
+            return f"{found}. {options[ascii_uppercase.index(found)]}"
+        return "\n".join(found) if isinstance(found, list) else str(found)
+
+    def document(self, row: Row, place: str) -> Row:
+        """Return the row in lm-eval's form, else EvaluationDataError."""
+        check_schema(row, self.row, place, self.hint)
+        keys = self.row["properties"]
+        found = {key: row.get(key, schema.get("default")) for key, schema in keys.items()}
+        try:
+            if len({len(found[key]) for key in self.same_length}) > 1:
+                raise ValueError(f"{' and '.join(self.same_length)} differ in length")
+            self.right_answer(found)
+        except ValueError as error:
+            raise EvaluationDataError(str(error), where=place, hint=self.hint) from error
+        return found
 
 
-class HubSuite(Suite):
-    """Settings of the decision on a benchmark of a folder or the Hub."""
-
-    sources: list[Source] = Field(default=["eval-data", "hub"])
-
-
-class PresetKind(GeneratingKind[Any]):
+class PresetKind(TextKind[Any]):
     """Suite over tasks of lm-eval."""
 
     preset: ClassVar[Preset]  # set by a subclass
     scores_unrelated = scores_empty = True
-    assumed_baseline = 0.7
-
-    @abstractmethod
-    def read(self, row: Row, text: Callable[[str], str]) -> Row:
-        """Return the row in lm-eval's form, else ValueError; `text` gets a non-empty text."""
+    sources = ("eval-data", "hub")
 
     def __init__(self) -> None:
         self._examples: list[Row] = []
         self._tasks: dict[str, LmRows] = {}
 
     def metric(self, task: Any, laid_out: str | None) -> str:
-        return f"exact_match,{self.preset.filter}"
+        name = self.preset.metrics[_metric(self.preset, task)]
+        return name if self.preset.filter == "none" else f"{name},{self.preset.filter}"
 
-    def value(self, task: Any, results: dict[str, Any]) -> float:
-        """Return the score, 0 to 1, from lm-eval's results of one answer."""
-        return float(results["exact_match"])
-
-    def choices(self, document: Row) -> list[tuple[str, float]]:
-        """Return each choice's text and its score, if answers are chosen."""
-        return []
-
-    def expected(self, document: Row) -> str:
-        """Return the right answer, for people."""
-        return str(document["answer"])
-
-    def document(self, row: Row, place: str) -> Row:
-        """Return the row in lm-eval's form, else EvaluationDataError."""
-        fields = self.preset.fields
-        try:
-            return self.read(row, lambda key: text_of(row, key, place, fields))
-        except ValueError as error:
-            raise EvaluationDataError(str(error), where=place, hint=fields) from error
+    def typical_change(self, task: Any) -> float:
+        changes = self.preset.typical_change
+        return changes.get(_metric(self.preset, task)) or super().typical_change(task)
 
     def questions(self, task: Any, order: QuestionOrder) -> Read:
         self.prepare_scoring(task)
@@ -88,7 +121,7 @@ class PresetKind(GeneratingKind[Any]):
                 where=str(order.folder),
                 hint=f"put them in {self.folder_stem}_test.jsonl[.gz] there",
             )
-        documents = [self.document(row, place) for place, row in found]
+        documents = [self.preset.document(row, place) for place, row in found]
         self._examples = self._read_examples(task, order, set(map(self._subject, documents)))
         write_rows(order.output / EXAMPLES_FILE, self._examples)
         self._try_scores(task, documents, [place for place, _ in found])
@@ -97,12 +130,13 @@ class PresetKind(GeneratingKind[Any]):
                 f"{task.kind}/{number}",
                 self._task(task, document).task.doc_to_text(document),
                 group=self._subject(document),
-                expected=self.expected(document),
+                expected=self.preset.right_answer(document),
                 data={"document": document, **({FIELDS: row} if task.cluster_by else {})},
             )
             for number, (document, (_, row)) in enumerate(zip(documents, found, strict=True))
         ]
-        return questions, {"choices": {q.id: self.choices(q.data["document"]) for q in questions}}
+        choices = {each.id: self.preset.letter_scores(each.data["document"]) for each in questions}
+        return questions, {"choices": choices}
 
     def open(self, task: Any, questions: Sequence[Question], folder: Path) -> None:
         self._examples = [row for _, row in read_rows(folder / EXAMPLES_FILE)]
@@ -116,7 +150,9 @@ class PresetKind(GeneratingKind[Any]):
 
     def score_text(self, task: Any, question: Question, reply: Reply) -> float:
         document = question.data["document"]
-        return self.value(task, self._task(task, document).score_text(document, reply.text))
+        results = self._task(task, document).score_text(document, reply.text)
+        found = results[self.preset.metrics[_metric(self.preset, task)]]
+        return sum(found) / len(found) if isinstance(found, list) else float(found)
 
     def _subject(self, document: Row) -> str:
         return str(document[self.preset.subject]) if self.preset.subject else ""
@@ -132,7 +168,7 @@ class PresetKind(GeneratingKind[Any]):
                     raise EvaluationDataError(
                         f"lm-eval cannot score an answer: {type(error).__name__}: {error}"[:300],
                         where=place,
-                        hint=self.preset.fields,
+                        hint=self.preset.hint,
                     ) from error
 
         for each in documents:  # or the limited process would read all of their YAML files
@@ -159,10 +195,10 @@ class PresetKind(GeneratingKind[Any]):
         if not key or not shots:
             return []
         found = list(self._rows(order, str(self.examples_stem), order.source.shots_split))
-        examples = [
-            {**self.document(row, place), key: text_of(row, key, place, f"each line needs {key}")}
-            for place, row in found
-        ]
+        examples = []
+        for place, row in found:
+            check_row(row, place, f"each line needs {key}", **{key: TEXT})
+            examples.append({**self.preset.document(row, place), key: row[key]})
         for subject in sorted(subjects):
             number = sum(self._subject(example) == subject for example in examples)
             if number < shots:
@@ -174,12 +210,12 @@ class PresetKind(GeneratingKind[Any]):
         return examples
 
     def _task(self, task: Any, document: Row) -> LmRows:
-        subject = self._subject(document)
-        name = self.preset.file if _shots(task) else self.preset.file_without_examples
+        preset, subject = self.preset, self._subject(document)
+        name = preset.file if _shots(task) else preset.file_without_examples or preset.file
         file = name.format(subject=subject.replace(" ", "_"))
         if file not in self._tasks:
             examples = [row for row in self._examples if self._subject(row) == subject]
-            sample = self.preset.sample | ({self.preset.subject: subject} if subject else {})
+            sample = preset.sample | ({preset.subject: subject} if subject else {})
             # lm-eval needs a document; all are asked through `LmRows.ask`.
             splits = {"test": InMemoryDataset([sample]), "validation": examples}
             self._tasks[file] = LmRows(self._config(task, file), splits)
@@ -207,3 +243,52 @@ class PresetKind(GeneratingKind[Any]):
 
 def _shots(task: Any) -> int:
     return int(getattr(task, "num_fewshot", 0))
+
+
+def _metric(preset: Preset, task: Any) -> str:
+    return str(getattr(task, "metric", next(iter(preset.metrics))))
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """Return the presets by kind."""
+    from pipeline.core.untrusted_yaml import read_yaml_file
+
+    listed = read_yaml_file(Path(__file__).with_suffix(".yaml"))
+    return {name: Preset(**entry) for name, entry in listed.items()}
+
+
+@cache
+def _kind(name: str) -> type[PresetKind]:
+    preset, title = presets()[name], "".join(map(str.capitalize, name.split("_")))
+    keys: dict[str, Any] = {
+        "kind": (Literal[name], name),
+        "max_tokens": (MaxTokens, preset.max_tokens),
+    }
+    if (most := preset.num_fewshot) is not None:
+        about = preset.about_fewshot
+        keys["num_fewshot"] = (int, Field(most, ge=0, le=most, description=about))
+    if len(preset.metrics) > 1:
+        metrics: Any = tuple(preset.metrics)
+        keys["metric"] = (Literal[metrics], Field(metrics[0], description=preset.about_metric))
+    task = create_model(f"{title}Task", __base__=GeneratingTask, __module__=__name__, **keys)
+    hub = HubQuestions(QuestionSource(kind="hub", **preset.hub), preset.size)
+    facts = {
+        "__doc__": preset.summary,
+        "__module__": __name__,
+        "task": task,
+        "preset": preset,
+        "folder_stem": name,
+        "examples_stem": preset.examples_stem,
+        "guessing": preset.guessing,
+        "assumed_baseline": preset.assumed_baseline,
+        "hub": hub,
+        "benchmark": hub.benchmark(preset.title),
+    }
+    return type(name, (PresetKind,), facts)
+
+
+def __getattr__(name: str) -> type[PresetKind]:
+    if name not in presets():
+        raise AttributeError(f"presets.yaml has no {name}")
+    return _kind(name)

@@ -11,18 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
-
-from eval_gates.rows import Answer, Asked, Question, mean
-from eval_gates.statistics.assay_sensitivity import UNRELATED
-from eval_gates.suites.generation import GeneratingKind, GeneratingTask, is_unsolved
-from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
-from eval_gates.suites.question_source import QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import HubQuestions, QuestionOrder, Read
+from eval_gates.rows import Question, Reply
+from eval_gates.suites.generation import GeneratingTask, TextKind, is_unsolved
+from eval_gates.suites.json_lines import TEXT, check_row, read_rows, rows_of_files
+from eval_gates.suites.sources import HubQuestions, QuestionSource, hub_rows
+from eval_gates.suites.suite_kind import QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
-from recipes.policy import Source, Suite
 
 Document = dict[str, Any]
 
@@ -53,12 +48,6 @@ class RougeTask(GeneratingTask):
     kind: Literal["rouge"] = "rouge"
     metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
     max_tokens: MaxTokens = 96
-
-
-class RougeSuite(RougeTask, Suite):
-    """Summaries, scored by rouge-score or sacrebleu."""
-
-    sources: list[Source] = Field(default=["eval-data", "hub", "builtin"])
 
 
 def read_folder(folder: Path) -> list[Document]:
@@ -119,33 +108,19 @@ def _scorer() -> Any:
 
 
 def _document(row: dict[str, Any], place: str) -> Document:
-    return {
-        "id": str(row.get("id", "")),
-        "title": str(row.get("title", "")),
-        "document": text_of(row, "document", place, _FIELDS),
-        "references": _references(row, place),
-    }
+    texts = {"type": "array", "minItems": 1, "items": TEXT}
+    right = {"references": texts} if "references" in row else {"summary": TEXT}
+    check_row(row, place, _FIELDS, document=TEXT, **right)
+    references = row["references"] if "references" in row else [row["summary"]]
+    named = {key: str(row.get(key, "")) for key in ("id", "title")}
+    return {**named, "document": row["document"], "references": references}
 
 
-def _references(row: dict[str, Any], place: str) -> list[str]:
-    if "references" not in row:
-        return [text_of(row, "summary", place, _FIELDS)]
-    references = row["references"]
-    if (
-        not isinstance(references, list)
-        or not references
-        or not all(isinstance(text, str) and text.strip() for text in references)
-    ):
-        raise EvaluationDataError(
-            "'references' is not a list of one text or more", where=place, hint=_FIELDS
-        )
-    return references
+class Rouge(TextKind[RougeTask]):
+    """Summaries, scored by rouge-score or sacrebleu."""
 
-
-class Rouge(GeneratingKind[RougeTask]):
-    """The suite `rouge`."""
-
-    task, policy = RougeTask, RougeSuite
+    task = RougeTask
+    sources = ("eval-data", "hub", "builtin")
     folder_stem, carried = STEM, CARRIED_FILE
     hub = HubQuestions(
         QuestionSource(kind="hub", id="abisee/cnn_dailymail", config="3.0.0", split="test"), 11_490
@@ -176,19 +151,17 @@ class Rouge(GeneratingKind[RougeTask]):
             for number, row in enumerate(documents)
         ], {}
 
-    def score_batch(
-        self, task: RougeTask, batch: Sequence[Asked], progress: Progress
-    ) -> list[Answer]:
-        """Return all metrics, each a mean over the samples; one is the score."""
-        rows: list[Answer] = []
-        for asked in batch:
-            texts = ["" if is_unsolved(task, reply) else reply.text for reply in asked.replies]
-            scores = [score(text, asked.question.data["references"]) for text in texts]
-            others = [score(text, asked.other.data["references"]) for text in texts]
-            means = {name: mean([each[name] for each in scores]) for name in METRICS}
-            unrelated = mean([each[task.metric] for each in others])
-            rows.append({"score": means[task.metric], UNRELATED: unrelated, **means})
-        return rows
+    def prepare_scoring(self, task: RougeTask) -> None:
+        score("Once.", ["Once."])
+
+    def score_text(self, task: RougeTask, question: Question, reply: Reply) -> float:
+        return score(reply.text, question.data["references"])[task.metric]
+
+    def own(self, task: RougeTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return all metrics, each a mean over the samples."""
+        texts = ["" if is_unsolved(task, reply) else reply.text for reply in replies]
+        scores = [score(text, question.data["references"]) for text in texts]
+        return {name: sum(each[name] for each in scores) / len(scores) for name in METRICS}
 
     def metric(self, task: RougeTask, laid_out: str | None) -> str:
         return task.metric

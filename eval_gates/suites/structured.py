@@ -12,13 +12,12 @@ from pydantic import Field, model_validator
 
 from eval_gates.limited_call import CallError, LimitError, call_limited
 from eval_gates.rows import Question, Reply
-from eval_gates.suites.generation import GeneratingKind, GeneratingTask
-from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
+from eval_gates.suites.generation import GeneratingTask, TextKind
+from eval_gates.suites.json_lines import TEXT, check_row, read_rows, rows_of_files
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.untrusted import UntrustedJsonError, parse_json
 from recipes.generation import MaxTokens
-from recipes.policy import Source, Suite
 
 STEM = "structured"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "structured.jsonl"
@@ -54,16 +53,11 @@ class StructuredTask(GeneratingTask):
         return self
 
 
-class StructuredSuite(StructuredTask, Suite):
+class Structured(TextKind[StructuredTask]):
     """JSON by a schema: right if the answer parses and fits."""
 
-    sources: list[Source] = Field(default=["eval-data", "builtin"])
-
-
-class Structured(GeneratingKind[StructuredTask]):
-    """The suite `structured`."""
-
-    task, policy = StructuredTask, StructuredSuite
+    task = StructuredTask
+    sources = ("eval-data", "builtin")
     folder_stem, carried = STEM, CARRIED_FILE
     scores_unrelated = True
     stops = {"completion": ["\n\n"]}  # noqa: RUF012
@@ -114,9 +108,8 @@ def _validator(schema: dict[str, Any]) -> Any:
 
 
 def _question(row: dict[str, Any], number: int, place: str, task: StructuredTask) -> Question:
-    prompt, schema = text_of(row, "prompt", place, _FIELDS), row.get("schema")
-    if not isinstance(schema, dict):
-        raise EvaluationDataError("'schema' is not an object", where=place, hint=_FIELDS)
+    check_row(row, place, _FIELDS, prompt=TEXT, schema={"type": "object"})
+    prompt, schema = row["prompt"], row["schema"]
     _check_schema(schema, place)
     shown = PROMPT.format(prompt=prompt, schema=json.dumps(schema, ensure_ascii=False))
     name, asked = str(row.get("id") or f"request/{number}"), shown + ENDS[task.prompt_format]

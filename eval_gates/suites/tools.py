@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from eval_gates.limited_call import CallError, LimitError, call_limited
-from eval_gates.rows import Answer, Asked, Question, Reply, ToolCall
+from eval_gates.rows import Question, Reply, ToolCall
 from eval_gates.suites.bfcl import (
     CATEGORIES,
     FUNCTION_LISTS,
@@ -28,13 +29,13 @@ from eval_gates.suites.bfcl import (
     read_category,
     right_calls,
 )
-from eval_gates.suites.generation import GeneratingKind, GeneratingTask
-from eval_gates.suites.json_lines import rows_of_files
-from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.generation import GeneratingTask, TextKind
+from eval_gates.suites.json_lines import check_row, rows_of_files
+from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Row
 from pipeline.core.errors import EvaluationDataError
 from recipes.generation import MaxTokens
-from recipes.policy import Source, Suite
+from recipes.policy import Suite
 
 STEM = "tools"
 Category = Literal[
@@ -58,6 +59,19 @@ _FIELDS = (
     "name, description and parameters) and ground_truth (a list of calls, empty where none is "
     "right, with a list of allowed values for each parameter), as BFCL's files"
 )
+
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "additionalProperties": False,
+    "properties": {key: {"type": "string"} for key in ("role", "content")},
+}
+_KEYS = {
+    "question": {"type": "array", "minItems": 1, "items": _MESSAGE},
+    "function": _OBJECTS,
+    "ground_truth": _OBJECTS,
+}
 
 
 class ToolsTask(GeneratingTask):
@@ -88,22 +102,17 @@ class ToolsTask(GeneratingTask):
         return self
 
 
-class ToolsSuite(ToolsTask, Suite):
+class Tools(TextKind[ToolsTask]):
     """BFCL's single-turn tool calls."""
 
-    sources: list[Source] = Field(default=["eval-data", "packages"])
-
-
-class Tools(GeneratingKind[ToolsTask]):
-    """The suite `tools`."""
-
-    task, policy = ToolsTask, ToolsSuite
+    task = ToolsTask
+    sources = ("eval-data", "packages")
     folder_stem, packaged = STEM, sum(CATEGORIES.values())
     scores_empty = True
     stops = {"completion": ["\n\n", "\nuser:"]}  # noqa: RUF012
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        categories = suite.categories if isinstance(suite, ToolsSuite) else []
+        categories: list[str] = getattr(suite, "categories", [])
         if identity.kind == "packages" and categories:
             return sum(CATEGORIES[name] for name in categories)
         return super().count(suite, identity, folder)
@@ -111,7 +120,7 @@ class Tools(GeneratingKind[ToolsTask]):
     def count_clusters(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> int | None:
-        categories = suite.categories if isinstance(suite, ToolsSuite) else []
+        categories: list[str] = getattr(suite, "categories", [])
         if identity.kind == "packages":
             is_all = not categories and suite.cluster_by == "functions"
             return FUNCTION_LISTS if is_all else None
@@ -139,10 +148,10 @@ class Tools(GeneratingKind[ToolsTask]):
         case = case_of(question)
         return float(is_right(case, calls_in(reply, case.category, task.form), task.form))
 
-    def extras(self, task: ToolsTask, asked: Asked) -> Answer:
+    def own(self, task: ToolsTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
         if task.form != "server":
             return {}
-        return {"calls": [[call._asdict() for call in reply.calls] for reply in asked.replies]}
+        return {"calls": [[call._asdict() for call in reply.calls] for reply in replies]}
 
     def chat_need(self, task: ToolsTask) -> ChatNeed:
         if task.form == "server":
@@ -203,12 +212,18 @@ def _question(case: BfclCase, task: ToolsTask) -> Question:
 
 def _own_case(row: Row, number: int, place: str) -> BfclCase:
     """Return a user's case; EvaluationDataError for a malformed row or refused calls."""
-    functions, truth = (_objects(row, key, place) for key in ("function", "ground_truth"))
+    question: Any = row.get("question")
+    if isinstance(question, str) and question.strip():
+        question = [{"role": "user", "content": question}]
+    elif isinstance(question, list) and len(question) == 1 and isinstance(question[0], list):
+        question = question[0]  # BFCL's: a list of turns
+    check_row({**row, "question": question}, place, _FIELDS, **_KEYS)
+    functions, truth = row["function"], row["ground_truth"]
     category = ("irrelevance", "simple", "parallel")[min(len(truth), 2)]
     if category == "simple" and len(functions) > 1:
         category = "multiple"
     name = str(row.get("id") or f"request/{number}")
-    case = BfclCase(name, category, _messages(row.get("question"), place), functions, truth)
+    case = BfclCase(name, category, question, functions, truth)
     try:
         fits = call_limited(lambda: _is_usable(case))
     except (LimitError, CallError) as error:
@@ -228,34 +243,3 @@ def _is_usable(case: BfclCase) -> bool:
     prompt_messages(case), openai_tools(case)
     truth = case.ground_truth
     return not truth or is_right(case, right_calls(truth), "prompt")
-
-
-def _objects(row: Row, key: str, place: str) -> list[dict[str, Any]]:
-    value = row.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        problem = "is missing" if key not in row else "is not a list of objects"
-        raise EvaluationDataError(f"'{key}' {problem}", where=place, hint=_FIELDS)
-    return value
-
-
-def _messages(question: Any, place: str) -> list[dict[str, str]]:
-    if isinstance(question, str) and question.strip():
-        return [{"role": "user", "content": question}]
-    if isinstance(question, list) and len(question) == 1 and isinstance(question[0], list):
-        question = question[0]  # BFCL's: a list of turns
-    if (
-        not isinstance(question, list)
-        or not question
-        or not all(
-            isinstance(message, dict)
-            and message.keys() == {"role", "content"}
-            and all(isinstance(text, str) for text in message.values())
-            for message in question
-        )
-    ):
-        raise EvaluationDataError(
-            "'question' is neither a text nor a list of messages with role and content",
-            where=place,
-            hint=_FIELDS,
-        )
-    return question

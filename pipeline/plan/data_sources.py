@@ -13,7 +13,8 @@ from typing import Any
 import recipes
 from eval_gates.clusters import repeated_field
 from eval_gates.suites.json_lines import read_rows
-from eval_gates.suites.suite_kind import SuiteSource, kind_of
+from eval_gates.suites.sources import SuiteSource
+from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests

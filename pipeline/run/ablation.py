@@ -7,11 +7,11 @@ baseline's KV cache, and the reverse. No verdict changes, and no attempt is coun
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from artifacts.run_record import VariantReport
 from eval_gates.answer_log import read_answers
 from eval_gates.attribution import AttributionReport, attribute
+from eval_gates.rows import Answer
 from pipeline.core.errors import EvaluationDataError, PrepareError
 from pipeline.core.stage import StageReference, StageSpec
 from pipeline.plan.plan import Arm, Plan
@@ -114,8 +114,8 @@ class AblationRun:
             self._stages.store.root,
         )
 
-    def _answers(self, of: StageSpec | StageReference) -> list[dict[str, Any]]:
-        return list(read_answers(self._stages.store.stage_folder(of.stage, of.key)))
+    def _answers(self, of: StageSpec | StageReference) -> list[Answer]:
+        return read_answers(self._stages.store.stage_folder(of.stage, of.key))
 
 
 def kv_dtype(arm: Arm) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from artifacts.run_record import ScreenedModel
 from eval_gates.answer_log import read_answers
 from eval_gates.attribution import measure_effect
 from eval_gates.clusters import group_by_cluster, means
+from eval_gates.rows import Answer
 from eval_gates.speed.load_run import LOADS, read_loads
 from eval_gates.verdicts import check_paired
 from pipeline.core.errors import ExitCode, PrepareError
@@ -95,8 +95,8 @@ class ScreeningRun:
             for spec in specs:
                 self._stages.run(spec)
 
-    def _answers(self, spec: StageSpec) -> list[dict[str, Any]]:
-        return list(read_answers(self._stages.store.stage_folder(spec.stage, spec.key)))
+    def _answers(self, spec: StageSpec) -> list[Answer]:
+        return read_answers(self._stages.store.stage_folder(spec.stage, spec.key))
 
     def _rate(self, spec: StageSpec) -> float | None:
         loads = read_loads(self._stages.store.stage_folder(spec.stage, spec.key) / LOADS)

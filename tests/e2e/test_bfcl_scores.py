@@ -92,7 +92,8 @@ found["laid_out"] = {
 opened = OpenSuite({**suite, "max_tokens": 8}, folder / "questions.jsonl")
 batch = range(200)
 asked = opened.render(batch, None)
-found["empty"] = opened.score(batch, asked, [[Reply()]] * 200, NullProgress())
+scored = opened.score(batch, asked, [[Reply()]] * 200, NullProgress())
+found["empty"] = [each.to_row() for each in scored]
 
 own = here / "own"
 own.mkdir()

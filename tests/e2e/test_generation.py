@@ -76,7 +76,8 @@ def ask(folder=tokenizer, chat=None, **changes):
     client = open_client(spec, opened, heard.append, NullProgress())
     asked = opened.render(range(len(words)), client.render)
     before = generated()
-    rows = opened.score(range(len(words)), asked, client.ask(asked), NullProgress())
+    scored = opened.score(range(len(words)), asked, client.ask(asked), NullProgress())
+    rows = [each.to_row() for each in scored]
     found = {"rows": rows, "generated": generated() - before, "requests": client.counts["requests"],
              "heard": sum(heard)}
     if chat is None:

@@ -30,7 +30,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from eval_gates.rows import Reply
 from eval_gates.suites import lm_eval_task
 from eval_gates.suites.json_lines import read_rows
-from eval_gates.suites.mmlu_pro import SUBJECTS
+from eval_gates.suites.presets import presets
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
 from eval_gates import questions_worker
@@ -102,7 +102,8 @@ def answer(suite, batches, output, say=text):
             values = tuple(likelihood(*pair) for pair in pairs)
             samples = range(suite_opened.settings["samples"])
             replies.append([Reply(say(each, n), 9, values=values) for n in samples])
-        answers += suite_opened.score(batch, asked, replies, NullProgress())
+        scored = suite_opened.score(batch, asked, replies, NullProgress())
+        answers += [each.to_row() for each in scored]
     return {"answers": answers, "settings": settings[0],
             "rows": [row for _, row in read_rows(output / "questions.jsonl")]}
 
@@ -170,7 +171,7 @@ def without_hub(config, revision, target):
     # Stands for the Hub: questions of every subject, or sums.
     pro = [{"question": f"{s} {n}?", "options": ["x", "y", "z"], "answer": "B", "answer_index": 1,
             "category": s, "cot_content": "A: Let's think step by step. Yes."}
-           for n in range(6) for s in SUBJECTS]
+           for n in range(6) for s in presets()["mmlu_pro"].row["properties"]["category"]["enum"]]
     sums = [{"question": f"What is {n} plus {n}?", "answer": f"So.\\n#### {2 * n}"}
             for n in range(12)]
     split = Dataset.from_list(sums if "gsm8k" in config["task"] else pro)

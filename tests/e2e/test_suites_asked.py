@@ -63,7 +63,8 @@ def ask(suite, questions, batches, rule=by_rule):
         seen += asked
         bodies += [r.body for q in asked if not q.continuations for r in client.requests_of(q)]
         replies = [rule(each, opened.settings.get("samples", 1)) for each in asked]
-        answers += opened.score(batch, asked, replies, NullProgress())
+        scored = opened.score(batch, asked, replies, NullProgress())
+        answers += [each.to_row() for each in scored]
     return {"answers": answers, "bodies": bodies, "ids": [each.id for each in opened.questions],
             "seen": [[each.prompt, list(each.continuations)] for each in seen]}
 

@@ -14,6 +14,7 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from artifacts.push import read_layers
 from artifacts.registry import Version
 from artifacts.run_record import read_run
 from eval_gates.replies import read_chat, read_chosen
+from eval_gates.rows import Answer, Question
 from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
 from eval_gates.suites.json_lines import read_rows
@@ -270,8 +272,13 @@ def listed_in(content: bytes) -> object:
 
 
 def kept_rows_of(path: Path) -> None:
+    rows: list[dict[str, Any]] = []
     with contextlib.suppress(UntrustedLinesError):
-        list(read_flat_rows(path))
+        rows += read_flat_rows(path)
+    for row in rows:
+        for parse in (Answer.from_row, Question.from_row):
+            with contextlib.suppress(ValueError):
+                parse(row)
 
 
 def one_error(read: Callable[[bytes], object], error: type[Exception]) -> Reader:

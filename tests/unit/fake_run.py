@@ -36,8 +36,7 @@ from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import PromotionRequest, find_candidate, make_version, promote_run
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.verdict_inputs import VerdictInputs
-from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import SuiteSource
+from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.lots import Node
 from pipeline.core.run_folders import RUN_RECORD

@@ -9,9 +9,10 @@ from typing import Any
 
 from eval_gates.gate_rule import gate_rule_of
 from eval_gates.quality_result import QualityResult
-from eval_gates.suites.humaneval import HumanEvalSuite
-from eval_gates.suites.mmlu import Mmlu, MmluSuite
-from eval_gates.suites.rouge import RougeSuite
+from eval_gates.rows import Answer
+from eval_gates.suites.humaneval import HumanEval
+from eval_gates.suites.mmlu import Mmlu
+from eval_gates.suites.rouge import Rouge
 from eval_gates.verdicts import judge_suite
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
@@ -20,9 +21,9 @@ Rows = list[dict[str, Any]]
 SUBJECTS = ("anatomy", "philosophy", "virology", "sociology")
 MARGINS = {"fp8": Margin(points=0.05), "int4": Margin(points=0.25)}
 SHARES = {"fp8": Margin(recovery=0.9), "int4": Margin(recovery=0.5)}
-MMLU = MmluSuite(margins=MARGINS)
-HUMANEVAL = HumanEvalSuite(margins=MARGINS)
-ROUGE = RougeSuite(margins=MARGINS)
+MMLU = Mmlu.policy(margins=MARGINS)
+HUMANEVAL = HumanEval.policy(margins=MARGINS)
+ROUGE = Rouge.policy(margins=MARGINS)
 
 
 def recovery(suite: AnySuite) -> AnySuite:
@@ -30,18 +31,22 @@ def recovery(suite: AnySuite) -> AnySuite:
 
 
 def answers(scores: Sequence[Any]) -> Rows:
-    """Rows as a suite's worker writes them."""
+    """Lines of `answers.jsonl`."""
     return [
         {
             "id": f"{SUBJECTS[n % 4]}/{n}",
             "prompt_sha256": hashlib.sha256(str(n).encode()).hexdigest(),
             "answer": [-1.0, -2.5, -0.25, -4.0],
             "score": score,
-            "subject": SUBJECTS[n % 4],
+            "group": SUBJECTS[n % 4],
             "unrelated": 0.0,
         }
         for n, score in enumerate(scores)
     ]
+
+
+def parsed(rows: Sequence[dict[str, Any]]) -> list[Answer]:
+    return [Answer.from_row(row) for row in rows]
 
 
 def judged_rows(
@@ -57,9 +62,9 @@ def judged_rows(
         suite,
         gate_rule_of(suite, family, alpha),
         metric="acc",
-        baseline=baseline,
-        candidate=candidate,
-        again=again,
+        baseline=parsed(baseline),
+        candidate=parsed(candidate),
+        again=parsed(again),
         guessing=Mmlu.guessing if suite.kind == "mmlu" else 0.0,
     )
 

@@ -17,8 +17,9 @@ from listener import Listener
 from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from eval_gates.answer_log import AnswerLog, Rows
+from eval_gates.answer_log import AnswerLog
 from eval_gates.evaluate_worker import ask_until_over
+from eval_gates.rows import COUNTS, Answer
 from eval_gates.speed.load_run import LoadLog
 from eval_gates.speed.speed_worker import measure_loads
 from eval_gates.stopping import read_stopping
@@ -36,6 +37,7 @@ from pipeline.stages.context import Servers, StageContext
 from recipes.checkpoints.weight_files import digest_auxiliary_files
 from recipes.weights.adopted import verify_adopted
 
+Rows = list[dict[str, Any]]
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
 SAYS = {"role": "user"}
@@ -86,14 +88,14 @@ class PretendModels:
         """What a suite's worker keeps of an answer, in addition to the question's id."""
         score = self.score(variant, suite, int(question["id"]))
         if variant in self.silent:
-            unread = {"truncated": 0, "unclosed": 0, "unread": 0}
+            unread = dict.fromkeys(COUNTS, 0)
             return {"answer": "", "tokens": [0], "score": 0.0, **unread}
         nats: dict[str, Any] = {"nats": self.nats[variant]} if variant in self.nats else {}
         if self.private:
             flip = {"start": 0, "token": self.private[:4], "choice": "other"}
             nats |= {"text": self.private, "prompt_ids": [7, 8, 9], "flip": flip}
             nats |= {"first_flip": 0, "margin": 0.5} if variant != "baseline" else {}
-        return {"answer": f"x {question['id']}", "score": score, "subject": "anatomy", **nats}
+        return {"answer": f"x {question['id']}", "score": score, "group": "anatomy", **nats}
 
     def layers(self) -> Rows:
         """Rows of layers.jsonl."""
@@ -163,12 +165,14 @@ class PretendContext(StageContext[Any, Any]):
         questions = [row for _, row in read_rows(Path(worker_spec["questions"]))]
         asked = 0
 
-        def ask(batch: range) -> Rows:
+        def ask(batch: range) -> list[Answer]:
             nonlocal asked
             asked += len(batch)
             return [
-                {"id": question["id"], "prompt_sha256": f"digest of {question['id']}"}
-                | self.models.answer(variant, suite, question)
+                Answer.from_row(
+                    {"id": question["id"], "prompt_sha256": f"digest of {question['id']}"}
+                    | self.models.answer(variant, suite, question)
+                )
                 for question in (questions[place] for place in batch)
             ]
 

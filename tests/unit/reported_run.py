@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fake_run import FakeRun, equal
-from pretend_stages import PretendModels
+from pretend_stages import PretendModels, Rows
 from sample_reports import COMMAND, DIGEST
 from three_suites import three_suites
 
-from eval_gates.answer_log import Rows
 from recipes.checkpoints.source_info import CheckpointReport
 from recipes.speed import SpeedPolicy
 
@@ -70,7 +69,7 @@ class TalkingModels(PretendModels):
         if suite == "mmlu":
             chosen = n % 4 if score else (n + 1) % 4
             likelihoods = [-1.0 if choice == chosen else -90.0 for choice in range(4)]
-            return {"answer": likelihoods, "score": score, "subject": question["subject"]}
+            return {"answer": likelihoods, "score": score, "group": question["subject"]}
         if suite == "humaneval":
             outcome = "passed" if score else "failed"
             answer = f"{self.texts.answer} {n} {score}"

@@ -5,19 +5,19 @@ gate. Answers are appended to the answer log of this served model and suite, so 
 longer list begins with them. An insensitive gate (eval_gates/statistics/assay_sensitivity.py) can
 only fail.
 
-`answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score (0 to
-1) and the fields of the suite.
+`answers.jsonl` has one line an answer (`Answer` of eval_gates/rows.py), in the order of asking.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers
 from eval_gates.clusters import labels_of
+from eval_gates.rows import Answer, Question
 from eval_gates.statistics.assay_sensitivity import check_sensitivities
 from eval_gates.stopping import BATCH, StoppingPlan, StoppingRule
 from eval_gates.suites.json_lines import read_rows, write_rows
@@ -97,10 +97,16 @@ def run(context: Context) -> EvaluateResult:
     check_answers(context.runtime.suite, rows, max_tokens=max_tokens, is_complete=True)
     private = kind_of(context.parameters.suite).private_keys
     if private:
-        texts = [{key: row[key] for key in ("id", *private) if key in row} for row in rows]
+        texts = [
+            {"id": row.id, **{key: row.own[key] for key in private if key in row.own}}
+            for row in rows
+        ]
         write_rows(context.folder / TEXTS, texts)
-        rows = [{key: row[key] for key in row if key not in private} for row in rows]
-    write_rows(context.folder / ANSWERS, rows)
+        rows = [
+            replace(row, own={key: row.own[key] for key in row.own if key not in private})
+            for row in rows
+        ]
+    write_rows(context.folder / ANSWERS, [row.to_row() for row in rows])
     finding = todo.stopping.decided(rows)
     state = finding.state if finding is not None else "open"
     if state != "open":
@@ -110,7 +116,7 @@ def run(context: Context) -> EvaluateResult:
         metric=metric_of(context),
         n=len(rows),
         available=todo.available,
-        score=sum(float(row["score"]) for row in rows) / len(rows),
+        score=sum(row.score for row in rows) / len(rows),
         state=state,
         answers_digest=digest_bytes((context.folder / ANSWERS).read_bytes()),
     )
@@ -127,11 +133,11 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     """Return the round to do; raise StoreError if an input is missing."""
     parameters = EVALUATE.parameters_of(spec)
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
-    questions = [row for _, row in read_rows(questions_file)]
-    ids = [row["id"] for row in questions]
+    questions = [Question.from_row(row) for _, row in read_rows(questions_file)]
+    ids = [each.id for each in questions]
     clusters = labels_of(questions) if parameters.suite.cluster_by else None
     max_questions = min(parameters.max_questions or len(ids), len(ids))
-    baseline: list[dict[str, Any]] = []
+    baseline: list[Answer] = []
     rule: StoppingRule | None = None
     if "baseline" in spec.inputs:
         baseline = read_answers(folder_of(spec, store, "baseline"))
@@ -150,7 +156,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
             # At the end of a batch the server is idle for about one request.
             batch=max(BATCH, 4 * EVALUATE.runtime_of(spec).concurrency),
             rule=rule,
-            baseline=[row["score"] for row in baseline],
+            baseline=[row.score for row in baseline],
             clusters=clusters,
         ),
     )

@@ -7,9 +7,9 @@ of that policy, and to the first of the same questions, in their order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from eval_gates.clusters import labels_of, whole_end
+from eval_gates.rows import Answer, Question
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.stage import StageRecord, StageReference
 from pipeline.serving.served_model import ServedModel
@@ -21,7 +21,6 @@ from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.speed import ROLE, SPEED
 from recipes.schema import ServingProfile
 
-Rows = Sequence[Mapping[str, Any]]
 Inputs = Mapping[str, StageReference]
 Find = Callable[[str], StageRecord]
 
@@ -33,8 +32,8 @@ def find_faults(
     parameters: JudgeParameters,
     inputs: Inputs,
     record: Find,
-    answers: Callable[[str], Rows],
-    questions: Callable[[str], Rows],
+    answers: Callable[[str], Sequence[Answer]],
+    questions: Callable[[str], Sequence[Question]],
 ) -> Iterator[str]:
     """Yield where the evidence of a verdict does not belong together.
 
@@ -121,14 +120,11 @@ def find_served_otherwise(
 
 
 def find_other_questions(
-    role: str, record: StageRecord, answers: Rows, questions: Rows
+    role: str, record: StageRecord, answers: Sequence[Answer], questions: Sequence[Question]
 ) -> Iterator[str]:
     """Yield where answers are not those to the first of the questions, all that were planned."""
-    theirs, ours = (
-        [(row.get("id"), row.get("cluster")) for row in rows]
-        for rows in (answers, questions[: len(answers)])
-    )
-    if theirs != ours:
+    theirs = [(row.id, row.cluster) for row in answers]
+    if theirs != [(row.id, row.cluster) for row in questions[: len(answers)]]:
         yield f"{role}: its answers are not those to the first of the questions"
     parameters, result = EVALUATE.parameters_of(record), EVALUATE.result_of(record)
     if result.n != len(answers):
@@ -141,7 +137,9 @@ def find_other_questions(
             yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
 
 
-def find_wrong_counts(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
+def find_wrong_counts(
+    role: str, record: StageRecord, questions: Sequence[Question]
+) -> Iterator[str]:
     """Yield where a stage's record differs from its questions."""
     told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
     if told.questions != len(questions):

@@ -6,13 +6,14 @@ gates follow from the policy, the profile and the trial.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.cost import cost_rule_of, judge_cost
 from eval_gates.gate_result import GateResult
+from eval_gates.rows import Answer, Question
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
@@ -42,7 +43,8 @@ class StageInputs:
     def __init__(self, store: Store, references: Mapping[str, StageReference]) -> None:
         self._store = store
         self.references = references
-        self._rows: dict[Path, list[dict[str, Any]]] = {}
+        self._answers: dict[str, list[Answer]] = {}
+        self._questions: dict[str, list[Question]] = {}
 
     def record(self, role: str) -> StageRecord:
         reference = self.references[role]
@@ -55,12 +57,18 @@ class StageInputs:
             )
         return found
 
-    def answers(self, role: str) -> list[dict[str, Any]]:
+    def answers(self, role: str) -> list[Answer]:
         """Return a stage's answers in the order of asking, without nested values."""
-        return self._read_rows(role, ANSWERS)
+        if role not in self._answers:
+            rows = self._rows(self._path(role, ANSWERS))
+            self._answers[role] = [Answer.from_row(row) for row in rows]
+        return self._answers[role]
 
-    def questions(self, role: str) -> list[dict[str, Any]]:
-        return self._read_rows(role, QUESTIONS)
+    def questions(self, role: str) -> list[Question]:
+        if role not in self._questions:
+            rows = self._rows(self._path(role, QUESTIONS))
+            self._questions[role] = [Question.from_row(row) for row in rows]
+        return self._questions[role]
 
     def loads(self, role: str) -> list[LoadRun]:
         """Return a stage's loads in the order of measuring."""
@@ -68,12 +76,10 @@ class StageInputs:
         with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
             return read_loads(path)
 
-    def _read_rows(self, role: str, name: str) -> list[dict[str, Any]]:
-        path, kinds = self._path(role, name), (OSError, UntrustedLinesError)
-        if path not in self._rows:
-            with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
-                self._rows[path] = list(read_flat_rows(path))
-        return self._rows[path]
+    def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
+        kinds = (OSError, UntrustedLinesError)
+        with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
+            yield from read_flat_rows(path)
 
     def _path(self, role: str, name: str) -> Path:
         reference = self.references[role]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.sources import QuestionSource
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
 from recipes.policy import AnyTask
@@ -50,4 +50,4 @@ class QuestionsResult(Record):
         return self.clusters or self.questions
 
 
-QUESTIONS = Stage("questions", 2, QuestionsParameters, QuestionsRuntime, QuestionsResult)
+QUESTIONS = Stage("questions", 3, QuestionsParameters, QuestionsRuntime, QuestionsResult)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eval_gates.answer_log import AnswerLog
+from eval_gates.rows import Answer
 from pipeline.core.errors import EvaluationDataError
 
 IDS = [f"anatomy/{number}" for number in range(20_000)]
@@ -22,16 +23,11 @@ QUICK = settings(
 )
 
 
-def row(number: int, answer: Any = "a summary") -> dict[str, Any]:
-    return {
-        "id": IDS[number],
-        "prompt_sha256": f"{number:064x}",
-        "answer": answer,
-        "score": (number % 3) / 2,
-    }
+def row(number: int, answer: Any = "a summary") -> Answer:
+    return Answer(IDS[number], f"{number:064x}", (number % 3) / 2, answer)
 
 
-def rows(start: int, stop: int) -> list[dict[str, Any]]:
+def rows(start: int, stop: int) -> list[Answer]:
     return [row(number) for number in range(start, stop)]
 
 
@@ -71,7 +67,7 @@ def test_a_kill_anywhere_loses_no_whole_answer(data: st.DataObject, name: Path, 
     whole = content[:cut].count(b"\n")
 
     before = book.rows()
-    assert [each["id"] for each in before] == IDS[:whole]
+    assert [each.id for each in before] == IDS[:whole]
 
     book.append(rows(whole, 5))
     assert book.rows() == before + rows(whole, 5)
@@ -86,7 +82,7 @@ def test_a_long_torn_line_is_cut_away(book: AnswerLog, file: Path) -> None:
 
     assert len(book.rows()) == 1
     book.append(rows(1, 2))
-    assert [each["id"] for each in book.rows()] == IDS[:2]
+    assert [each.id for each in book.rows()] == IDS[:2]
 
 
 # What a text splits at that a file does not, what JSON escapes, and what is no UTF-8.
@@ -157,10 +153,11 @@ APPENDING = """
 import sys
 from pathlib import Path
 from eval_gates.answer_log import AnswerLog
+from eval_gates.rows import Answer
 ids = [f"anatomy/{number}" for number in range(1_000_000)]
 book = AnswerLog(Path(sys.argv[1]), ids, writer=1)
 for start in range(0, len(ids), 50):
-    book.append([{"id": i, "answer": "x" * 2000, "score": 1.0} for i in ids[start:start + 50]])
+    book.append([Answer(i, "p", 1.0, "x" * 2000) for i in ids[start:start + 50]])
     print(start + 50, flush=True)
 """
 

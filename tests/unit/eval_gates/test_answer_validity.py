@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from eval_gates.answer_validity import check_answers
+from eval_gates.rows import Answer
 from pipeline.core.errors import StageError
 
-Rows = list[dict[str, Any]]
+Rows = list[Answer]
 FINE = {"truncated": 0, "unclosed": 0, "refused": 0, "thoughts_only": 0, "unread": 0}
 
 
 def texts(n: int = 20, **fields: Any) -> Rows:
     """Generated answers: wrong, and all different."""
     return [
-        {
-            "id": str(number),
-            "prompt_sha256": str(number),
-            "answer": f"text {number}",
-            "tokens": [9],
-            "score": 0.0,
-            **FINE,
-            **fields,
-        }
+        Answer.from_row(
+            {
+                "id": str(number),
+                "prompt_sha256": str(number),
+                "answer": f"text {number}",
+                "tokens": [9],
+                "score": 0.0,
+                **FINE,
+                **fields,
+            }
+        )
         for number in range(n)
     ]
 
 
 def choices(values: Any) -> Rows:
-    return [
-        {"id": str(n), "prompt_sha256": str(n), "answer": value, "score": float(n % 4 == 0)}
-        for n, value in enumerate(values)
-    ]
+    return [Answer(str(n), str(n), float(n % 4 == 0), value) for n, value in enumerate(values)]
 
 
 FAULTY = {
@@ -66,8 +67,8 @@ def test_an_arm_with_such_answers_is_an_error(rows: Rows, cure: str) -> None:
 
 @pytest.mark.parametrize(("rows", "cure"), FAULTY.values(), ids=FAULTY)
 def test_half_of_them_are_judged_and_more_are_not(rows: Rows, cure: str) -> None:
-    fine = texts(20) if "tokens" in rows[0] else choices([[-float(n), -1.0] for n in range(20)])
-    fine = [{**row, "prompt_sha256": f"fine {n}"} for n, row in enumerate(fine)]
+    fine = texts(20) if rows[0].tokens else choices([[-float(n), -1.0] for n in range(20)])
+    fine = [replace(row, prompt_sha256=f"fine {n}") for n, row in enumerate(fine)]
     check_answers("code", [*fine, *rows], max_tokens=64, is_complete=True)
     with pytest.raises(StageError):
         check_answers("code", [*fine[:19], *rows], max_tokens=64, is_complete=True)

@@ -16,16 +16,16 @@ from eval_gates import ask
 from eval_gates.ask import Client
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.replies import find_choice
-from eval_gates.rows import Question, Reply, describe
+from eval_gates.rows import Answer, Asked, Question, Reply, Score
 from pipeline.core.errors import StageError
 
-Answer = Callable[[str, dict[str, Any]], tuple[int, Any]]
+Responder = Callable[[str, dict[str, Any]], tuple[int, Any]]
 CHOICES = Question("c", "Which?\nAnswer:", continuations=(" A", " B"))
 THINKING = {"start": "<think>", "end": "</think>", "keep": False}
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def serving(answer: Responder) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     bodies: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -164,8 +164,8 @@ def test_a_chat_only_endpoint_writes_its_choice(said: str, score: int | None) ->
     assert bodies[0]["max_tokens"] == ask.CHOICE_TOKENS
     greedy = [greedy for _, greedy in reply.values]
     assert (greedy.index(True) if any(greedy) else None) == score
-    row = describe(CHOICES, [reply], thinks=False)
-    assert (row["answer"], row["unread"]) == (said, int(score is None))
+    row = Answer.of(Asked(CHOICES, [reply], CHOICES), Score(0.0), thinks=False)
+    assert (row.answer, row.unread) == (said, int(score is None))
 
 
 def test_chat_apis_have_no_long_choices() -> None:
@@ -291,5 +291,6 @@ def test_a_question_is_its_line() -> None:
 
 
 def test_an_unfinished_thought_is_not_read() -> None:
-    row = describe(Question("1", "p"), [Reply("x", 5, is_truncated=True)], thinks=True)
-    assert (row["truncated"], row["unread"], row["tokens"]) == (1, 1, [5])
+    question, cut = Question("1", "p"), Reply("x", 5, is_truncated=True)
+    row = Answer.of(Asked(question, [cut], question), Score(0.0), thinks=True)
+    assert (row.truncated, row.unread, row.tokens) == (1, 1, (5,))

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.attribution import AttributionReport, attribute
+from eval_gates.rows import Answer
 
 scores = st.lists(
     st.tuples(*(st.floats(0, 1, allow_subnormal=False) for _ in range(4))), min_size=1, max_size=12
 )
 
 
-def rows(values: list[float]) -> list[dict[str, Any]]:
-    return [
-        {"id": str(number), "prompt_sha256": "p", "score": value}
-        for number, value in enumerate(values)
-    ]
+def rows(values: list[float]) -> list[Answer]:
+    return [Answer(str(number), "p", value) for number, value in enumerate(values)]
 
 
-def compared(*cells: list[dict[str, Any]]) -> AttributionReport:
+def compared(*cells: list[Answer]) -> AttributionReport:
     """Answers of the baseline, the weights, the KV cache and both."""
     named = dict(zip(("baseline", "weights", "kv_cache", "both"), cells, strict=True))
     return attribute("quiz", **named, alpha=0.05, kv_dtypes=("auto", "fp8"))
@@ -49,7 +47,7 @@ def test_what_the_weights_lost_is_told_from_what_the_cache_lost() -> None:
 
 
 def test_nats_are_told_with_their_errors() -> None:
-    cells = [[{**row, "nats": n} for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.3, 0.4)]
+    cells = [[replace(row, nats=n) for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.3, 0.4)]
     found = compared(*cells)
     assert found.weights.nats == pytest.approx(0.1)
     assert found.both.nats == pytest.approx(0.3)
@@ -58,7 +56,7 @@ def test_nats_are_told_with_their_errors() -> None:
 
 
 def test_a_cache_that_prefill_does_not_read_is_not_measured() -> None:
-    cells = [[{**row, "nats": n} for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.1, 0.2)]
+    cells = [[replace(row, nats=n) for row in rows([1.0, 0.5])] for n in (0.1, 0.2, 0.1, 0.2)]
     found = compared(*cells)
     assert not found.is_cache_read
     assert "not measured" in found.rows[2]["difference, points"]

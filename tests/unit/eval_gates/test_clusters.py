@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kept_answers import HUMANEVAL, judged_rows
+from kept_answers import HUMANEVAL, judged_rows, parsed
 
 from eval_gates.clusters import group_by_cluster, means, partners, repeated_field, whole_end
+from eval_gates.rows import Answer
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.stopping import StoppingPlan, StoppingRule
 from recipes.policy import AnySuite, Margin
@@ -28,9 +29,9 @@ def labels(sizes: list[int]) -> list[str]:
 def test_batches_end_where_a_cluster_does(sizes: list[int], batch: int, limit: int) -> None:
     names = labels(sizes)
     stopping = StoppingPlan(min(limit, len(names)), batch, clusters=names)
-    asked: list[float] = []
+    asked: list[Answer] = []
     while following := stopping.next_batch(asked):
-        asked += [1.0] * len(following)
+        asked += [Answer("a", "p", 1.0)] * len(following)
         assert len(asked) == len(names) or names[len(asked)] != names[len(asked) - 1]
     assert len(asked) == whole_end(names, min(limit, len(names))) >= min(limit, len(names))
 
@@ -76,12 +77,12 @@ def test_a_variant_at_the_margin_passes_in_5_percent() -> None:
 
 
 def test_the_worker_and_the_judge_see_the_same() -> None:
-    rows = passages(np.random.default_rng(1), 60, 0.0)
-    names = [row["cluster"] for row in rows]
+    rows = parsed(passages(np.random.default_rng(1), 60, 0.0))
+    names = [row.cluster for row in rows]
     rule = StoppingRule(Comparison.points(0.1), ALPHA)
     stopping = StoppingPlan(len(rows), 10, rule, [1.0] * len(rows), names)
     alone = StoppingPlan(60, 2, rule, [1.0] * 60)
-    means_alone = [{"score": each} for each in means(group_by_cluster(rows), "score")]
+    means_alone = [Answer("a", "p", each) for each in means(group_by_cluster(rows), "score")]
     assert stopping.decided(rows) == alone.decided(means_alone)
     assert stopping.decided(rows[:100]) is alone.decided(means_alone[:20]) is None
 

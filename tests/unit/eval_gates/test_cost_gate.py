@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,17 +18,20 @@ from eval_gates.cost import (
     tokens_ratio,
     work_of,
 )
-from eval_gates.suites.humaneval import HumanEvalSuite
+from eval_gates.rows import Answer
+from eval_gates.suites.humaneval import HumanEval
 from recipes.policy import CostGate
 
 RULE = CostRule(tier="supporting", max_ratio=1.2, alpha=0.05, cap=400)
 
 
-def rows(tokens: list[list[int]], scores: list[float], **fields: Any) -> list[dict[str, Any]]:
+def rows(
+    tokens: list[list[int]],
+    scores: list[float],
+) -> list[Answer]:
     """Answers to questions 0, 1, ..."""
     return [
-        {"id": str(number), "score": score, "tokens": each, "truncated": each.count(RULE.cap)}
-        | {key: values[number] for key, values in fields.items()}
+        Answer(str(number), "p", score, tokens=tuple(each), truncated=each.count(RULE.cap))
         for number, (each, score) in enumerate(zip(tokens, scores, strict=True))
     ]
 
@@ -76,14 +79,14 @@ def test_a_truncated_answer_is_unsolved_and_samples_are_means() -> None:
 
 def test_other_questions_and_rows_without_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="same questions"):
-        judge_cost("s", RULE, rows([[1]], [1.0]), [{**rows([[1]], [1.0])[0], "id": "x"}])
+        judge_cost("s", RULE, rows([[1]], [1.0]), [replace(rows([[1]], [1.0])[0], id="x")])
     with pytest.raises(ValueError, match="no number of tokens"):
-        work_of("s", [{"id": "0", "score": 1.0, "truncated": 0}])
+        work_of("s", [Answer("0", "p", 1.0)])
 
 
 def test_the_cap_is_the_suites_or_the_length() -> None:
     gate = CostGate(suites=["code"], max_ratio={"fp8": 1.1})
-    suite = HumanEvalSuite(margins={"fp8": 0.1}, max_tokens=256)
+    suite = HumanEval.policy(margins={"fp8": 0.1}, max_tokens=256)
     assert cost_rule_of(gate, suite, "fp8", 0.05, 4096).cap == 256
     assert cost_rule_of(gate, suite, "fp8", 0.05, 128).cap == 128
     with pytest.raises(LookupError):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from eval_gates.answer_log import AnswerLog, Rows
+from eval_gates.answer_log import AnswerLog
 from eval_gates.evaluate_worker import ask_until_over
+from eval_gates.rows import Answer
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.stopping import StoppingPlan, StoppingRule
 from pipeline.core.errors import StageError
@@ -20,11 +21,11 @@ class Model:
         self.breaks_at = breaks_at
         self.batches: list[range] = []
 
-    def ask(self, batch: range) -> Rows:
+    def ask(self, batch: range) -> list[Answer]:
         self.batches.append(batch)
         if self.breaks_at in batch:
             raise StageError("the server gave no answer")
-        return [{"id": IDS[n], "score": float(n not in self.wrong)} for n in batch]
+        return [Answer(IDS[n], "p", float(n not in self.wrong)) for n in batch]
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_without_a_rule_all_are_asked(book: AnswerLog) -> None:
     model = Model()
     ask(book, StoppingPlan(max_questions=50, batch=16), model)
     assert model.batches == [range(16), range(16, 32), range(32, 48), range(48, 50)]
-    assert [row["id"] for row in book.rows()] == IDS[:50]
+    assert [row.id for row in book.rows()] == IDS[:50]
 
 
 @pytest.mark.parametrize(("wrong", "state"), [(0, "pass"), (200, "fail")])

@@ -9,12 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept_answers import HUMANEVAL, MMLU, ROUGE, answers, flipped, judged, judged_rows, recovery
+from kept_answers import (
+    HUMANEVAL,
+    MMLU,
+    ROUGE,
+    answers,
+    flipped,
+    judged,
+    judged_rows,
+    parsed,
+    recovery,
+)
 
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.stopping import StoppingPlan, StoppingRule
-from eval_gates.suites.mmlu import MmluSuite
+from eval_gates.suites.mmlu import Mmlu
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 
@@ -23,16 +33,16 @@ class TestLooks:
     def test_it_stops_where_the_worker_stopped(self) -> None:
         before, after = flipped(4000, 40, 40, 2600)
         rows = answers(after)
-        suite = MmluSuite(margins={"fp8": Margin(points=0.02)})
+        suite = Mmlu.policy(margins={"fp8": Margin(points=0.02)})
         stopping = StoppingPlan(
             4000, rule=StoppingRule(Comparison.points(0.02), 0.05), baseline=before
         )
         asked: list[dict[str, Any]] = []
-        while batch := stopping.next_batch(asked):
+        while batch := stopping.next_batch(parsed(asked)):
             asked += rows[batch.start : batch.stop]
         report = judged_rows(answers(before), asked, suite)
 
-        found = stopping.decided(asked)
+        found = stopping.decided(parsed(asked))
         assert found is not None
         assert report.verdict == found.state == "pass"
         assert (report.n, report.planned, report.look) == (len(asked), 4000, 1)

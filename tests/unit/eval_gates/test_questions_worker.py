@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from eval_gates.questions_worker import run, shuffle, with_clusters, without_copies
-from eval_gates.suites.humaneval import HumanEvalSuite
-from eval_gates.suites.mbpp import Mbpp, MbppSuite
-from eval_gates.suites.mmlu import MmluSuite
-from eval_gates.suites.rouge import RougeSuite
+from eval_gates.rows import Question
+from eval_gates.suites.mbpp import Mbpp
+from eval_gates.suites.mmlu import Mmlu
 from pipeline.core.errors import EvaluationDataError
 from pipeline.stages.questions import QuestionsParameters
+from recipes.policy import Suite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
 FOLDER = {"kind": "folder", "digest": "d"}
@@ -27,7 +28,7 @@ PACKAGES = {"kind": "packages", "environment": "e"}
 
 def lay_out(
     output: Path,
-    suite: MmluSuite | HumanEvalSuite | MbppSuite | RougeSuite,
+    suite: Suite,
     source: dict[str, Any],
     folder: Path | None = None,
     seed: int = 1,
@@ -43,18 +44,18 @@ def lay_out(
         return facts, [json.loads(line) for line in lines]
 
 
-ROWS = st.integers(0, 30).map(lambda count: [{"id": n} for n in range(count)])
+ROWS = st.integers(0, 30).map(lambda count: [Question(f"{n:02}") for n in range(count)])
 
 
 class TestShuffled:
     @given(rows=ROWS, seed=st.integers())
-    def test_all_of_them_in_a_seeded_order(self, rows: list[dict[str, Any]], seed: int) -> None:
+    def test_all_of_them_in_a_seeded_order(self, rows: list[Question], seed: int) -> None:
         order = shuffle(rows, seed)
-        assert sorted(order, key=lambda row: row["id"]) == rows
+        assert sorted(order, key=lambda row: row.id) == rows
         assert order == shuffle(list(rows), seed)
 
     def test_another_seed_is_another_order(self) -> None:
-        rows = [{"id": n} for n in range(30)]
+        rows = [Question(str(n)) for n in range(30)]
         orders = [shuffle(rows, seed) for seed in (1, 2)]
         assert orders[0] != orders[1]
         assert rows not in orders
@@ -98,7 +99,7 @@ class TestMmlu:
             row["choices"][row["answer"]] = text or row["choices"][row["answer"]]
         (folder / "mmlu_test.jsonl.gz").unlink()
         (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        suite = MmluSuite(margins=MARGINS, num_fewshot=0, prompt_format=form)
+        suite = Mmlu.policy(margins=MARGINS, num_fewshot=0, prompt_format=form)
         facts, _ = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert facts["guessing"] == pytest.approx(guessing, abs=0.02)
 
@@ -107,7 +108,7 @@ class TestMmlu:
         folder.mkdir()
         rows = [{**mmlu_question("anatomy", n), "passage_id": n // 2} for n in range(6)]
         (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        suite = MmluSuite(margins=MARGINS, num_fewshot=0, cluster_by="passage_id")
+        suite = Mmlu.policy(margins=MARGINS, num_fewshot=0, cluster_by="passage_id")
         facts, found = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert (facts["questions"], facts["clusters"]) == (6, 3)
         assert "passage_id" not in found[0]
@@ -118,14 +119,14 @@ class TestMmlu:
 
     def test_how_many_are_asked_does_not_matter(self, tmp_path: Path, folder: Path) -> None:
         """A cap is a matter of the test: with a larger one the same questions go on."""
-        everything = MmluSuite(margins=MARGINS, num_fewshot=0)
-        few = MmluSuite(margins=MARGINS, num_fewshot=0, questions=4)
+        everything = Mmlu.policy(margins=MARGINS, num_fewshot=0)
+        few = Mmlu.policy(margins=MARGINS, num_fewshot=0, questions=4)
         facts, all_rows = lay_out(tmp_path / "all", everything, FOLDER, folder)
         assert lay_out(tmp_path / "few", few, FOLDER, folder) == (facts, all_rows)
 
     def test_carried_questions_have_each_other_as_examples(self, tmp_path: Path) -> None:
         listener = Listener()
-        suite = MmluSuite(margins=MARGINS, sources=["packages"])
+        suite = Mmlu.policy(margins=MARGINS, sources=["packages"])
         facts, rows = lay_out(tmp_path, suite, PACKAGES, listener=listener)
         assert facts["questions"] == 279  # one is there twice
         assert {row["prompt"].count("Answer: ") for row in rows} == {2}
@@ -157,7 +158,7 @@ class TestHumanEval:
         folder = tmp_path / "data"
         folder.mkdir()
         (folder / "mbpp.jsonl").write_text(json.dumps(mbpp_row(5)))
-        suite = MbppSuite(margins=MARGINS, humaneval=True)
+        suite = Mbpp.policy(margins=MARGINS, humaneval=True)
         facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert facts["questions"] == 4
         tests = {row["id"]: row["test"] for row in rows}
@@ -166,7 +167,7 @@ class TestHumanEval:
 
     def test_alone_where_mbpps_are_out_of_reach(self, tmp_path: Path) -> None:
         listener = Listener()
-        suite = MbppSuite(margins=MARGINS, humaneval=True, sources=["packages"])
+        suite = Mbpp.policy(margins=MARGINS, humaneval=True, sources=["packages"])
         facts, rows = lay_out(tmp_path / "out", suite, PACKAGES, listener=listener)
         assert facts["questions"] == 3
         assert {row["id"] for row in rows} == {f"HumanEval/{n}" for n in range(3)}
@@ -194,10 +195,10 @@ class TestMbpp:
         return folder
 
     def test_those_that_the_policy_names(self, tmp_path: Path, folder: Path) -> None:
-        suite = MbppSuite(margins=MARGINS, problems=["Mbpp/1"])
+        suite = Mbpp.policy(margins=MARGINS, problems=["Mbpp/1"])
         _, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert [row["id"] for row in rows] == ["Mbpp/1"]
-        suite = MbppSuite(margins=MARGINS, problems=["Mbpp/3"])
+        suite = Mbpp.policy(margins=MARGINS, problems=["Mbpp/3"])
         with pytest.raises(EvaluationDataError, match="'Mbpp/3'") as caught:
             lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert caught.value.where == "policy key suites.mbpp.problems"
@@ -206,7 +207,7 @@ class TestMbpp:
         copies = [json.dumps({**mbpp_row(n), "task_id": 100 + n}) for n in range(3)]
         (folder / "mbpp_copy.jsonl").write_text("\n".join(copies))
         with pytest.raises(EvaluationDataError, match=r"^3 of 6 "):
-            lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), FOLDER, folder)
+            lay_out(tmp_path / "out", Mbpp.policy(margins=MARGINS), FOLDER, folder)
 
     def test_what_the_hub_has_and_the_sandbox_cannot_judge(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -214,14 +215,14 @@ class TestMbpp:
         rows = [mbpp_row(number) for number in range(20)]
         rows[7]["test"] = "assert add(Pair(1)) == 8"
         monkeypatch.setattr("eval_gates.suites.mbpp.hub_rows", lambda source, split: rows)
-        facts, asked = lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), MBPP_PLUS)
+        facts, asked = lay_out(tmp_path / "out", Mbpp.policy(margins=MARGINS), MBPP_PLUS)
         assert (facts["questions"], facts["dropped"]) == (19, 1) == (len(asked), 1)
         assert "evalplus/mbppplus, row 7: 'test' uses names" in facts["dropped_why"]
 
 
 class TestCopies:
     def test_many_are_refused(self) -> None:
-        rows = [{"id": str(n), "prompt": str(n // 2)} for n in range(40)]
+        rows = [Question(str(n), str(n // 2)) for n in range(40)]
         with pytest.raises(EvaluationDataError, match=r"^20 of 40 "):
             without_copies(rows, Listener())
         with pytest.raises(EvaluationDataError) as caught:
@@ -229,32 +230,32 @@ class TestCopies:
         assert caught.value.where.startswith("mine/mmlu.jsonl, mine/mmlu_2.jsonl, ")
 
     def test_a_few_are_said_aloud(self) -> None:
-        rows = [{"id": str(n), "prompt": str(max(n, 1))} for n in range(40)]
+        rows = [Question(str(n), str(max(n, 1))) for n in range(40)]
         listener = Listener()
-        assert [row["id"] for row in without_copies(rows, listener)] == [
+        assert [row.id for row in without_copies(rows, listener)] == [
             "0",
             *map(str, range(2, 40)),
         ]
         assert listener.notes == ["1 of 40 questions are copies of others, and left out"]
 
     def test_within_a_cluster_they_count_as_one_anyway(self) -> None:
-        rows = [{"id": str(n), "prompt": str(n // 2)} for n in range(40)]
+        rows = [Question(str(n), str(n // 2)) for n in range(40)]
         together = with_clusters(rows, "prompt")
         assert without_copies(together, Listener()) == together
-        apart = [{**row, "cluster": row["id"]} for row in rows]
+        apart = [replace(row, cluster=row.id) for row in rows]
         with pytest.raises(EvaluationDataError, match="20 of 40"):
             without_copies(apart, Listener())
 
     def test_an_id_twice(self) -> None:
-        rows = [{"id": "a", "prompt": "1"}, {"id": "a", "prompt": "2"}]
+        rows = [Question("a", "1"), Question("a", "2")]
         with pytest.raises(EvaluationDataError, match="'a'"):
             without_copies(rows, Listener())
 
 
 class TestLmEvalDocuments:
-    def rows(self, *asked: str) -> list[dict[str, Any]]:
+    def rows(self, *asked: str) -> list[Question]:
         return [
-            {"id": f"t/{n}", "doc_index": n, "doc_sha256": f"d{n}", "asked_sha256": digest}
+            Question(f"t/{n}", data={"doc_index": n, "doc_sha256": f"d{n}", "asked_sha256": digest})
             for n, digest in enumerate(asked)
         ]
 
@@ -266,19 +267,19 @@ class TestLmEvalDocuments:
 
 class TestClusters:
     def test_they_stay_together_in_an_order_of_their_own(self) -> None:
-        rows = [{"id": str(n), "subject": f"s{n % 7}"} for n in range(70)]
+        rows = [Question(str(n), data={"subject": f"s{n % 7}"}) for n in range(70)]
         order = shuffle(with_clusters(rows, "subject"), 3)
-        subjects = [row["subject"] for row in order]
+        subjects = [row.data["subject"] for row in order]
         changes = sum(a != b for a, b in itertools.pairwise(subjects))
         assert changes == 6
         assert list(dict.fromkeys(subjects)) != [f"s{n}" for n in range(7)]
-        assert sorted(row["id"] for row in order) == sorted(row["id"] for row in rows)
+        assert sorted(row.id for row in order) == sorted(row.id for row in rows)
 
     def test_the_fields_of_a_document_are_not_kept(self) -> None:
-        rows = [{"id": str(n), "fields": {"passage": f"p{n // 2}"}} for n in range(4)]
+        rows = [Question(str(n), data={"fields": {"passage": f"p{n // 2}"}}) for n in range(4)]
         found = with_clusters(rows, "passage")
-        assert [row.keys() for row in found] == [{"id", "cluster"}] * 4
-        assert [row["cluster"] == found[0]["cluster"] for row in found] == [
+        assert [row.data for row in found] == [{}] * 4
+        assert [row.cluster == found[0].cluster for row in found] == [
             True,
             True,
             False,
@@ -287,4 +288,4 @@ class TestClusters:
 
     def test_one_cluster_alone_shows_nothing(self) -> None:
         with pytest.raises(EvaluationDataError, match="'subject'"):
-            with_clusters([{"id": str(n), "subject": "a"} for n in range(9)], "subject")
+            with_clusters([Question(str(n), data={"subject": "a"}) for n in range(9)], "subject")

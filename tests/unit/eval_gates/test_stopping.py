@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eval_gates.rows import Answer
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.stopping import StoppingPlan, StoppingRule, comparison_of, read_stopping
 from recipes.policy import Margin
 
 POINTS, RECOVERY = Comparison.points(0.2), Comparison.recovery(0.8)
 SLOW = settings(max_examples=25, deadline=None)
-Rows = list[dict[str, Any]]
+Rows = list[Answer]
 
 
 def paired(seed: int, n: int, lost: float, gained: float) -> tuple[list[float], Rows]:
@@ -28,7 +28,7 @@ def paired(seed: int, n: int, lost: float, gained: float) -> tuple[list[float], 
         right = draw.random() < 0.7
         flips = draw.random() < (lost if right else gained)
         before.append(float(right))
-        after.append({"score": float(right != flips)})
+        after.append(Answer("a", "p", float(right != flips)))
     return before, after
 
 
@@ -59,7 +59,7 @@ def test_a_rule_survives_the_way_to_the_worker(margin: Comparison, can_pass: boo
 
 def test_without_a_rule_all_is_asked() -> None:
     stopping = StoppingPlan(max_questions=100, batch=32)
-    rows = [{"score": 0.0}] * 100
+    rows = [Answer("a", "p", 0.0)] * 100
     assert asked(stopping, rows) == 100
     assert stopping.decided(rows) is None
 

@@ -6,15 +6,26 @@ import math
 from typing import Any
 
 import pytest
-from kept_answers import HUMANEVAL, MMLU, Rows, answers, flipped, judged, judged_rows, recovery
+from kept_answers import (
+    HUMANEVAL,
+    MMLU,
+    Rows,
+    answers,
+    flipped,
+    judged,
+    judged_rows,
+    parsed,
+    recovery,
+)
 
 from eval_gates.quality_result import AnswerLengths, NoiseFloor
+from eval_gates.rows import COUNTS
 from eval_gates.verdicts import nats_lost
 
 
 class TestPairing:
     def refused(self, baseline: Rows, candidate: Rows, again: Rows | None = None) -> str:
-        with pytest.raises(ValueError, match="suite") as caught:
+        with pytest.raises(ValueError, match=r"question|suite") as caught:
             judged_rows(baseline, candidate, again=again or [])
         return str(caught.value)
 
@@ -145,7 +156,7 @@ class TestGroups:
 
     def test_a_subject_of_the_users_own(self) -> None:
         rows = answers([1.0, 1.0])
-        rows[0]["subject"] = "plumbing"
+        rows[0]["group"] = "plumbing"
         names = [g.group for g in judged_rows(rows, rows, MMLU).groups]
         assert names == ["humanities", "not in MMLU", "philosophy", "plumbing"]
 
@@ -153,7 +164,7 @@ class TestGroups:
 class TestLengths:
     @staticmethod
     def lengths(tokens: Any, **unfinished: Any) -> Rows:
-        fields = {"tokens": tokens, "truncated": 0, "unclosed": 0, "unread": 0, **unfinished}
+        fields = {"tokens": tokens, **dict.fromkeys(COUNTS, 0), **unfinished}
         return [{**row, **fields} for row in answers([1.0, 0.5])]
 
     def test_every_answer_counts(self) -> None:
@@ -185,9 +196,9 @@ def test_nats_lost_are_shown_with_their_error() -> None:
         {**row, "nats": 0.1 + lost}
         for row, lost in zip(before, (0.02, 0.03, 0.04, 0.03), strict=True)
     ]
-    found = nats_lost(before, after)
+    found = nats_lost(parsed(before), parsed(after))
     assert found is not None
     assert found.mean == pytest.approx(0.03)
     assert found.error == pytest.approx(0.00816 / 2, abs=1e-5)
     assert found.shares == [0] * 9 + [4]
-    assert nats_lost(before, answers([1.0] * 4)) is None
+    assert nats_lost(parsed(before), parsed(answers([1.0] * 4))) is None

@@ -16,14 +16,12 @@ from listener import Listener
 from small_checkpoint import write_files
 
 from eval_gates.suites import mmlu, rouge
-from eval_gates.suites.gsm8k import Gsm8kSuite
-from eval_gates.suites.humaneval import HumanEvalSuite
-from eval_gates.suites.ifeval import IfevalSuite
-from eval_gates.suites.lm_eval_suite import LmEvalSuite
-from eval_gates.suites.mbpp import MbppSuite
-from eval_gates.suites.mmlu import MmluSuite
-from eval_gates.suites.mmlu_pro import MmluProSuite
-from eval_gates.suites.rouge import RougeSuite
+from eval_gates.suites.humaneval import HumanEval
+from eval_gates.suites.lm_eval_suite import LmEval
+from eval_gates.suites.mbpp import Mbpp
+from eval_gates.suites.mmlu import Mmlu
+from eval_gates.suites.rouge import Rouge
+from eval_gates.suites.suite_kind import kind_named
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, UsageError
 from pipeline.core.file_digests import FileDigests
@@ -46,8 +44,8 @@ from pathlib import Path
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.core.file_digests import (FileDigests)
 from pipeline.core.errors import PrepareError
-from eval_gates.suites.lm_eval_suite import LmEvalSuite
-from eval_gates.suites.mmlu import MmluSuite
+from eval_gates.suites.lm_eval_suite import LmEval
+from eval_gates.suites.mmlu import Mmlu
 from recipes.quantization import Calibration
 
 folder, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -57,10 +55,10 @@ answers = []
 for what, settings in asked:
     try:
         if what == "suite":
-            found = resolver.suite("mmlu", MmluSuite.model_validate(settings))
+            found = resolver.suite("mmlu", Mmlu.policy.model_validate(settings))
             answers.append({"identity": found.identity.model_dump(), "questions": found.questions})
         elif what == "task":
-            found = resolver.suite("mine", LmEvalSuite.model_validate(settings))
+            found = resolver.suite("mine", LmEval.policy.model_validate(settings))
             answers.append({"identity": found.identity.model_dump(), "questions": found.questions})
         else:
             wanted = Calibration.model_validate(settings)
@@ -123,14 +121,14 @@ def data(tmp_path: Path) -> Path:
 class TestSuite:
     def test_the_users_folder_comes_first(self, tmp_path: Path, data: Path) -> None:
         resolving = Resolving(tmp_path, data)
-        found = resolving.resolver.suite("mmlu", MmluSuite(margins=MARGINS))
+        found = resolving.resolver.suite("mmlu", Mmlu.policy(margins=MARGINS))
         assert found.folder == data
         assert found.identity.model_dump()["kind"] == "folder"
         assert str(data) not in json.dumps(found.identity.model_dump())
         assert resolving.notes == []
 
     def test_the_policys_order_holds(self, tmp_path: Path, data: Path) -> None:
-        suite = MmluSuite(margins=MARGINS, sources=["packages", "eval-data"])
+        suite = Mmlu.policy(margins=MARGINS, sources=["packages", "eval-data"])
         found = Resolving(tmp_path, data).resolver.suite("mmlu", suite)
         assert (found.identity.model_dump(), found.folder) == (PACKAGES, None)
 
@@ -151,7 +149,7 @@ class TestSuite:
         assert counted(kind="tools", cluster_by="functions", categories=["multiple"]) is None
 
     def test_the_folders_content_is_its_identity(self, tmp_path: Path, data: Path) -> None:
-        suite = MmluSuite(margins=MARGINS)
+        suite = Mmlu.policy(margins=MARGINS)
 
         def identity() -> dict[str, Any]:
             return Resolving(tmp_path, data).resolver.suite("mmlu", suite).identity.model_dump()
@@ -167,7 +165,7 @@ class TestSuite:
 
     def test_a_folder_without_such_files_is_said_aloud(self, tmp_path: Path, data: Path) -> None:
         resolving = Resolving(tmp_path, data)
-        suite = RougeSuite(margins=MARGINS, sources=["eval-data", "builtin"])
+        suite = Rouge.policy(margins=MARGINS, sources=["eval-data", "builtin"])
         found = resolving.resolver.suite("summaries", suite)
         digest = digest_bytes(rouge.CARRIED_FILE.read_bytes())
         assert (found.identity.model_dump(), found.folder) == (
@@ -182,7 +180,7 @@ class TestSuite:
         folder = write_files(tmp_path / "data", {"mbpp.jsonl": b"{}"})
 
         def found(**changes: Any) -> dict[str, Any]:
-            suite = MbppSuite(margins=MARGINS, **changes)
+            suite = Mbpp.policy(margins=MARGINS, **changes)
             return Resolving(tmp_path, folder).resolver.suite("code", suite).identity.model_dump()
 
         assert found(humaneval=True) == {**found(), "humaneval": PACKAGES["environment"]}
@@ -190,10 +188,10 @@ class TestSuite:
     @pytest.mark.parametrize(
         "suite",
         [
-            MmluSuite(margins=MARGINS, sources=["eval-data"]),
-            MmluSuite(margins=MARGINS, sources=[]),
-            HumanEvalSuite(margins=MARGINS, sources=["eval-data", "builtin"]),
-            RougeSuite(margins=MARGINS, sources=["packages"]),
+            Mmlu.policy(margins=MARGINS, sources=["eval-data"]),
+            Mmlu.policy(margins=MARGINS, sources=[]),
+            HumanEval.policy(margins=MARGINS, sources=["eval-data", "builtin"]),
+            Rouge.policy(margins=MARGINS, sources=["packages"]),
         ],
     )
     def test_none_left(self, resolving: Resolving, suite: AnySuite) -> None:
@@ -204,7 +202,7 @@ class TestSuite:
         assert "--eval-data" in caught.value.hint
 
     def test_the_carried_quiz(self, resolving: Resolving) -> None:
-        found = resolving.resolver.suite("quiz", MmluSuite(margins=MARGINS, sources=["builtin"]))
+        found = resolving.resolver.suite("quiz", Mmlu.policy(margins=MARGINS, sources=["builtin"]))
         digest = digest_bytes(mmlu.QUIZ_FILE.read_bytes())
         assert (found.identity.model_dump(), found.questions) == (
             {"kind": "builtin", "digest": digest},
@@ -213,7 +211,7 @@ class TestSuite:
 
     def test_examples_alone_are_no_questions(self, tmp_path: Path) -> None:
         folder = write_files(tmp_path / "data", {"mmlu_dev.jsonl": b"{}"})
-        suite = MmluSuite(margins=MARGINS, sources=["eval-data", "packages"])
+        suite = Mmlu.policy(margins=MARGINS, sources=["eval-data", "packages"])
         assert (
             Resolving(tmp_path, folder).resolver.suite("mmlu", suite).identity.model_dump()
             == PACKAGES
@@ -222,7 +220,7 @@ class TestSuite:
     def test_one_file_plain_and_gzipped_is_refused(self, tmp_path: Path, data: Path) -> None:
         (data / "mmlu_test.jsonl.gz").write_bytes(gzip.compress(b"{}"))
         with pytest.raises(EvaluationDataError) as caught:
-            Resolving(tmp_path, data).resolver.suite("mmlu", MmluSuite(margins=MARGINS))
+            Resolving(tmp_path, data).resolver.suite("mmlu", Mmlu.policy(margins=MARGINS))
         assert caught.value.where == str(data)
 
     def test_a_folder_that_does_not_exist(self, tmp_path: Path) -> None:
@@ -242,9 +240,9 @@ class TestHowMany:
     @pytest.mark.parametrize(
         ("suite", "files", "number"),
         [
-            (MmluSuite(margins=MARGINS), {"mmlu_test.jsonl": LINES}, 3),
+            (Mmlu.policy(margins=MARGINS), {"mmlu_test.jsonl": LINES}, 3),
             (
-                MmluSuite(margins=MARGINS),
+                Mmlu.policy(margins=MARGINS),
                 {
                     "mmlu_test.jsonl": LINES,
                     "mmlu.more.jsonl.gz": gzip.compress(LINES),
@@ -254,26 +252,30 @@ class TestHowMany:
                 },
                 6,
             ),
-            (RougeSuite(margins=MARGINS), {"summarization_test.jsonl": LINES}, 3),
-            (MmluSuite(margins=MARGINS, sources=["packages"]), {}, 280),
-            (HumanEvalSuite(margins=MARGINS), {}, 164),
-            (HumanEvalSuite(margins=MARGINS, problems=["HumanEval/1", "HumanEval/2"]), {}, 2),
-            (MbppSuite(margins=MARGINS), {"mbpp.jsonl": LINES, "mmlu_test.jsonl": b"{}"}, 3),
-            (MbppSuite(margins=MARGINS, humaneval=True), {"mbpp.jsonl": LINES}, 167),
-            (MbppSuite(margins=MARGINS, problems=["Mbpp/2"]), {"mbpp.jsonl": LINES}, 1),
-            (Gsm8kSuite(margins=MARGINS), {"gsm8k_test.jsonl": LINES}, 3),
-            (IfevalSuite(margins=MARGINS), {"ifeval.jsonl": LINES, "gsm8k.jsonl": b"{}"}, 3),
+            (Rouge.policy(margins=MARGINS), {"summarization_test.jsonl": LINES}, 3),
+            (Mmlu.policy(margins=MARGINS, sources=["packages"]), {}, 280),
+            (HumanEval.policy(margins=MARGINS), {}, 164),
+            (HumanEval.policy(margins=MARGINS, problems=["HumanEval/1", "HumanEval/2"]), {}, 2),
+            (Mbpp.policy(margins=MARGINS), {"mbpp.jsonl": LINES, "mmlu_test.jsonl": b"{}"}, 3),
+            (Mbpp.policy(margins=MARGINS, humaneval=True), {"mbpp.jsonl": LINES}, 167),
+            (Mbpp.policy(margins=MARGINS, problems=["Mbpp/2"]), {"mbpp.jsonl": LINES}, 1),
+            (kind_named("gsm8k").policy(margins=MARGINS), {"gsm8k_test.jsonl": LINES}, 3),
             (
-                MmluProSuite(margins=MARGINS),
+                kind_named("ifeval").policy(margins=MARGINS),
+                {"ifeval.jsonl": LINES, "gsm8k.jsonl": b"{}"},
+                3,
+            ),
+            (
+                kind_named("mmlu_pro").policy(margins=MARGINS),
                 {"mmlu_pro.jsonl": LINES, "mmlu_pro_dev.jsonl": LINES, "mmlu_test.jsonl": LINES},
                 3,
             ),
-            (MmluSuite(margins=MARGINS), {"mmlu_pro.jsonl": b"{}", "mmlu_test.jsonl": LINES}, 3),
-            (RougeSuite(margins=MARGINS, sources=["builtin"]), {}, 64),
-            (MbppSuite(margins=MARGINS, humaneval=True, sources=["packages"]), {}, 164),
-            (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, 2376),
-            (LmEvalSuite(margins=MARGINS, task="boolq", cluster_by="passage"), {}, None),
-            (LmEvalSuite(margins=MARGINS, task="unheard_of"), {}, None),
+            (Mmlu.policy(margins=MARGINS), {"mmlu_pro.jsonl": b"{}", "mmlu_test.jsonl": LINES}, 3),
+            (Rouge.policy(margins=MARGINS, sources=["builtin"]), {}, 64),
+            (Mbpp.policy(margins=MARGINS, humaneval=True, sources=["packages"]), {}, 164),
+            (LmEval.policy(margins=MARGINS, task="arc_easy"), {}, 2376),
+            (LmEval.policy(margins=MARGINS, task="boolq", cluster_by="passage"), {}, None),
+            (LmEval.policy(margins=MARGINS, task="unheard_of"), {}, None),
         ],
     )
     def test_counted_without_reading_them(
@@ -284,7 +286,7 @@ class TestHowMany:
     @pytest.mark.parametrize("content", [b"", b"\n \n"])
     def test_an_empty_file_is_said(self, tmp_path: Path, content: bytes) -> None:
         with pytest.raises(EvaluationDataError) as e:
-            self.of(tmp_path, MmluSuite(margins=MARGINS), {"mmlu_test.jsonl": content})
+            self.of(tmp_path, Mmlu.policy(margins=MARGINS), {"mmlu_test.jsonl": content})
         assert e.value.where == str(tmp_path / "data" / "mmlu_test.jsonl")
 
     @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ class TestHowMany:
     )
     def test_a_damaged_file_is_said(self, tmp_path: Path, name: str, content: bytes) -> None:
         with pytest.raises(EvaluationDataError) as e:
-            self.of(tmp_path, MmluSuite(margins=MARGINS), {name: content})
+            self.of(tmp_path, Mmlu.policy(margins=MARGINS), {name: content})
         assert e.value.where == str(tmp_path / "data" / name)
 
     def test_of_a_whole_policy(self, tmp_path: Path, data: Path) -> None:
@@ -324,7 +326,7 @@ TASK_FILES = {"mine.yaml": TASK, "base.yaml": BASE, "qa_1.jsonl": b"{}"}
 
 class TestLmEvalTask:
     def identity(self, tmp_path: Path, task: Path | str) -> dict[str, Any]:
-        suite = LmEvalSuite(margins=MARGINS, task=str(task))
+        suite = LmEval.policy(margins=MARGINS, task=str(task))
         return Resolving(tmp_path).resolver.suite("mine", suite).identity.model_dump()
 
     def test_a_name_is_the_environments(self, tmp_path: Path) -> None:
@@ -350,7 +352,7 @@ class TestLmEvalTask:
 
     def test_the_folder_is_where_the_worker_looks(self, tmp_path: Path) -> None:
         task = write_files(tmp_path / "task", TASK_FILES) / "mine.yaml"
-        suite = LmEvalSuite(margins=MARGINS, task=str(task), sources=[])
+        suite = LmEval.policy(margins=MARGINS, task=str(task), sources=[])
         found = Resolving(tmp_path).resolver.suite("mine", suite)
         assert (found.folder, found.questions) == (task.parent, None)
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from eval_gates.suites.humaneval import HumanEvalSuite
-from eval_gates.suites.lm_eval_suite import LmEvalSuite
-from eval_gates.suites.mbpp import MbppSuite
-from eval_gates.suites.mmlu import MmluSuite
-from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.rouge import RougeSuite
+from eval_gates.suites.humaneval import HumanEval
+from eval_gates.suites.lm_eval_suite import LmEval
+from eval_gates.suites.mbpp import Mbpp
+from eval_gates.suites.mmlu import Mmlu
+from eval_gates.suites.rouge import Rouge
+from eval_gates.suites.sources import QuestionSource
 from pipeline.stages.questions import QuestionsParameters
 from recipes.policy import (
     RESERVED_SUITE_NAMES,
@@ -28,7 +28,12 @@ from recipes.policy import (
 
 MARGINS = {"fp8": 0.01, "int4": {"recovery": 0.98}}
 suites: TypeAdapter[Any] = TypeAdapter(AnySuite)
-KINDS = {"mmlu": MmluSuite, "humaneval": HumanEvalSuite, "mbpp": MbppSuite, "rouge": RougeSuite}
+KINDS = {
+    "mmlu": Mmlu.policy,
+    "humaneval": HumanEval.policy,
+    "mbpp": Mbpp.policy,
+    "rouge": Rouge.policy,
+}
 
 
 def policy(**suites: Any) -> Policy:
@@ -77,30 +82,30 @@ class TestMargin:
 class TestSuites:
     def test_a_task_of_lm_eval_must_be_named(self) -> None:
         suite = {"kind": "lm_eval", "margins": MARGINS}
-        assert type(suites.validate_python({**suite, "task": "arc_easy"})) is LmEvalSuite
+        assert type(suites.validate_python({**suite, "task": "arc_easy"})) is LmEval.policy
         with pytest.raises(ValidationError) as caught:
             suites.validate_python(suite)
         assert caught.value.errors()[0]["loc"] == ("task",)
 
     def test_pass_at_k_needs_k_samples(self) -> None:
         wanted = {"margins": MARGINS, "k": 5, "sampling": {"temperature": 0.8}}
-        assert HumanEvalSuite.model_validate({**wanted, "samples": 10}).k == 5
+        assert HumanEval.policy.model_validate({**wanted, "samples": 10}).k == 5
         with pytest.raises(ValidationError, match="pass@5"):
-            HumanEvalSuite.model_validate({**wanted, "samples": 4})
+            HumanEval.policy.model_validate({**wanted, "samples": 4})
 
     @pytest.mark.parametrize("change", [{"flips": 1.1}, {"flips": -0.1}, {"flips": 0.1, "loss": 1}])
     def test_the_usual_variant_is_possible(self, change: dict[str, float]) -> None:
         with pytest.raises(ValidationError):
-            MmluSuite.model_validate({"margins": MARGINS, "usual": {"fp8": change}})
+            Mmlu.policy.model_validate({"margins": MARGINS, "usual": {"fp8": change}})
 
     def test_a_problem_counts_once(self) -> None:
         problems = ["HumanEval/0", "HumanEval/1", "HumanEval/0"]
         with pytest.raises(ValidationError, match="'HumanEval/0'"):
-            HumanEvalSuite.model_validate({"margins": MARGINS, "problems": problems})
+            HumanEval.policy.model_validate({"margins": MARGINS, "problems": problems})
 
     def test_what_decides_is_no_part_of_what_is_asked(self) -> None:
         """A stage's record has of a suite what an answer depends on, and nothing else."""
-        for kind, model in {**KINDS, "lm_eval": LmEvalSuite}.items():
+        for kind, model in {**KINDS, "lm_eval": LmEval.policy}.items():
             task = {"task": "x"} if kind == "lm_eval" else {}
             suite = model.model_validate({"margins": MARGINS, **task})
             asked = QuestionsParameters(suite=suite, source=QuestionSource(kind="builtin"), seed=1)

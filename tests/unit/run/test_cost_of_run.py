@@ -12,6 +12,7 @@ from pretend_stages import PretendModels
 from artifacts.ci import cases_of, markdown_summary
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import RunReport
+from eval_gates.rows import COUNTS
 from pipeline.cli.tables import print_run
 from recipes.policy import Policy
 
@@ -24,7 +25,7 @@ class Wordy(PretendModels):
         length = 40 + int(question["id"]) % 20
         tokens = length if variant == "baseline" else round(self.longer * length)
         answer = super().answer(variant, suite, question)
-        return answer | {"tokens": [tokens], "truncated": 0, "unclosed": 0, "unread": 0}
+        return answer | {"tokens": [tokens], **dict.fromkeys(COUNTS, 0)}
 
 
 def policy(**cost: Any) -> Policy:

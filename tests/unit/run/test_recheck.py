@@ -26,8 +26,7 @@ from artifacts.evidence.verify import check_run
 from artifacts.registry import MANIFEST_TAG, Registry
 from artifacts.release import PromotionRequest, promote_run
 from artifacts.run_record import RunReport, find_run
-from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import SuiteSource
+from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_run import FakeRun
 from reported_run import QUESTIONS, reported_run
@@ -18,23 +20,18 @@ from artifacts.report.answers import (
 )
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.gate_rule import GateRule
-from eval_gates.suites.humaneval import HumanEvalSuite
-from eval_gates.suites.mmlu import MmluSuite
-from eval_gates.suites.rouge import RougeSuite
+from eval_gates.rows import Answer, Question
+from eval_gates.suites.humaneval import HumanEval
+from eval_gates.suites.mmlu import Mmlu
+from eval_gates.suites.rouge import Rouge
 from recipes.policy import Margin
 
 MARGINS = {"fp8": Margin(points=0.05)}
-CLOZE = MmluSuite(margins=MARGINS, prompt_format="cloze")
-LETTER = MmluSuite(margins=MARGINS, prompt_format="letter")
-ROUGE = RougeSuite(margins=MARGINS)
-HUMANEVAL = HumanEvalSuite(margins=MARGINS)
-QUESTION = {
-    "subject": "high_school_physics",
-    "question": " What falls? ",
-    "choices": ["a very long stone", "ice", "all", "none"],
-    "answer": 2,
-    "examples": "",
-}
+CLOZE = Mmlu.policy(margins=MARGINS, prompt_format="cloze")
+LETTER = Mmlu.policy(margins=MARGINS, prompt_format="letter")
+ROUGE = Rouge.policy(margins=MARGINS)
+HUMANEVAL = HumanEval.policy(margins=MARGINS)
+QUESTION = Question("1", data={"choices": ["a very long stone", "ice", "all", "none"], "answer": 2})
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +47,9 @@ def test_a_choice_and_its_score_agree(made: FakeRun) -> None:
     answered = evidence_of(made).find_answers("fp8-dynamic", "mmlu")
     assert answered is not None
     for row in (*answered.baseline, *answered.candidate):
-        question = answered.questions[row["id"]]
-        right = find_choice(answered.suite, question, row["answer"]) == question["answer"]
-        assert right == (row["score"] == 1.0)
+        question = answered.questions[row.id]
+        right = find_choice(answered.suite, question, row.answer) == question.data["answer"]
+        assert right == (row.score == 1.0)
 
 
 def test_examples_are_few_and_begin_with_losses(made: FakeRun) -> None:
@@ -71,8 +68,8 @@ def test_gains_are_shown_beside_many_losses() -> None:
     from artifacts.report.answers import _examples
     from artifacts.report.run_evidence import PairedAnswers
 
-    before = [{"id": str(n), "score": float(n < 40), "answer": "a"} for n in range(80)]
-    after = [{"id": str(n), "score": float(n >= 40), "answer": "b"} for n in range(80)]
+    before = [Answer(str(n), "p", float(n < 40), "a") for n in range(80)]
+    after = [Answer(str(n), "p", float(n >= 40), "b") for n in range(80)]
     rule = GateRule.model_validate(
         {
             "tier": "critical",
@@ -99,8 +96,8 @@ def test_words_of_a_change(before: float, after: float, words: str) -> None:
 
 
 def test_prompts_are_those_that_were_laid_out() -> None:
-    assert prompt_of({"id": "1", "prompt": "{{7 * 7}}"}) == "{{7 * 7}}"
-    assert prompt_of({"id": "1", "doc_index": 1}) is None
+    assert prompt_of(Question("1", "{{7 * 7}}")) == "{{7 * 7}}"
+    assert prompt_of(Question("1")) is None
     assert prompt_of(None) is None
 
 
@@ -112,32 +109,26 @@ def test_cloze_choices_count_by_character() -> None:
 
 
 def test_an_answer_as_text() -> None:
-    row = {"answer": [-17.0, -6.0, -30.0, -40.0], "score": 0.0}
+    row = Answer("1", "p", 0.0, [-17.0, -6.0, -30.0, -40.0])
     assert answer_of(LETTER, QUESTION, row).startswith("B. ice\n(log-likelihoods -17.00")
     assert answer_of(LETTER, None, row).startswith("choice 2\n")
-    drawn = {"answer": ["one", "two"], "outcome": ["passed", "failed"], "score": 0.5}
+    drawn = Answer("1", "p", 0.5, ["one", "two"], own={"outcome": ["passed", "failed"]})
     assert answer_of(HUMANEVAL, None, drawn) == (
         "one\n--- another sample ---\ntwo\n(tests: passed, failed)"
     )
-    long = answer_of(ROUGE, None, {"answer": "x" * (LONGEST + 7), "score": 0.0})
+    long = answer_of(ROUGE, None, Answer("1", "p", 0.0, "x" * (LONGEST + 7)))
     assert long.endswith("[7 more characters are left out]")
 
 
 def test_a_real_question_of_the_demo() -> None:
     """One of MMLU's development questions as SmolLM2-135M-Instruct and its FP8 variant answered."""
-    question = {
-        "id": "jurisprudence/170",
-        "subject": "jurisprudence",
-        "question": "Iverson Jewelers wrote a letter to Miller, 'We have received an exceptionally "
-        "fine self winding Rolox watch which we will sell to you at a very favorable price.'",
-        "choices": [
-            "The letter is an offer to sell",
-            "A valid offer cannot be made by letter.",
-            "The letter contains a valid offer which will terminate within a reasonable time.",
-            "The letter lacks one of the essential elements of an offer.",
-        ],
-        "answer": 3,
-    }
+    choices = [
+        "The letter is an offer to sell",
+        "A valid offer cannot be made by letter.",
+        "The letter contains a valid offer which will terminate within a reasonable time.",
+        "The letter lacks one of the essential elements of an offer.",
+    ]
+    question = Question("jurisprudence/170", data={"choices": choices, "answer": 3})
     before = [-21.450193524360657, -38.07137191295624, -56.065839648246765, -39.25058130174875]
     after = [-20.69793063402176, -37.11498586833477, -53.90037393569946, -39.83165243268013]
     assert find_choice(CLOZE, question, before) == 3  # scored as right
@@ -145,16 +136,16 @@ def test_a_real_question_of_the_demo() -> None:
 
 
 def test_other_likelihoods_of_one_choice_are_the_same_answer() -> None:
-    row = {"answer": [-1.0, -9.0], "score": 0.0}
-    assert is_same_answer(LETTER, None, row, {"answer": [-2.0, -9.0], "score": 0.0})
-    assert not is_same_answer(LETTER, None, row, {"answer": [-9.0, -1.0], "score": 0.0})
-    assert not is_same_answer(LETTER, None, row, {"answer": [-1.0, -9.0], "score": 1.0})
+    row = Answer("1", "p", 0.0, [-1.0, -9.0])
+    assert is_same_answer(LETTER, None, row, replace(row, answer=[-2.0, -9.0]))
+    assert not is_same_answer(LETTER, None, row, replace(row, answer=[-9.0, -1.0]))
+    assert not is_same_answer(LETTER, None, row, replace(row, score=1.0))
 
 
 def test_a_conversation_shows_figures_and_no_text() -> None:
-    row = {"id": "c/1", "answer": "digest", "score": 0.9375, "nats": 0.31}
     flip = {"first_flip": 4, "margin": 0.02, "text": "secret"}
-    words = answer_of(HumanEvalSuite(margins={"fp8": 0.1}), None, {**row, **flip})
+    row = Answer("c/1", "p", 0.9375, "digest", nats=0.31, own=flip)
+    words = answer_of(HumanEval.policy(margins={"fp8": 0.1}), None, row)
     assert words.startswith("93.8 % of tokens kept, 0.310 nats a token")
     assert "number 5, by 0.020 nats" in words
     assert "secret" not in words

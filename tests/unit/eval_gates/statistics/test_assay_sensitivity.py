@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import (
     check_sensitivities,
     check_sensitivity,
@@ -80,13 +81,10 @@ def test_level_of_a_baseline_at_the_edge() -> None:
 
 
 def test_every_chance_baseline_of_the_rows_is_checked() -> None:
-    rows = [
-        {"id": str(n), "score": 0.3, "empty": 0.0, "unrelated": 0.1 + 0.05 * (n % 2)}
-        for n in range(100)
-    ]
+    rows = [Answer(str(n), "p", 0.3, empty=0.0, unrelated=0.1 + 0.05 * (n % 2)) for n in range(100)]
     kinds = [each.kind for each in check_sensitivities(rows, 0.0, ONE)]
     assert kinds == ["nothing", "empty", "unrelated"]
     gains = own_gains(rows)
     assert gains is not None
     assert gains == pytest.approx([0.3 - 0.125] * 50)
-    assert own_gains([{"id": "a", "score": 1.0}]) is None
+    assert own_gains([Answer("a", "p", 1.0)]) is None

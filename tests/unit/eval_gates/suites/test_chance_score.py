@@ -8,6 +8,7 @@ import pytest
 
 from eval_gates.clusters import shared_text
 from eval_gates.questions_worker import guessing
+from eval_gates.rows import Question
 from eval_gates.suites.lm_eval_task import Metric, scored_choices
 from eval_gates.suites.lm_rows import LmRows
 
@@ -17,10 +18,9 @@ def chosen(right: str, of: str) -> list[tuple[str, float]]:
 
 
 def guessed(*choices: list[tuple[str, float]], clusters: str = "") -> float:
-    rows = [{"id": str(n)} for n in range(len(choices))]
-    if clusters:
-        rows = [{**row, "cluster": c} for row, c in zip(rows, clusters, strict=True)]
-    return guessing(rows, {str(n): each for n, each in enumerate(choices)})
+    labels = clusters or [""] * len(choices)
+    asked = [Question(str(n), cluster=labels[n]) for n in range(len(choices))]
+    return guessing(asked, {str(n): each for n, each in enumerate(choices)})
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_cluster_counts_as_one() -> None:
 
 
 def test_without_choices_there_is_no_guess() -> None:
-    assert guessing([{"id": "a"}], {}) == 0
+    assert guessing([Question("a")], {}) == 0
 
 
 class Task:

@@ -13,9 +13,9 @@ from reading_stand_in import SURE, UNSURE, ReadingStandIn
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
 from eval_gates.prompt_scores import ScoredToken, thought_end
-from eval_gates.rows import Answer, Asked, Question, Reply, describe
+from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.suites.fidelity import Fidelity, FidelityTask, read_chat_row
-from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
 from pipeline.core.errors import EvaluationDataError, StageError
 
@@ -65,24 +65,21 @@ def rows_of(
         answered=lambda number: None,
         note=lambda text: None,
     )
-    before = {row["id"]: row for row in baseline} if baseline is not None else None
+    before = {row.id: row for row in baseline} if baseline is not None else None
     replies = kind.ask(task, client, questions, before)
     asked = [Asked(q, r, q) for q, r in zip(questions, replies, strict=True)]
     scored = kind.score_batch(task, asked, Listener())
-    return [
-        {**describe(each.question, each.replies, thinks=False), **own}
-        for each, own in zip(asked, scored, strict=True)
-    ]
+    return [Answer.of(each, own, thinks=False) for each, own in zip(asked, scored, strict=True)]
 
 
 def test_the_baseline_keeps_its_own_tokens(tmp_path: Path) -> None:
     kind, questions = laid_out(tmp_path)
     with ReadingStandIn() as server:
         rows = rows_of(kind, questions, server.url)
-    assert [row["score"] for row in rows] == [1.0] * len(LOG)
-    assert [row["nats"] for row in rows] == pytest.approx([-SURE] * len(LOG))
-    assert [row["is_cut"] for row in rows] == [False, False, False, True]
-    assert all(len(row["prompt_ids"]) + 16 < TASK.scored_tokens for row in rows)
+    assert [row.score for row in rows] == [1.0] * len(LOG)
+    assert [row.nats for row in rows] == pytest.approx([-SURE] * len(LOG))
+    assert [row.own["is_cut"] for row in rows] == [False, False, False, True]
+    assert all(len(row.own["prompt_ids"]) + 16 < TASK.scored_tokens for row in rows)
     check_answers("logs", rows, max_tokens=TASK.max_tokens, is_complete=True)
 
 
@@ -92,14 +89,14 @@ def test_a_variant_reads_the_baselines_tokens(tmp_path: Path) -> None:
         before = rows_of(kind, questions, server.url)
     with ReadingStandIn(forgets=2) as server:
         rows = rows_of(kind, questions, server.url, before)
-    assert [row["prompt_sha256"] for row in rows] == [row["prompt_sha256"] for row in before]
+    assert [row.prompt_sha256 for row in rows] == [row.prompt_sha256 for row in before]
     for row, first in zip(rows, before, strict=True):
-        assert row["answer_ids"] == first["answer_ids"]
-        flips = [place for place, token in enumerate(row["answer_ids"]) if (token - 1) % 2 == 0]
-        assert row["score"] == pytest.approx(1 - len(flips) / 16)
-        assert row["first_flip"] == flips[0]
-        assert row["margin"] == pytest.approx(SURE - UNSURE)
-        assert row["near_ties"] == 0
+        assert row.own["answer_ids"] == first.own["answer_ids"]
+        flips = [place for place, token in enumerate(row.own["answer_ids"]) if (token - 1) % 2 == 0]
+        assert row.score == pytest.approx(1 - len(flips) / 16)
+        assert row.own["first_flip"] == flips[0]
+        assert row.own["margin"] == pytest.approx(SURE - UNSURE)
+        assert row.own["near_ties"] == 0
 
 
 def test_another_template_ends_the_arm_before_a_score(tmp_path: Path) -> None:
@@ -141,9 +138,9 @@ def test_a_variant_reads_no_more_than_a_halved_baseline(tmp_path: Path) -> None:
     with ReadingStandIn() as server:
         before = rows_of(kind, questions, server.url, task=halved)
         rows = rows_of(kind, questions, server.url, before)
-    assert [row["prompt_ids"] for row in rows] == [row["prompt_ids"] for row in before]
-    assert before[-1]["is_cut"]
-    assert len(before[-1]["prompt_ids"]) == 128 - 17
+    assert [row.own["prompt_ids"] for row in rows] == [row.own["prompt_ids"] for row in before]
+    assert before[-1].own["is_cut"]
+    assert len(before[-1].own["prompt_ids"]) == 128 - 17
 
 
 @pytest.mark.parametrize(
@@ -164,10 +161,10 @@ def test_thoughts_are_counted_apart(text: str, has_begun: bool, thoughts: int) -
 def test_a_thinking_answers_two_shares(tmp_path: Path) -> None:
     kind, questions = laid_out(tmp_path)
     kept = [ScoredToken(-0.1, letter != "a", 1.0, letter) for letter in "<think>aa</think>bcda"]
-    own = {"scored": kept, "answer_ids": [1]}
+    own = {"scored": kept, "answer_ids": [1], "prompt_sha256": "p"}
     row = kind.score(TASK, questions[0], [Reply("x", 21, own=own)])
-    assert row["kept_of_thoughts"] == pytest.approx(15 / 17)
-    assert row["kept_after_thoughts"] == pytest.approx(3 / 4)
+    assert row.own["kept_of_thoughts"] == pytest.approx(15 / 17)
+    assert row.own["kept_after_thoughts"] == pytest.approx(3 / 4)
 
 
 @pytest.mark.parametrize(("template", "is_thought"), [("", False), ("<think>", True)])
@@ -177,18 +174,18 @@ def test_an_answer_after_a_prompt_that_begins_a_thought_is_thought(
     kind, questions = laid_out(tmp_path)
     with ReadingStandIn(template=template) as server:
         row = rows_of(kind, questions, server.url)[0]
-    assert ("kept_of_thoughts" in row) is is_thought
-    assert "kept_after_thoughts" not in row
+    assert ("kept_of_thoughts" in row.own) is is_thought
+    assert "kept_after_thoughts" not in row.own
 
 
 def test_what_is_bundled_has_no_text(tmp_path: Path) -> None:
     kind, questions = laid_out(tmp_path)
     with ReadingStandIn() as server:
         rows = rows_of(kind, questions, server.url)
-    public = [{key: row[key] for key in row if key not in kind.private_keys} for row in rows]
+    public = [{k: v for k, v in row.to_row().items() if k not in kind.private_keys} for row in rows]
     told = json.dumps([public, [each.to_row() for each in questions]])
     assert "hunter2" not in told
-    assert not any(str(row["prompt_ids"]) in told for row in rows)
+    assert not any(str(row.own["prompt_ids"]) in told for row in rows)
     assert SECRET in (tmp_path / "conversations.jsonl").read_text()
 
 

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.suites.suite_kind import report_groups
+from eval_gates.quality_result import report_groups
+from eval_gates.rows import Answer
 
 
-def rows(*answers: tuple[str, float]) -> list[dict[str, object]]:
-    return [{"group": name, "score": score} for name, score in answers]
+def rows(*answers: tuple[str, float]) -> list[Answer]:
+    return [Answer("a", "p", score, group=name) for name, score in answers]
 
 
-def group_of(row: object) -> str:
-    assert isinstance(row, dict)
-    return str(row["group"])
+def group_of(row: Answer) -> str:
+    return row.group
 
 
 def test_a_mean_is_over_the_groups_questions() -> None:

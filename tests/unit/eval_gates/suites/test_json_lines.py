@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.suites.json_lines import find_files, read_rows, text_of, write_rows
+from eval_gates.suites.json_lines import TEXT, check_row, find_files, read_rows, write_rows
 from pipeline.core.errors import EvaluationDataError
 
 
@@ -49,7 +49,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 @pytest.mark.parametrize("row", [{}, {"key": ""}, {"key": "  \n"}, {"key": 3}, {"key": None}])
 def test_a_text_must_be_there(row: dict[str, Any]) -> None:
     with pytest.raises(EvaluationDataError, match="'key'") as caught:
-        text_of(row, "key", "here", "do that")
+        check_row(row, "here", "do that", key=TEXT)
 
     assert (caught.value.where, caught.value.hint) == ("here", "do that")
 

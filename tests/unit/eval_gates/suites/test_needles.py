@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.rows import Question
+from eval_gates.rows import Answer, Question
 from eval_gates.suites import needles
 from eval_gates.suites.needles import NEEDLES, Needles, NeedlesKind, NeedlesTask
-from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder, Rows
+from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.suite_kind import QuestionOrder, Row
 from pipeline.core.errors import EvaluationDataError, UsageError
 from pipeline.core.events import NullProgress
 
@@ -21,7 +22,7 @@ KINDS = st.sampled_from(NEEDLES)
 SHORT = NeedlesTask(lengths=[512, 1024], cases=12, prompt_format="completion")
 
 
-def read(task: NeedlesTask) -> Rows:
+def read(task: NeedlesTask) -> list[Row]:
     order = QuestionOrder(QuestionSource(kind="builtin"), None, None, NullProgress())  # type: ignore[arg-type]
     return [question.to_row() for question in NeedlesKind().questions(task, order)[0]]
 
@@ -145,8 +146,8 @@ class TestSuite:
         assert caught.value.where == "policy key suites.long.lengths"
 
     def test_groups_are_lengths_kinds_and_both(self) -> None:
-        rows: list[dict[str, Any]] = [{**row, "score": 1.0} for row in read(SHORT)]
-        worse = [{**row, "score": 0.5 * (row["length"] == 512)} for row in rows]
+        rows = [Answer(row["id"], "p", 1.0, own=row) for row in read(SHORT)]
+        worse = [replace(row, score=0.5 * (row.own["length"] == 512)) for row in rows]
 
         found = {group.group: group for group in NeedlesKind().groups(rows, worse)}
 

@@ -11,7 +11,7 @@ from listener import Listener
 
 from eval_gates.rows import Asked, Question, Reply
 from eval_gates.suites import structured
-from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.structured import Structured, StructuredTask, find_fault
 from eval_gates.suites.suite_kind import QuestionOrder
 
@@ -108,4 +108,4 @@ def test_an_answer_that_takes_years_to_grade_scores_0(
 ) -> None:
     monkeypatch.setattr("eval_gates.limited_call.CPU_SECONDS", 1.0)
     found = row(json.dumps(answer), schema=schema)
-    assert found["score"] == 0
+    assert found.score == 0

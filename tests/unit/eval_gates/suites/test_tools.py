@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites.bfcl import CATEGORIES, evaluate_arithmetic, right_calls
-from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.tools import Category, Tools, ToolsSuite, ToolsTask
+from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.tools import Category, Tools, ToolsTask
 
 MARGINS: dict[Any, Any] = {"fp8": 0.03}
 NUMBERS = st.integers(-1_000, 1_000)
@@ -23,7 +23,8 @@ def test_every_category_can_be_named() -> None:
 def test_the_number_of_cases_is_known_before_they_are_read() -> None:
     packages = QuestionSource(kind="packages", environment="e")
     every, few = (
-        ToolsSuite(margins=MARGINS, categories=names) for names in ([], ["simple_java", "multiple"])
+        Tools.policy(margins=MARGINS, categories=names)
+        for names in ([], ["simple_java", "multiple"])
     )
     assert Tools().count(every, packages, None) == 3_641
     assert Tools().count(few, packages, None) == 300

@@ -1,0 +1,205 @@
+"""Sources of a suite's questions: a folder of evaluation data, the Hub, packages, carried files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from pydantic import Field
+
+from eval_gates.suites.json_lines import data_lines, find_files, read_rows
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvaluationDataError, raise_as
+from pipeline.core.record import SparseRecord
+from recipes.policy import Suite
+
+
+class QuestionSource(SparseRecord):
+    """Source of questions, without its place on a machine."""
+
+    kind: Literal["folder", "hub", "packages", "builtin", "task"]
+    digest: str | None = Field(None, description="of what a folder, a file or a task's files hold")
+    environment: str | None = Field(None, description="identity of the one with the packages")
+    id: str | None = Field(None, description="of the dataset on the Hub")
+    config: str | None = None
+    split: str | None = None
+    shots_split: str | None = Field(None, description="that worked examples come from")
+    revision: str | None = Field(None, description="commit on the Hub")
+    task: str | None = Field(None, description="of lm-eval, by its name there")
+    dataset: str | None = Field(None, description="on the Hub, that a task's file names")
+    humaneval: str | None = Field(None, description="environment that carries its problems, too")
+
+
+def hub_rows(source: QuestionSource, split: str | None) -> list[dict[str, Any]]:
+    """Return a Hub dataset's rows at the pinned revision."""
+    from datasets import load_dataset
+
+    with raise_as(
+        EvaluationDataError,
+        "the Hub's dataset cannot be read",
+        f"{source.id}, split {split}",
+        "try again, or give a folder with --eval-data",
+        errors=(OSError, ValueError),
+    ):
+        dataset = load_dataset(source.id, source.config, split=split, revision=source.revision)
+    return [dict(row) for row in dataset]
+
+
+@dataclass(frozen=True)
+class SuiteSource:
+    """Available source of a suite's questions."""
+
+    identity: QuestionSource  # part of the stage's key
+    folder: Path | None = None  # not part of it
+    questions: int | None = None  # None where only reading them would show
+    clusters: int | None = None  # likewise, if the suite has clusters
+
+
+class SourceLookup(Protocol):
+    """The run's facts for finding a source."""
+
+    @property
+    def eval_data(self) -> Path | None: ...
+
+    @property
+    def environment(self) -> str:
+        """Identity of `evaluate`, whose packages contain questions."""
+
+    def digest_of(self, file: Path) -> str:
+        pass
+
+    def revision_of(self, dataset: str) -> str | None:
+        """Return the dataset's newest commit; None without the Hub."""
+
+    def note(self, text: str) -> None: ...
+
+
+class HubBenchmark(NamedTuple):
+    """A benchmark's name on the Hub's leaderboards."""
+
+    dataset: str
+    task: str
+    title: str
+    questions: int  # of the whole benchmark
+
+
+class HubQuestions(NamedTuple):
+    """Hub dataset, and its number of questions for planning."""
+
+    source: QuestionSource
+    questions: int
+
+    def benchmark(self, title: str) -> HubBenchmark:
+        """Return the benchmark of all questions."""
+        return HubBenchmark(str(self.source.id), str(self.source.config), title, self.questions)
+
+
+class SourcedKind:
+    """Where a kind of suite has its questions from."""
+
+    folder_stem: str = ""  # how the names of its files in a folder of evaluation data begin
+    examples_stem: str | None = None  # of files there that hold worked examples
+    other_stem: str | None = None  # of files there that belong to another suite
+    hub: HubQuestions | None = None
+    packaged: int | None = None  # questions that the packages of `evaluate` carry
+    carried: Path | None = None  # the project's own questions
+
+    def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
+        """Return the suite's first available source.
+
+        EvaluationDataError if none is available, or a local file is damaged.
+        """
+        is_missed = False
+        for source in suite.sources:
+            found = self._try(source, suite, lookup)
+            if found is not None:
+                if is_missed:
+                    lookup.note(f"{name}: its questions are those of the source '{source}'")
+                return found
+            if source == "eval-data" and lookup.eval_data is not None:
+                stem = self.folder_stem
+                lookup.note(
+                    f"{name}: {lookup.eval_data} has no "
+                    f"{f'{stem}*.jsonl[.gz]' if stem else 'file'} for it; looking elsewhere"
+                )
+                is_missed = True
+            if source == "hub":
+                lookup.note(f"{name}: the Hub cannot be reached; looking elsewhere")
+                is_missed = True
+        raise EvaluationDataError(
+            f"no source has questions for the suite '{name}'",
+            where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",
+            hint="give a folder with --eval-data (docs/how-to/suites.md says what it holds), "
+            "or run where the Hub can be reached",
+        )
+
+    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
+        """Return a source's number of questions, if known without laying out."""
+        if identity.kind == "hub":
+            return self.hub.questions if self.hub else None
+        if identity.kind == "packages":
+            return self.packaged
+        files = self.local_files(suite, identity, folder)
+        number = sum(1 for path in files for line in data_lines(path) if line.strip())
+        if not number:
+            raise EvaluationDataError(
+                "there are no questions in the evaluation data",
+                where=", ".join(str(path) for path in files) or str(folder),
+                hint="write one question a line (docs/how-to/suites.md has the keys), or remove "
+                "the file so that another source is used",
+            )
+        return number
+
+    def count_clusters(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> int | None:
+        """Return a source's number of clusters, if known without laying out."""
+        files, field = self.local_files(suite, identity, folder), str(suite.cluster_by)
+        rows = [row for path in files for _, row in read_rows(path)]
+        if not rows or any(field not in row for row in rows):
+            return None
+        return len({digest_json(row[field]) for row in rows})
+
+    def local_files(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> list[Path]:
+        """Return the local files whose lines are the questions, if any."""
+        if identity.kind == "builtin" and self.carried is not None:
+            return [self.carried]
+        return self.folder_files(folder) if folder is not None else []
+
+    def folder_files(self, folder: Path) -> list[Path]:
+        """Return a folder's files of questions of this kind.
+
+        EvaluationDataError for a file that is there both plain and gzipped.
+        """
+        if not self.folder_stem:
+            return []
+        but_not = (self.examples_stem, self.other_stem)
+        return find_files(folder, self.folder_stem, but_not=but_not)
+
+    def _try(self, source: str, suite: Suite, lookup: SourceLookup) -> SuiteSource | None:
+        identity, folder = self._identify(source, suite, lookup)
+        if identity is None:
+            return None
+        clusters = self.count_clusters(suite, identity, folder) if suite.cluster_by else None
+        return SuiteSource(identity, folder, self.count(suite, identity, folder), clusters)
+
+    def _identify(
+        self, source: str, suite: Suite, lookup: SourceLookup
+    ) -> tuple[QuestionSource | None, Path | None]:
+        folder = lookup.eval_data
+        if source == "eval-data" and folder is not None and self.folder_files(folder):
+            files = find_files(folder, self.folder_stem, but_not=(self.other_stem,))
+            digest = digest_json([[path.name, lookup.digest_of(path)] for path in files])
+            return QuestionSource(kind="folder", digest=digest), folder
+        if source == "hub" and self.hub is not None:
+            revision = lookup.revision_of(str(self.hub.source.id))
+            if revision is not None:
+                return self.hub.source.model_copy(update={"revision": revision}), None
+        if source == "packages" and self.packaged is not None:
+            return QuestionSource(kind="packages", environment=lookup.environment), None
+        if source == "builtin" and self.carried is not None:
+            return QuestionSource(kind="builtin", digest=lookup.digest_of(self.carried)), None
+        return None, None
