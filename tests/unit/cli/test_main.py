@@ -101,6 +101,8 @@ def test_plan_takes_the_very_same_options_and_gpus() -> None:
         ["--sign"],
         ["--ablate"],
         ["--remeasure"],
+        ["--screen"],
+        ["--until"],
         ["--ci"],
         ["--junit"],
         ["--outputs"],
