@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from math import comb
@@ -70,7 +69,7 @@ Code = TypeVar("Code", bound=CodeTask)
 
 
 class Problem(NamedTuple):
-    """Problem whose `test` defines `check(candidate)`, which raises for a wrong solution."""
+    """Problem whose `test` is a program that raises for a wrong solution."""
 
     task_id: str
     header: str
@@ -80,14 +79,10 @@ class Problem(NamedTuple):
 
 
 class CodeKind(GeneratingKind[Code]):
-    """Suite of programs; a subclass implements `questions` and `program`."""
+    """Suite of programs; a subclass implements `questions`."""
 
     decision = CodeDecision
     stops = STOPS
-
-    @abstractmethod
-    def program(self, problem: Problem, code: str) -> Program:
-        """Return the program that tests whether `code` solves the problem."""
 
     def open(self, task: Code, questions: Sequence[Question], folder: Path) -> None:
         check_sandbox()
@@ -112,7 +107,7 @@ class CodeKind(GeneratingKind[Code]):
         executions = iter(
             run_many(
                 [
-                    self.program(problem, each.code)
+                    Program(each.code, problem.test)
                     for problem, drawn in zip(problems, codes, strict=True)
                     for each in drawn
                     if each is not None

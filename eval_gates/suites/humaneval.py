@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
-from eval_gates.sandbox import Program
 from eval_gates.suites.code_extraction import preamble
 from eval_gates.suites.code_suite import CodeKind, CodeTask, Problem, lay_out
 from eval_gates.suites.json_lines import TEXT, check_row, package_file, read_rows
@@ -23,9 +20,6 @@ class HumanEvalTask(CodeTask):
     """HumanEval's problems."""
 
     kind: Literal["humaneval"] = "humaneval"
-    problems: list[str] = Field(
-        default=[], max_length=10_000, description="task ids; all 164 when empty"
-    )
 
 
 def read_problems(path: Path | None = None) -> list[Problem]:
@@ -34,16 +28,13 @@ def read_problems(path: Path | None = None) -> list[Problem]:
     for place, row in rows:
         hint = f"each line needs {', '.join(_FIELDS)}"
         check_row(row, place, hint, **dict.fromkeys(_FIELDS, TEXT))
-    return [Problem(*(row[field] for field in _FIELDS)) for _, row in rows]
+    return [complete(Problem(*(row[field] for field in _FIELDS))) for _, row in rows]
 
 
-def program(problem: Problem, code: str) -> Program:
-    """Return the program that tests `code`; its tests may use the prompt's functions."""
-    test = (
-        f"{preamble(problem.header, problem.entry_point)}\n{problem.test}\n"
-        f"check({problem.entry_point})\n"
-    )
-    return Program(solution=code, test=test)
+def complete(problem: Problem) -> Problem:
+    """Return the problem whose test is a program; it may use the prompt's functions."""
+    before = preamble(problem.header, problem.entry_point)
+    return problem._replace(test=f"{before}\n{problem.test}\ncheck({problem.entry_point})\n")
 
 
 def _carried_file() -> Path:
@@ -67,6 +58,3 @@ class HumanEval(CodeKind[HumanEvalTask]):
 
     def questions(self, task: HumanEvalTask, order: QuestionOrder) -> Read:
         return lay_out(task, read_problems(), "HumanEval"), {}
-
-    def program(self, problem: Problem, code: str) -> Program:
-        return program(problem, code)

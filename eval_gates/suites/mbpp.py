@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.sandbox import Program
 from eval_gates.suites import humaneval
 from eval_gates.suites.code_extraction import names_read
 from eval_gates.suites.code_suite import CodeKind, CodeTask, Problem, lay_out
@@ -101,16 +100,6 @@ def problem_of(row: dict[str, Any], place: str) -> Problem:
         test=_guard(test),
         canonical_solution=code,
     )
-
-
-def from_humaneval(problem: Problem) -> Problem:
-    """Convert a HumanEval problem."""
-    return problem._replace(test=humaneval.program(problem, "").test)
-
-
-def program(problem: Problem, code: str) -> Program:
-    """Return the program that tests `code`."""
-    return Program(solution=code, test=problem.test)
 
 
 def _guard(test: str) -> str:
@@ -238,15 +227,12 @@ class Mbpp(CodeKind[MbppTask]):
             rows = hub_rows(source, source.split)
             problems, left_out = select_usable(rows, str(source.id))
         if task.humaneval:
-            problems += [from_humaneval(problem) for problem in humaneval.read_problems()]
+            problems += humaneval.read_problems()
         facts = {
             "dropped": len(left_out),
             "dropped_why": f"problems were left out: {'; '.join(left_out)}",
         }
         return lay_out(task, problems, "MBPP"), facts
-
-    def program(self, problem: Problem, code: str) -> Program:
-        return program(problem, code)
 
 
 def _asks_humaneval(suite: Suite) -> bool:

@@ -50,4 +50,4 @@ class QuestionsResult(Record):
         return self.clusters or self.questions
 
 
-QUESTIONS = Stage("questions", 3, QuestionsParameters, QuestionsRuntime, QuestionsResult)
+QUESTIONS = Stage("questions", 4, QuestionsParameters, QuestionsRuntime, QuestionsResult)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.sandbox import run_many
+from eval_gates.sandbox import Program, run_many
 from eval_gates.suites.code_suite import Problem, pass_at_k
-from eval_gates.suites.humaneval import program
+from eval_gates.suites.humaneval import complete
 
 PROMPT = (
     "from typing import List\n\n\ndef half(x: int) -> int:\n    return x // 2\n\n\n"
@@ -37,7 +37,7 @@ PROBLEM = Problem(
 )
 def test_programs_show_what_solves_the_problem(code: str, outcome: str) -> None:
     """The test's `half` is the prompt's, also if the model's code redefines it."""
-    (execution,) = run_many([program(PROBLEM, code)], seconds=10, memory_bytes=2**28)
+    (execution,) = run_many([Program(code, complete(PROBLEM).test)], seconds=10, memory_bytes=2**28)
     assert execution.outcome == outcome, execution.detail
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.sandbox import run_many
+from eval_gates.sandbox import Program, run_many
 from eval_gates.suites.code_suite import Problem, prompt_of
-from eval_gates.suites.mbpp import from_humaneval, problem_of, program, read_folder, select_usable
+from eval_gates.suites.humaneval import complete
+from eval_gates.suites.mbpp import problem_of, read_folder, select_usable
 from pipeline.core.errors import EvaluationDataError
 
 PLACE = "mbpp.jsonl, line 1"
@@ -92,7 +93,9 @@ PROGRAMS = [
 
 def test_programs_show_what_solves_the_problem() -> None:
     executions = run_many(
-        [program(problem, code) for problem, code, _ in PROGRAMS], seconds=20, memory_bytes=2**30
+        [Program(code, problem.test) for problem, code, _ in PROGRAMS],
+        seconds=20,
+        memory_bytes=2**30,
     )
     wrong = [
         (code, outcome, execution)
@@ -109,7 +112,7 @@ def test_the_answers_shape_is_seen_to_in_both_of_numpys_comparisons() -> None:
     )
     problem = problem_of({**MEAN, "test": asserting}, PLACE)
     right, empty = run_many(
-        [program(problem, code) for code in (MEAN["code"], "def mean(n):\n    return []\n")],
+        [Program(code, problem.test) for code in (MEAN["code"], "def mean(n):\n    return []\n")],
         seconds=20,
         memory_bytes=2**30,
     )
@@ -124,11 +127,11 @@ def test_a_problem_of_humanevals_beside_the_others() -> None:
         test="def check(candidate):\n    assert candidate([4, 7]) == [half(4), 3]\n",
         canonical_solution="    return [half(x) for x in xs]\n",
     )
-    problem = from_humaneval(theirs)
+    problem = complete(theirs)
     assert problem._replace(test=theirs.test) == theirs
     executions = run_many(
         [
-            program(problem, theirs.header + body)
+            Program(theirs.header + body, problem.test)
             for body in (theirs.canonical_solution, "    return xs\n")
         ],
         seconds=20,
