@@ -7,17 +7,16 @@ the core imports it. Its worker runs in another environment and receives plain d
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from pipeline.core.plugins import QUANTIZERS, find_plugin, load_class
 from recipes.config_model import ConfigModel, Seed
-from recipes.group_sizes import find_dividing
 from recipes.ignored_modules import check_patterns
 from recipes.of_kind import OfKind
-from recipes.weight_format import WeightFormat
+from recipes.weight_format import WeightFormat, find_dividing
 
 Rounding = Literal["nearest", "compensated", "rescaled"]
 
@@ -99,8 +98,7 @@ class Quantization(ConfigModel):
         """Change of weights in addition to rounding.
 
         nearest: none. compensated: later weights absorb an error, so rows may differ locally.
-        rescaled:
-        columns are scaled, and the preceding layers by the inverse.
+        rescaled: columns are scaled, and the preceding layers by the inverse.
         """
         return "nearest"
 
@@ -175,6 +173,41 @@ class Quantization(ConfigModel):
     @classmethod
     def _ignored_expressions_are_such(cls, ignore: list[str]) -> list[str]:
         return check_patterns(ignore)
+
+
+class InGroups(Quantization):
+    """Quantization in which groups of columns share a scale."""
+
+    group_size: int = Field(128, description="columns that share a scale", ge=1, le=65_536)
+    smaller_group_sizes: list[Annotated[int, Field(ge=1, le=65_536)]] = Field(
+        default=[64, 32],
+        max_length=16,
+        description="tried in this order if group_size does not divide; the run reports it",
+    )
+    calibration: Calibration
+
+    def in_each_size(self, form: Callable[[int], WeightFormat]) -> tuple[WeightFormat, ...]:
+        """Return a format for each group size, in the order to try."""
+        return tuple(form(size) for size in (self.group_size, *self.smaller_group_sizes))
+
+
+class WithKvScales(Quantization):
+    """Quantization by llm-compressor that may store scales of keys and values."""
+
+    kv_cache_scales: Literal["tensor", "head"] | None = Field(
+        None,
+        description="calibrate scales of an FP8 KV cache and store them with the weights: one a "
+        "layer (tensor), or one a key-value head, which vLLM serves with FlashAttention on a GPU",
+    )
+
+    @property
+    def kv_cache_strategy(self) -> str | None:
+        return "attn_head" if self.kv_cache_scales == "head" else self.kv_cache_scales
+
+
+def groups_of(size: int | None) -> str:
+    """Return text for a model card."""
+    return f" in groups of {size}" if size else ""
 
 
 def _model(kind: str) -> type[Quantization]:

@@ -25,14 +25,14 @@ from recipes.engine_arguments import check_arguments, check_counts
 from recipes.engines.engine import KV_DTYPE
 from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of, words_of
 from recipes.schema import EngineValue, Family, Recipe, ServingProfile
-from recipes.weights.adopted import (
+from recipes.weights.layouts import NotComparableError
+from recipes.weights.stored_formats import (
     UNQUANTIZED,
     adopted_formats,
     check_fused_sets,
     modules_of,
     quantization_config,
 )
-from recipes.weights.weight_format import NotComparableError
 
 _NAMED = re.compile(r"([a-z0-9][a-z0-9._-]*)=(.+)", re.DOTALL)
 NAME_HINT = "write NAME=..., with lower-case letters, digits, '.', '_' and '-'"

@@ -24,7 +24,7 @@ from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.source_format import quantization_configs
 from recipes.checkpoints.thinking import render
 from recipes.quantization import names_file
-from recipes.quantizers.calibration_rows import text_or_chat
+from recipes.quantizers.calibration import text_or_chat
 from recipes.schema import Recipe, ServingProfile
 
 CALIBRATION_KEY = "quantization.calibration.dataset"

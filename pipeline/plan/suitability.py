@@ -12,7 +12,7 @@ from recipes.checkpoints.unquantized_modules import CURE, decoder_layers, find_s
 from recipes.checkpoints.variant_size import VariantWeights, find_undivided_rows
 from recipes.engines import find_engine
 from recipes.schema import Recipe, ServingProfile
-from recipes.weights.adopted import quantization_config
+from recipes.weights.stored_formats import quantization_config
 
 
 def find_loading_fault(

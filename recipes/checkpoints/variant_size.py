@@ -10,9 +10,8 @@ from typing import Any
 from recipes.checkpoints.module_kind import WEIGHT, is_head, is_quantizable, is_tied
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.unquantized_modules import ignore_list
-from recipes.group_sizes import find_dividing
 from recipes.quantization import Quantization
-from recipes.weight_format import WeightFormat
+from recipes.weight_format import WeightFormat, find_dividing
 
 # vLLM stacks these in one matrix (q, k, v; gate, up), and no block may cross the seam:
 # `validate_fp8_block_shape` in its fp8_utils. The last part may end within a block.

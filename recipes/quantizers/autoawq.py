@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from recipes.quantization import Rounding
-from recipes.quantizers.in_groups import InGroups, groups_of
+from recipes.quantization import InGroups, Rounding, groups_of
 from recipes.weight_format import AWQ_GEMM, WeightFormat
 
 

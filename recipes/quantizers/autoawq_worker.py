@@ -18,11 +18,11 @@ from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.core.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import ROUTERS
-from recipes.group_sizes import dividing_group_size
 from recipes.ignored_modules import is_ignored
-from recipes.quantizers.calibration_blocks import block_facts, calibration_blocks
-from recipes.quantizers.compute_dtype import ComputeDtype
+from recipes.quantizers.calibration import block_facts, calibration_blocks
+from recipes.quantizers.models import ComputeDtype
 from recipes.quantizers.transformers4_compat import transformers4_view
+from recipes.weight_format import dividing_group_size
 
 PACKED_ROWS = 8
 """Output rows that share an int32; AutoAWQ packs no rest."""

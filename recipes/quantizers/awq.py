@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.quantization import Rounding
-from recipes.quantizers.in_groups import InGroups, WithKvScales, groups_of
+from recipes.quantization import InGroups, Rounding, WithKvScales, groups_of
 from recipes.weight_format import WeightFormat
 
 

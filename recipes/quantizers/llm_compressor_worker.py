@@ -5,6 +5,7 @@ Recipes without calibration are cast file by file (model_free_worker).
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
 from pathlib import Path
@@ -13,24 +14,18 @@ from typing import Any
 from pipeline.core.errors import PrepareError, StageError
 from pipeline.core.events import Progress
 from pipeline.core.worker_protocol import versions_of
-from recipes.checkpoints.weight_files import read_headers, read_json
-from recipes.group_sizes import dividing_group_size
-from recipes.ignored_modules import is_ignored, to_expression
-from recipes.quantizers.calibration_blocks import block_facts, calibration_blocks
-from recipes.quantizers.compute_dtype import ComputeDtype
-from recipes.quantizers.moe_experts import (
-    ExpertTokenCounter,
-    check_experts,
-    load_with_separate_experts,
-)
-from recipes.quantizers.mtp_head import carry_mtp
-from recipes.quantizers.text_mappings import awq_mappings, smoothquant_mappings
+from recipes.checkpoints.module_kind import module_kind
+from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
+from recipes.ignored_modules import is_ignored
+from recipes.quantizers.calibration import block_facts, calibration_blocks
+from recipes.quantizers.models import ComputeDtype, ExpertTokenCounter, load_model
+from recipes.quantizers.modifiers import modifiers
+from recipes.weight_format import dividing_group_size
 
-# How a group's range is found. Both read the weights alone, again every time.
-OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 """Libraries whose change can change the weights."""
 TRIAL_BLOCKS, TRIAL_TOKENS = 2, 64
+MTP_FILE = "model-mtp.safetensors"
 LAYER = re.compile(r"(?!.*(?:vis|aud|image)).*?\.layers\.(\d+)\.(.*)")
 EXPERT = re.compile(r"(?<=\.)\d+\.")
 
@@ -87,46 +82,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         "versions": versions_of(*LIBRARIES),
         "quantized_modules": sum(bool(scheme and scheme.weights) for scheme in schemes),
     }
-
-
-def modifiers(quantization: dict[str, Any], model: Any, group_size: int | None) -> list[Any]:
-    """Return llm-compressor's modifiers, in the order in which they run."""
-    from compressed_tensors.quantization import preset_name_to_scheme
-    from llmcompressor.modifiers.gptq import GPTQModifier
-    from llmcompressor.modifiers.quantization import QuantizationModifier
-    from llmcompressor.modifiers.transform.awq import AWQModifier
-    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
-
-    common = {"ignore": quantization["ignore"], "kv_cache_scheme": kv_cache_scheme(quantization)}
-    if quantization["kind"] == "preset":
-        # A named module's scheme precedes the one of its class, here and in vLLM.
-        others = {
-            scheme: [word if (to := to_expression(word)) is None else f"re:{to}" for word in words]
-            for scheme, words in quantization["other_schemes"].items()
-        }
-        scheme = {**others, quantization["scheme"]: ["Linear"]}
-        return [QuantizationModifier(scheme=scheme, **common)]
-    if quantization["kind"] == "awq":
-        groups = weights_in_groups(
-            quantization["bits"],
-            group_size,
-            symmetric=quantization["symmetric"],
-            observer=OBSERVERS[quantization["observer"]],
-        )
-        return [
-            AWQModifier(mappings=awq_mappings(model), n_grid=quantization["grid_points"]),
-            QuantizationModifier(config_groups=groups, **common),
-        ]
-    strength = quantization["smoothing_strength"]
-    smoothing = []
-    if strength is not None:
-        mappings = smoothquant_mappings(model)
-        smoothing.append(SmoothQuantModifier(smoothing_strength=strength, mappings=mappings))
-    groups = {"group_0": preset_name_to_scheme("W8A8", ["Linear"])}
-    if group_size is not None:
-        groups = weights_in_groups(4, group_size, symmetric=True)
-    gptq = GPTQModifier(dampening_frac=quantization["dampening"], config_groups=groups, **common)
-    return [*smoothing, gptq]
 
 
 def group_size_of(spec: dict[str, Any], model: Any) -> int | None:
@@ -198,83 +153,6 @@ def layers_of_each_kind(checkpoint: Path) -> int:
     return needed
 
 
-def load_model(checkpoint: str, trust: bool, layers: int | None = None) -> Any:
-    """Return the model, with every expert's matrices as separate linear layers.
-
-    Args:
-        layers: of its first layers alone, for a trial; None for all.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust)
-        if layers is not None:
-            shorten(config.get_text_config(), layers)
-        check_experts(config, trust, where=f"{checkpoint}/config.json")
-        return load_with_separate_experts(checkpoint, config, trust, saved=layers is None)
-    except ValueError as error:
-        if "does not recognize this architecture" not in str(error):
-            raise
-        raise StageError(
-            f"the quantizer does not support this architecture: {str(error).splitlines()[0]}",
-            where=f"{checkpoint}/config.json, key model_type",
-            hint="a newer interpreter can be named in the settings file: "
-            "environments: {quantize: {python: PATH}} (docs/reference/settings.md)",
-        ) from error
-
-
-def shorten(config: Any, layers: int) -> None:
-    """Have a model's configuration describe its first layers alone."""
-    total = config.num_hidden_layers
-    for name, value in vars(config).items():  # layer_types, mlp_layer_types and the like
-        if isinstance(value, list) and len(value) == total and name.startswith(("layer", "mlp_l")):
-            setattr(config, name, value[:layers])
-    config.num_hidden_layers = layers
-
-
-def weights_in_groups(
-    bits: int,
-    group_size: int | None,
-    *,
-    symmetric: bool,
-    observer: str = OBSERVERS["minmax"],
-) -> dict[str, Any]:
-    """Return a scheme of integer weights that share a scale by groups of columns."""
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-    weights = QuantizationArgs(
-        num_bits=bits,
-        type="int",
-        symmetric=symmetric,
-        strategy="group",
-        group_size=group_size,
-        observer=observer,
-    )
-    return {
-        "group_0": QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
-    }
-
-
-def kv_cache_scheme(quantization: dict[str, Any]) -> Any:
-    """Return an FP8 KV cache with static scales, which vLLM reads as k_scale and v_scale.
-
-    llm-compressor calibrates after AWQ has scaled: each modifier has its own pass.
-    """
-    from compressed_tensors.quantization import QuantizationArgs
-
-    unit = quantization["kv_cache_scales"]
-    if unit is None:
-        return None
-    return QuantizationArgs(
-        num_bits=8,
-        type="float",
-        strategy="attn_head" if unit == "head" else "tensor",
-        symmetric=True,
-        dynamic=False,
-        observer="static_minmax",
-    )
-
-
 def calibrate(
     model: Any, tokenizer: Any, modifiers: list[Any], blocks: list[list[int]], batch_size: int
 ) -> None:
@@ -324,3 +202,45 @@ def follow_bars(progress: Progress, kind: str) -> None:
         return shown
 
     tqdm.std.tqdm.update = update
+
+
+def carry_mtp(
+    source: Path, output: Path, layers: int, ignore: list[str], progress: Progress
+) -> None:
+    """Copy the source's tensors for multi-token prediction (MTP) that the variant lacks.
+
+    transformers neither loads nor saves them.
+
+    Args:
+        layers: num_hidden_layers; DeepSeek's heads are the layers after the last.
+        ignore: the recipe's list; what it has for these modules goes into config.json, so that the
+            engine reads them in 16 bits.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    saved = {name: file for file, header in read_headers(output).items() for name in header.tensors}
+    places = {
+        name: file
+        for file, header in read_headers(source).items()
+        for name, tensor in header.tensors.items()
+        if name not in saved and module_kind(name, len(tensor.shape), layers) == "mtp"
+    }
+    if not places:
+        return
+    tensors: dict[str, Any] = {}
+    for file in sorted(set(places.values())):
+        with safe_open(file, framework="pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in places if places[name] == file}
+    save_file(tensors, output / MTP_FILE, metadata={"format": "pt"})
+    files = {name: file.name for name, file in saved.items()} | dict.fromkeys(tensors, MTP_FILE)
+    total = sum(file.stat().st_size for file in output.glob("*.safetensors"))
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
+    config = read_json(output / "config.json")
+    modules = [name.rpartition(".")[0] for name in tensors]
+    words = [word for word in ignore if any(is_ignored(module, [word]) for module in modules)]
+    listed = config["quantization_config"].setdefault("ignore", [])
+    listed += [word for word in words if word not in listed]
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    progress.note(f"copied {len(tensors)} tensors of the head for multi-token prediction")

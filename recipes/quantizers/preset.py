@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from recipes.ignored_modules import check_patterns, is_ignored
-from recipes.quantization import Calibration, Quantization
-from recipes.quantizers.in_groups import WithKvScales
+from recipes.quantization import Calibration, Quantization, WithKvScales
 from recipes.weight_format import WeightFormat
 
 ModuleNames = Annotated[

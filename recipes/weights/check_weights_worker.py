@@ -18,10 +18,8 @@ from pipeline.core.errors import VerificationError
 from pipeline.core.events import Progress
 from recipes.checkpoints.module_kind import block_name, is_head
 from recipes.weight_format import PLAIN, WeightFormat
-from recipes.weights.comparison import WeightComparison
-from recipes.weights.dequantized_layer import dequantize
-from recipes.weights.stored_parts import scale_of
-from recipes.weights.tensor_accounting import EMBEDDING, StoredTensor, open_folder
+from recipes.weights.accounting import EMBEDDING, StoredTensor, WeightComparison, open_folder
+from recipes.weights.layouts import dequantize, has_numbers, scale_of
 
 ROW_STEP = 128  # a multiple of all packing
 CHUNK_ELEMENTS = 2**21  # 8 MB in float32
@@ -57,6 +55,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     layers = [
         numbers.measure(module, form, rescaled=rescaled)
         for module, form in comparison.layers.items()
+        if has_numbers(form)
     ]
     outputs = None
     if rescaled:
@@ -171,7 +170,7 @@ class Numbers:
         return altered
 
     def measure(self, module: str, form: WeightFormat, *, rescaled: bool) -> dict[str, Any]:
-        """Return a layer's name and its rounding noise, unless it was rescaled."""
+        """Return a layer's name and shape, and its rounding noise unless it was rescaled."""
         source = self.before[f"{module}.weight"]
         own = {
             name.removeprefix(f"{module}."): tensor
@@ -209,7 +208,8 @@ class Numbers:
             if suffix in own and not is_empty:
                 check_scale(own[suffix], self.read(own[suffix]))
         self.advance(source)
-        return {"name": module, **noise.found()}
+        height, width = source.shape
+        return {"name": module, "rows": height, "columns": width, **noise.found()}
 
     def check_scales(
         self, own: dict[str, StoredTensor], form: WeightFormat, rows: slice, source: StoredTensor

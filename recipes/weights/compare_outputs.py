@@ -21,10 +21,11 @@ from pipeline.core.memory import available_bytes
 from recipes.checkpoints.dequantize_worker import convert
 from recipes.checkpoints.folder import AUXILIARY_FILES, matches
 from recipes.checkpoints.weight_files import weight_files
-from recipes.quantizers.calibration_blocks import read_texts
-from recipes.quantizers.moe_experts import model_class
+from recipes.quantizers.calibration import read_texts
+from recipes.quantizers.models import model_class
 from recipes.weight_format import AWQ_GEMM, FP8, MODELOPT_FP8, MODELOPT_NVFP4, PLAIN
-from recipes.weights.comparison import WeightComparison
+from recipes.weights.accounting import WeightComparison
+from recipes.weights.layouts import has_numbers
 
 TOKENS = 512
 IN_FLOAT32 = 3  # memory of a model in float32, over its 16-bit files, with what is copied meanwhile
@@ -102,7 +103,8 @@ def compare_outputs(
 
 def converter_of(comparison: WeightComparison) -> str | None:
     """Return the converter of a variant's layers, see `convert`: "" for 16 bits, None for none."""
-    forms = {(form.name, form.block is None) for form in comparison.layers.values()}
+    read = filter(has_numbers, comparison.layers.values())
+    forms = {(form.name, form.block is None) for form in read}
     names = {name for name, _ in forms}
     if names == {PLAIN}:
         return ""

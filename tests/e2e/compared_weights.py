@@ -23,9 +23,9 @@ from sound_variants import (
 )
 
 from pipeline.core.errors import VerificationError
+from pipeline.stages.check_weights.run import VerificationResult, check_variant
 from recipes.quantization import AnyQuantization, Quantization
-from recipes.weights.comparison import Compare
-from recipes.weights.verification import VerificationResult, verify_variant
+from recipes.weights.accounting import Compare
 
 INDEX = "model.safetensors.index.json"
 
@@ -74,7 +74,7 @@ class Verification:
         quantization: Quantization = TypeAdapter(AnyQuantization).validate_python(
             recipe(self.kind, ignore)
         )
-        return verify_variant(self.source, self.variant, quantization, self.compare)
+        return check_variant(self.source, self.variant, quantization, self.compare)
 
     def fault(self, ignore: tuple[str, ...] = ("lm_head",)) -> VerificationError:
         """The error that the comparison ends with; it names where."""

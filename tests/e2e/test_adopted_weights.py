@@ -27,10 +27,9 @@ from sound_variants import (
 from weight_comparer import comparer
 
 from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
+from pipeline.stages.check_weights.run import VerificationResult, check_variant
 from recipes.quantizers.adopted import AdoptedQuantization
-from recipes.weights.adopted import verify_adopted
-from recipes.weights.comparison import Compare
-from recipes.weights.verification import VerificationResult
+from recipes.weights.accounting import Compare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -65,7 +64,7 @@ def verify(
     recipe = AdoptedQuantization(
         kind="adopted", origin="org/name", digest="d", layout="", bits=bits, number="int"
     )
-    return verify_adopted(folder / "source", folder / "variant", recipe, COMPARE[0])
+    return check_variant(folder / "source", folder / "variant", recipe, COMPARE[0])
 
 
 def as_json(value: Any) -> bytes:
@@ -171,11 +170,11 @@ class TestTokenizer:
             kind="adopted", origin="o", digest="d", layout="", bits=4, number="int"
         )
         with pytest.raises(CheckpointError, match="another vocabulary"):
-            verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, COMPARE[0])
+            check_variant(tmp_path / "source", tmp_path / "variant", recipe, COMPARE[0])
         (tmp_path / "variant" / "vocab.txt").unlink()
         write_files(tmp_path / "variant", files)
         with pytest.raises(CheckpointError, match="no tokenizer file"):
-            verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, COMPARE[0])
+            check_variant(tmp_path / "source", tmp_path / "variant", recipe, COMPARE[0])
 
     def test_two_added_tokens_with_one_id(self, tmp_path: Path) -> None:
         hidden = {"id": 3, "content": "the", "special": True}

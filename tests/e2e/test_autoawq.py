@@ -24,6 +24,7 @@ from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.check_weights.run import check_variant
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import (
     QUANTIZE,
@@ -36,7 +37,6 @@ from recipes.catalog import load_recipe
 from recipes.checkpoints.folder import inspect_folder
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.schema import ServingProfile
-from recipes.weights.verification import verify_variant
 
 pytestmark = pytest.mark.of_everything
 
@@ -240,7 +240,7 @@ def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> in
     asked: Quantization = TypeAdapter(AnyQuantization).validate_python(quantization)
     try:
         with comparer(folder) as compare:
-            return len(verify_variant(source, output, asked, compare).layers)
+            return len(check_variant(source, output, asked, compare).layers)
     except PrepareError as error:
         raise AssertionError(f"{name}: {error.message}") from error
 

@@ -26,11 +26,11 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.adopted_variants import read_variant
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
+from pipeline.stages.check_weights.run import check_variant
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from recipes.catalog import load_recipe
 from recipes.checkpoints.folder import inspect_folder
-from recipes.weights.adopted import verify_adopted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.of_everything]
 
@@ -125,7 +125,7 @@ def refusal(source: Path, variant: Path) -> str:
 def check(source: Path, variant: Path) -> None:
     recipe = read_variant(f"it={variant}").recipe.quantization
     with comparer(variant.parent) as compare:
-        verify_adopted(source, variant, recipe, compare)
+        check_variant(source, variant, recipe, compare)
 
 
 def copy(folder: Path, place: Path) -> Path:

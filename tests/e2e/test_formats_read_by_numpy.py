@@ -17,7 +17,7 @@ from narrow_numbers import FP4_VALUES, Stored, from_bf16, from_fp8
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from recipes.weights.tensor_accounting import StoredTensor, open_folder
+from recipes.weights.accounting import StoredTensor, open_folder
 
 SHAPE = (256, 384)
 FORMATS = {

@@ -24,14 +24,14 @@ from pipeline.core.stage import StageSpec
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
+from pipeline.stages.check_weights.run import check_variant
 from pipeline.stages.context import execute
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from recipes.catalog import load_recipe
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 from recipes.checkpoints.header_source import read_folder
-from recipes.weights.tensor_accounting import StoredTensor, open_folder
-from recipes.weights.verification import verify_variant
+from recipes.weights.accounting import StoredTensor, open_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
@@ -120,7 +120,7 @@ def test_heads_for_multi_token_prediction_are_carried(
     config = json.loads((made / "config.json").read_text())["quantization_config"]
     assert ignore[-1] in config["ignore"]
     with comparer(tmp_path) as compare:
-        assert verify_variant(folder, made, recipe, compare).layers
+        assert check_variant(folder, made, recipe, compare).layers
 
 
 def test_released_weights_are_served_as_the_baseline(

@@ -24,6 +24,7 @@ from pipeline.core.stage import StageRecord
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
+from pipeline.stages.check_weights.run import check_variant
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import (
     QUANTIZE,
@@ -40,8 +41,7 @@ from recipes.checkpoints.unquantized_modules import ignore_list
 from recipes.checkpoints.weight_files import read_json
 from recipes.ignored_modules import is_ignored
 from recipes.quantization import AnyQuantization, Quantization
-from recipes.weights.comparison import Compare
-from recipes.weights.verification import verify_variant
+from recipes.weights.accounting import Compare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
@@ -194,7 +194,7 @@ def verified_layers(workshop: Workshop, variant: Variant) -> int:
     quantization: Quantization = TypeAdapter(AnyQuantization).validate_python(
         variant.record.parameters["quantization"]
     )
-    verified = verify_variant(variant.source.path, variant.output, quantization, workshop.compare)
+    verified = check_variant(variant.source.path, variant.output, quantization, workshop.compare)
     return len(verified.layers)
 
 

@@ -16,7 +16,7 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import BOOTSTRAP
-from recipes.weights.comparison import Compare, WeightComparison
+from recipes.weights.accounting import Compare, WeightComparison
 
 LOOP = """
 import json, runpy, sys, traceback

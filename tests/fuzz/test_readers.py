@@ -51,7 +51,7 @@ from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.safetensors_header import read_header
 from recipes.checkpoints.source_info import license_in
 from recipes.checkpoints.weight_files import read_index
-from recipes.weights.adopted import adopted_formats, read_quantization
+from recipes.weights.stored_formats import adopted_formats, read_quantization
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(7200)]

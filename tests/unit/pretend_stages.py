@@ -33,9 +33,9 @@ from pipeline.run.stage_run import StageRunner
 from pipeline.serving.served_model import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS
+from pipeline.stages.check_weights.run import check_variant
 from pipeline.stages.context import Servers, StageContext
 from recipes.checkpoints.weight_files import digest_auxiliary_files
-from recipes.weights.adopted import verify_adopted
 
 Rows = list[dict[str, Any]]
 Score = Callable[[str, str, int], float]
@@ -282,7 +282,7 @@ def check_headers(context: PretendContext, output: Path) -> None:
     parameters = CHECK_WEIGHTS.parameters_of(context.spec)
     runtime = CHECK_WEIGHTS.runtime_of(context.spec)
     sound = {"layers": [], "altered": {}, "rescaled": False, "outputs": None}
-    verify_adopted(runtime.checkpoint.path, output, parameters.quantization, lambda _: sound)
+    check_variant(runtime.checkpoint.path, output, parameters.quantization, lambda _: sound)
 
 
 def quantized(output: Path, variant: str, name: str = "weight") -> dict[str, Any]:

@@ -1,10 +1,20 @@
-"""Checks that quantized weights match the recipe, before anything is served."""
+"""Checks that quantized weights match their recipe, or their own config, before anything is served.
+
+Files and headers are checked here, numbers by `recipes/weights/check_weights_worker.py` in the
+environment that has compressed-tensors. The floors are part of each kind in `recipes/quantizers`:
+with rounding to nearest the SQNR hardly depends on the model.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from pipeline.core.errors import VerificationError
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import (
     CheckWeightsParameters,
@@ -13,32 +23,89 @@ from pipeline.stages.check_weights import (
     Outputs,
     Sqnr,
 )
+from pipeline.stages.check_weights.adopted import account_adopted
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QUANTIZE
-from recipes.checkpoints.weight_files import digest_auxiliary_files
+from recipes.checkpoints.module_kind import is_quantizable, is_tied
+from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json
+from recipes.quantization import Quantization
 from recipes.quantizers.adopted import AdoptedQuantization
+from recipes.weight_format import PLAIN, WeightFormat
+from recipes.weights.accounting import Compare, FormOf, WeightComparison, account, open_folder
+from recipes.weights.files import (
+    check_adopted_files,
+    check_auxiliary_files,
+    check_config,
+    check_only_safetensors,
+)
+from recipes.weights.layouts import NotComparableError, has_numbers
+from recipes.weights.stored_formats import stored_formats
 
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
+# Fraction of rows where compensation may leave a noisy piece: GPTQ moves errors to where outputs
+# do not depend on them. Measured: up to 12 of 576 rows in one place.
+MAX_ROW_FRACTION = 0.1
+WIDE_NOTE = (
+    "the weights have 16 bits: those of a dequantized file, and those that were trained "
+    "afterwards, look alike; the gates decide"
+)
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """A quantized layer; the worker finds the values from `sqnr_db` on.
+
+    Attributes:
+        rows: outputs.
+        columns: inputs.
+        floor_db: minimum SQNR.
+        sqnr_db: SQNR of its weights; None if lossless.
+        damaged: first few (row, first column) of pieces whose noise is as large as the weights.
+        most_in_a_column: the largest number of damaged rows in one column of pieces.
+        count: damaged pieces.
+    """
+
+    name: str
+    format: str
+    rows: int
+    columns: int
+    floor_db: float
+    sqnr_db: float | None = None
+    damaged: tuple[tuple[int, int], ...] = ()
+    most_in_a_column: int = 0
+    count: int = 0
+
+
+@dataclass
+class VerificationResult:
+    """Facts about a sound variant."""
+
+    layers: list[LayerCheck] = field(default_factory=list)  # each measured layer
+    # Changes of type of kept tensors by name, such as 'BF16 to F16'.
+    altered: dict[str, str] = field(default_factory=dict)
+    size_bytes: int = 0  # of the weight files
+    notes: list[str] = field(default_factory=list)  # for the user
+    # Findings of `compare_outputs`, if columns were rescaled.
+    outputs: Mapping[str, Any] | None = None
+    # Why the weights were not compared with the source's; empty if they were.
+    not_compared: str = ""
+    # Median SQNR and lowest floor, in dB; None where columns were rescaled.
+    median_db: float | None = None
+    floor_db: float | None = None
 
 
 def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
     """Compare the `weights` input with its source (docs/explanation/limits.md)."""
-    # Imported here: every command imports the stages.
-    from recipes.weights.adopted import verify_adopted
-    from recipes.weights.verification import verify_variant
-
     source, weights = context.runtime.checkpoint, context.input_record("weights")
     output = context.input_folder("weights") / "output"
     # Before they are read: a later change is another digest. Registered weights may be links; their
     # digests are known.
     linked = weights.stage == ADOPT.name and not ADOPT.parameters_of(weights).copied
     carried = None if linked else digest_auxiliary_files(output)
-    quantization = context.parameters.quantization
-    is_adopted = isinstance(quantization, AdoptedQuantization)
-    found = (verify_adopted if is_adopted else verify_variant)(
+    found = check_variant(
         source.path,
         output,
-        quantization,
+        context.parameters.quantization,
         lambda comparison: context.run_worker(
             "recipes.weights.check_weights_worker",
             {
@@ -63,3 +130,175 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         outputs=None if found.outputs is None else Outputs(**found.outputs),
         not_compared=found.not_compared,
     )
+
+
+def check_variant(
+    source: Path, variant: Path, recipe: Quantization, compare: Compare
+) -> VerificationResult:
+    """Compare the variant with its source: files and headers first, then all bytes of both.
+
+    Raises:
+        VerificationError: for the first defective file, tensor or layer.
+        CheckpointError: a file is missing or damaged, or it is another model.
+    """
+    check_only_safetensors(variant)
+    found = VerificationResult()
+    if isinstance(recipe, AdoptedQuantization):
+        found.size_bytes = weights_size(variant)
+        found.notes = check_adopted_files(source, variant)
+        try:
+            comparison = account_adopted(source, variant)
+        except NotComparableError as error:
+            found.not_compared = error.message
+            found.notes.append(f"the weights are not compared with the source's: {error.message}")
+            return found
+    else:
+        comparison = account_made(source, variant, recipe)
+        found.size_bytes = check_smaller(source, variant)
+    compare_numbers(found, comparison, recipe, compare)
+    return found
+
+
+def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightComparison:
+    """Check files and headers of a variant that this recipe made; return what to compare."""
+    config = read_json(variant / "config.json")
+    where = f"{variant / 'config.json'}, key quantization_config"
+    form_of = check_format(config, recipe, where)
+    check_auxiliary_files(source, variant)
+    check_config(source, variant)
+    scheme = (config.get("quantization_config") or {}).get("kv_cache_scheme")
+    scales = str(scheme.get("strategy")) if isinstance(scheme, dict) else None
+    if scales != recipe.kv_cache_strategy:
+        raise VerificationError(
+            f"config.json has {scales or 'no'} scales of the KV cache, and the recipe requires "
+            f"{recipe.kv_cache_strategy or 'none'}",
+            where=f"{where}.kv_cache_scheme",
+        )
+    return account(
+        open_folder(source),
+        open_folder(variant),
+        form_of,
+        lambda name, tensor: is_quantizable(name, tensor, recipe.ignore),
+        tied=is_tied(read_json(source / "config.json")),
+        kv_scales=scales is not None,
+        rescaled=recipe.rounding == "rescaled",
+        rounds=not recipe.keeps_types,
+    )
+
+
+def check_format(config: dict[str, Any], recipe: Quantization, where: str) -> FormOf:
+    """Return the format of each layer; it raises VerificationError if that is not the recipe's."""
+    stored = stored_formats(config.get("quantization_config"), where)
+
+    def form_of(module: str) -> WeightFormat:
+        found, wanted = stored.of(module), recipe.for_module(module).weight_formats
+        # The quantizer may reorder columns for any recipe with groups.
+        if found is None or replace(found, reordered=False) not in wanted:
+            raise VerificationError(
+                f"config.json has the weight format '{found}' for '{module}', "
+                f"and the recipe requires '{' or '.join(map(str, wanted))}'",
+                where=where,
+                hint="quantize again; if it happens again, the quantizer's version differs",
+            )
+        return found
+
+    return form_of
+
+
+def weights_size(folder: Path) -> int:
+    """Return the bytes of the weight files."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def check_smaller(source: Path, variant: Path) -> int:
+    """Return the size of the variant's weight files, which must be below the source's."""
+    size, whole = weights_size(variant), weights_size(source)
+    if size >= whole:
+        raise VerificationError(
+            f"the variant's weights take {size} bytes, the source's only {whole}",
+            where=str(variant),
+        )
+    return size
+
+
+def compare_numbers(
+    found: VerificationResult, comparison: WeightComparison, recipe: Quantization, compare: Compare
+) -> None:
+    """Compare all numbers, and complete `found`.
+
+    Raises VerificationError for the first defective tensor or layer.
+    """
+    findings, forms = compare(comparison), comparison.layers
+    for layer in findings["layers"]:
+        form = forms[layer["name"]]
+        floor = recipe.floor_of(layer["name"], form)
+        found.layers.append(LayerCheck(format=str(form), floor_db=floor, **layer))
+    found.altered, found.outputs = findings["altered"], findings["outputs"]
+    unread = [form for form in forms.values() if not has_numbers(form)]
+    if findings["rescaled"] and found.outputs is None and found.layers:
+        found.not_compared = (
+            "columns were rescaled, and no library here converts "
+            f"{forms[found.layers[0].name]} to 16 bits"
+        )
+    elif unread:
+        found.not_compared = f"no library here dequantizes {unread[0]}"
+    if found.not_compared:
+        found.notes.append(
+            f"the numbers of {len(unread) or len(found.layers)} layers are not compared with the "
+            f"source's: {found.not_compared}; the gates decide"
+        )
+    if not findings["rescaled"]:
+        _judge_layers(found, recipe, comparison.variant)
+    if outputs := found.outputs:
+        found.notes.append(
+            f"outputs over {outputs['tokens']} tokens: {outputs['divergence_nats']:.3f} nats from "
+            f"the source's, the same token first in {outputs['same_next_token']:.0%}; worst block: "
+            f"{outputs['worst_block']} {outputs['worst_block_db'] or 0:.1f} dB"
+        )
+    if found.altered:
+        name, change = next(iter(found.altered.items()))
+        found.notes.append(
+            f"{len(found.altered)} kept tensors are stored differently: {name} {change}, ..."
+        )
+    if found.median_db is not None and {form.name for form in forms.values()} == {PLAIN}:
+        found.notes.append(WIDE_NOTE)
+
+
+def _judge_layers(found: VerificationResult, recipe: Quantization, where: str) -> None:
+    """Compare each layer with its floor, and look for damaged pieces of rows."""
+    lossy = sorted(
+        (layer.sqnr_db - layer.floor_db, layer.name, layer)
+        for layer in found.layers
+        if layer.sqnr_db is not None
+    )
+    if lossy:
+        _, _, worst = lossy[0]
+        found.floor_db = min(layer.floor_db for layer in found.layers)
+        found.median_db = statistics.median(layer.sqnr_db or 0.0 for _, _, layer in lossy)
+        alike = [layer for _, _, layer in lossy if layer.floor_db == worst.floor_db]
+        middle = statistics.median(layer.sqnr_db or 0.0 for layer in alike)
+        told = f"the median of {len(alike)} layers is {middle:.1f} dB"
+        below = sum(margin < 0 for margin, _, _ in lossy)
+        if below:
+            raise VerificationError(
+                f"the weights of '{worst.name}' have an SQNR of {worst.sqnr_db:.1f} dB, under the "
+                f"floor of {worst.floor_db:.0f} dB; {told}"
+                + (f", and {below} are under the floor" if below > 1 else ""),
+                where=where,
+                hint="about 0 dB or less means wrong or missing weights: check how the variant was "
+                "written; otherwise use more calibration data, or ignore the layer",
+            )
+        named = f"{worst.name} with {worst.sqnr_db:.1f} dB (floor {worst.floor_db:.0f})"
+        found.notes.append(f"SQNR of the weights: {told}; the worst is {named}")
+    for layer in found.layers:
+        beyond = layer.most_in_a_column > MAX_ROW_FRACTION * layer.rows
+        if layer.count and (beyond or recipe.rounding != "compensated"):
+            row, column = layer.damaged[0]
+            places = "1 place" if layer.count == 1 else f"{layer.count} places, the first"
+            raise VerificationError(
+                f"the weights of '{layer.name}' are not the source's in {places} in row {row} "
+                f"from column {column} on: the difference there is as large as the weights",
+                where=where,
+                hint="the file is damaged, or the source has such outliers there that a whole "
+                "group was rounded away; quantize again, and ignore the layer if it happens again",
+            )

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.core.plugins import QUANTIZERS, plugin_names
 from pipeline.environments.definition import EnvironmentName
 from recipes.quantization import AnyQuantization, Quantization, for_worker
-from recipes.weights.stored_parts import layer_parts
+from recipes.weights.layouts import layer_parts
 
 CALIBRATION = {"dataset": "builtin", "samples": 4, "max_tokens": 64}
 # Settings that decide over formats, floors or workers, of each kind.

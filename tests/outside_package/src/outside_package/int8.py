@@ -1,4 +1,8 @@
-"""A kind of quantization: 8-bit integers by channel, rounded to nearest without data."""
+"""A kind of quantization: 8-bit integers by channel, rounded to nearest without data.
+
+`InGroups` in place of `Quantization` adds a group size and calibration, `WithKvScales` scales of
+the KV cache. A recipe's keys are the fields of the class.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from recipes.weight_format import WeightFormat
 class NearestInt8(Quantization):
     """INT8 weights (one scale a row), INT8 activations (one scale a token)."""
 
+    # As in pyproject.toml: [project.entry-points."prepare.quantizers"].
     kind: Literal["nearest_int8"]
 
     @property
@@ -19,8 +24,10 @@ class NearestInt8(Quantization):
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
+        """What config.json and headers must have: one format, or one for each group size."""
         return (WeightFormat("int-quantized", 8, "int", "channel"),)
 
     @property
     def sqnr_floor_db(self) -> float:
+        """Some dB below the worst layer's, which a run prints; a wrong layer has about 0."""
         return 30.0  # SmolLM2-135M has 38.5 dB in its worst layer

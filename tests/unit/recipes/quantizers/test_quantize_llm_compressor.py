@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from recipes.quantizers.awq import AwqQuantization
-from recipes.quantizers.calibration_blocks import block_facts
-from recipes.quantizers.llm_compressor_worker import OBSERVERS, layers_of_each_kind
-from recipes.quantizers.moe_experts import expert_count
-from recipes.quantizers.text_mappings import divide, matches
+from recipes.quantizers.calibration import block_facts
+from recipes.quantizers.llm_compressor_worker import layers_of_each_kind
+from recipes.quantizers.models import expert_count
+from recipes.quantizers.modifiers import OBSERVERS, divide, matches
 
 
 def test_every_observer_of_a_recipe_is_known() -> None:

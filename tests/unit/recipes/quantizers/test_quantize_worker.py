@@ -8,7 +8,7 @@ import pytest
 from listener import Listener
 
 from pipeline.core.errors import StageError
-from recipes.quantizers.calibration_blocks import calibration_blocks, read_texts
+from recipes.quantizers.calibration import calibration_blocks, read_texts
 
 MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
 END = 0

@@ -1,4 +1,4 @@
-"""MoE models: loaded so that each expert can be quantized, with a check of their calibration."""
+"""Models as llm-compressor calibrates them: by expert, and in 32 bits on a CPU without bf16."""
 
 from __future__ import annotations
 
@@ -7,6 +7,49 @@ from typing import Any
 
 from pipeline.core.errors import StageError
 from recipes.checkpoints.module_kind import EXPERT_COUNTS
+
+
+class ComputeDtype:
+    """The floating-point type of a model's tensors during calibration; None leaves it unchanged.
+
+    On a CPU without native bf16 torch emulates it: a linear layer takes five times as long as in
+    float32, a batched matmul of attention fifty times.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self._stored: dict[str, Any] = {}
+        self._model_type: Any = None
+
+    def widen(self, model: Any) -> None:
+        """Convert the model's 16-bit tensors to 32 bits; the values are the same."""
+        import torch
+
+        if self.name != "float32":
+            return
+        self._model_type = model.dtype
+        for name, tensor in tensors_of(model):
+            self._stored[name] = tensor.dtype
+            if tensor.dtype in (torch.bfloat16, torch.float16):
+                tensor.data = tensor.data.to(torch.float32)
+
+    def narrow(self, model: Any) -> None:
+        """Convert widened tensors back before packing; new tensors get the model's type.
+
+        Weights and scales are rounded first and quantized after, as in a 16-bit calibration.
+        """
+        import torch
+
+        if self.name != "float32":
+            return
+        for name, tensor in tensors_of(model):
+            if tensor.dtype is torch.float32:
+                tensor.data = tensor.data.to(self._stored.get(name, self._model_type))
+
+
+def tensors_of(model: Any) -> list[tuple[str, Any]]:
+    """Return parameters and buffers, each once, by name."""
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def expert_count(config: Any) -> int:
@@ -137,3 +180,37 @@ class ExpertTokenCounter:
                 hint="give more calibration text, or use a recipe that needs no data",
             )
         return {"experts": len(self.seen), "least_tokens_of_an_expert": self.seen[expert]}
+
+
+def load_model(checkpoint: str, trust: bool, layers: int | None = None) -> Any:
+    """Return the model, with every expert's matrices as separate linear layers.
+
+    Args:
+        layers: of its first layers alone, for a trial; None for all.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust)
+        if layers is not None:
+            shorten(config.get_text_config(), layers)
+        check_experts(config, trust, where=f"{checkpoint}/config.json")
+        return load_with_separate_experts(checkpoint, config, trust, saved=layers is None)
+    except ValueError as error:
+        if "does not recognize this architecture" not in str(error):
+            raise
+        raise StageError(
+            f"the quantizer does not support this architecture: {str(error).splitlines()[0]}",
+            where=f"{checkpoint}/config.json, key model_type",
+            hint="a newer interpreter can be named in the settings file: "
+            "environments: {quantize: {python: PATH}} (docs/reference/settings.md)",
+        ) from error
+
+
+def shorten(config: Any, layers: int) -> None:
+    """Have a model's configuration describe its first layers alone."""
+    total = config.num_hidden_layers
+    for name, value in vars(config).items():  # layer_types, mlp_layer_types and the like
+        if isinstance(value, list) and len(value) == total and name.startswith(("layer", "mlp_l")):
+            setattr(config, name, value[:layers])
+    config.num_hidden_layers = layers

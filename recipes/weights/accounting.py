@@ -1,4 +1,4 @@
-"""Accounting of every tensor of source and variant, from headers alone.
+"""Accounting of every tensor of source and variant, from headers alone: what must be compared.
 
 A source tensor is quantized (others replace it), kept, or merged (a tied head that equals the
 embedding). A variant tensor is one of these, or a scale of the KV cache.
@@ -7,16 +7,17 @@ embedding). A variant tensor is one of these, or a scale of the KV cache.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.core.errors import VerificationError
 from recipes.checkpoints.module_kind import is_head
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_index
-from recipes.weights.stored_parts import FLOATING, SCALE_TYPES, layer_parts
-from recipes.weights.weight_format import FormOf
+from recipes.weight_format import WeightFormat
+from recipes.weights.layouts import FLOATING, SCALE_TYPES, layer_parts
 
 KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")  # on any module
@@ -60,21 +61,47 @@ def open_folder(folder: Path) -> TensorFiles:
     return TensorFiles(folder, tensors)
 
 
-@dataclass
-class TensorAccounting:
-    """Classification of all tensors.
+@dataclass(frozen=True)
+class WeightComparison:
+    """The tensors of a source and a variant whose numbers must fit.
+
+    It crosses to the worker as plain data.
 
     Attributes:
-        quantized: source tensors that others replace.
-        kept: unquantized source tensors with those of the same name in the variant.
-        merged: heads of either side, with the source's embedding that they must equal.
-        kv_scales: scales of the KV cache.
+        source: folder of the checkpoint.
+        variant: folder of the variant.
+        layers: quantized modules with their format.
+        kept: tensors of both that are not quantized.
+        merged: heads that must equal the embedding, as (side, name, embedding of the source).
+        scales: the variant's scales of a KV cache.
+        rescaled: whether columns were scaled, and the layers before them by the inverse; None if
+            the norms decide.
+        rounds: whether an unquantized tensor of another type may be rounded.
     """
 
-    quantized: list[StoredTensor] = field(default_factory=list)
-    kept: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
-    merged: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
-    kv_scales: list[StoredTensor] = field(default_factory=list)
+    source: str
+    variant: str
+    layers: dict[str, WeightFormat] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    merged: list[tuple[str, str, str]] = field(default_factory=list)
+    scales: list[str] = field(default_factory=list)
+    rescaled: bool | None = False
+    rounds: bool = False
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> WeightComparison:
+        """Return the comparison of a worker's specification, by `dataclasses.asdict`."""
+        layers = plain["layers"].items()
+        forms = {
+            module: WeightFormat(**{**form, "block": form["block"] and tuple(form["block"])})
+            for module, form in layers
+        }
+        return cls(**{**plain, "layers": forms})
+
+
+FormOf = Callable[[str], WeightFormat]  # of a quantized module
+# Runs the worker on a comparison, and returns its findings.
+Compare = Callable[[WeightComparison], Mapping[str, Any]]
 
 
 def account(
@@ -85,7 +112,9 @@ def account(
     *,
     tied: bool,
     kv_scales: bool | None,
-) -> TensorAccounting:
+    rescaled: bool | None,
+    rounds: bool = False,
+) -> WeightComparison:
     """Classify every tensor; raise VerificationError for missing or unexpected ones.
 
     Args:
@@ -94,34 +123,41 @@ def account(
         tied: the output head is the embedding, and need not be stored.
         kv_scales: the recipe requires scales of the KV cache; None also accepts another program's
             additions: such scales, biases of zeros, and rotary frequencies.
+        rescaled, rounds: of the comparison.
     """
-    found = TensorAccounting()
+    found = WeightComparison(
+        str(source.folder), str(variant.folder), rescaled=rescaled, rounds=rounds
+    )
     left = dict(variant.tensors)
-    embedding = next((t for n, t in source.tensors.items() if EMBEDDING.fullmatch(n)), None)
+    embedding = next(filter(EMBEDDING.fullmatch, source.tensors), None)
     for name, tensor in source.tensors.items():
         head = tied and is_head(name)
         if chosen(name, tensor) and not (head and name not in variant.tensors):
-            _take_parts(tensor, form_of, variant, left)
-            found.quantized.append(tensor)
+            module = name.removesuffix(".weight")
+            found.layers[module] = form = form_of(module)
+            _take_parts(tensor, form, variant, left)
         elif name in left:
             _check_unquantized(tensor, left[name])
-            found.kept.append((tensor, left.pop(name)))
+            found.kept.append(name)
+            del left[name]
         elif kv_scales is None and name.endswith(FREQUENCIES):
             continue
         elif head:
-            found.merged += [(tensor, embedding)] if embedding else []
+            found.merged.extend([("source", name, embedding)] if embedding else [])
         else:
             raise _missing(tensor, variant)
-    if not found.quantized:
+    if not found.layers:
         raise VerificationError("nothing was quantized", where=str(variant.folder))
     if kv_scales is None:
         small = [name for name, tensor in left.items() if tensor.size <= MAX_EXTRA_BYTES]
-        found.kv_scales = [left.pop(name) for name in small if name.endswith(CACHE_SCALES)]
+        found.scales.extend(name for name in small if name.endswith(CACHE_SCALES))
         left = {name: tensor for name, tensor in left.items() if not _is_empty(tensor)}
     elif kv_scales:
-        found.kv_scales = _take_kv_scales(source, variant, left)
+        found.scales.extend(_kv_scales(source, variant))
     if tied and embedding is not None:
-        found.merged += [(left.pop(name), embedding) for name in filter(is_head, list(left))]
+        found.merged.extend(("variant", name, embedding) for name in filter(is_head, left))
+    for name in (*found.scales, *(name for _, name, _ in found.merged)):
+        left.pop(name, None)
     for name, stranger in left.items():
         raise VerificationError(
             f"'{name}' is unexpected: neither the source nor the recipe has it",
@@ -143,11 +179,11 @@ def _is_empty(tensor: StoredTensor) -> bool:
 
 
 def _take_parts(
-    source: StoredTensor, form_of: FormOf, variant: TensorFiles, left: dict[str, StoredTensor]
+    source: StoredTensor, form: WeightFormat, variant: TensorFiles, left: dict[str, StoredTensor]
 ) -> None:
     module = source.name.removesuffix(".weight")
     rows, columns = source.shape
-    for part in layer_parts(form_of(module), rows, columns):
+    for part in layer_parts(form, rows, columns):
         name = f"{module}.{part.suffix}"
         if name not in left:
             whole = left.get(source.name)
@@ -205,23 +241,22 @@ def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
     )
 
 
-def _take_kv_scales(
-    source: TensorFiles, variant: TensorFiles, left: dict[str, StoredTensor]
-) -> list[StoredTensor]:
+def _kv_scales(source: TensorFiles, variant: TensorFiles) -> list[str]:
+    """Return the names of the variant's scales, one of each kind for every layer of keys."""
     found = []
     for layer in source.tensors:
         if not layer.endswith(tuple(f".{each}" for each in KEY_LAYERS)):
             continue
         attention = layer.rsplit(".", 2)[0]
         for name in (f"{attention}.k_scale", f"{attention}.v_scale"):
-            if name not in left:
+            if name not in variant.tensors:
                 raise VerificationError(
                     f"the scale '{name}' of the KV cache is missing",
                     where=str(variant.folder),
                     hint="quantize again; see the worker.log",
                 )
-            _check_type(left[name], SCALE_TYPES)
-            found.append(left.pop(name))
+            _check_type(variant.tensors[name], SCALE_TYPES)
+            found.append(name)
     if not found:
         raise VerificationError(
             "the recipe requires scales of the KV cache, and the source has no key layer",

@@ -1,4 +1,4 @@
-"""Weight formats of a variant, and whether they are the recipe's.
+"""Weight formats that a variant's config.json declares.
 
 An engine selects kernels by `quantization_config`: compressed-tensors' `config_groups`, or the keys
 of another program.
@@ -6,13 +6,16 @@ of another program.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import VerificationError
-from recipes.ignored_modules import is_ignored, to_expression
-from recipes.quantization import Quantization
+from pipeline.core.errors import VerificationError, raise_as
+from recipes.checkpoints.source_format import QUANTIZER_FILE, quantization_configs
+from recipes.checkpoints.unquantized_modules import CURE, find_split, fused_name
+from recipes.checkpoints.weight_files import read_json
+from recipes.ignored_modules import check_patterns, is_ignored, to_expression
 from recipes.weight_format import (
     AWQ_GEMM,
     FP8,
@@ -20,19 +23,14 @@ from recipes.weight_format import (
     GPTQ_V2,
     MODELOPT_FP8,
     MODELOPT_NVFP4,
+    PLAIN,
     WeightFormat,
 )
+from recipes.weights.layouts import NotComparableError, check_readable
 
 MAX_SIZE, MAX_WORD = 2**20, 40
 # Errors of an untrusted config of another shape.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-
-class NotComparableError(VerificationError):
-    """Weights whose layout is not supported; that does not mean that they are defective."""
-
-
-FormOf = Callable[[str], WeightFormat]  # of a quantized module
 
 
 @dataclass(frozen=True)
@@ -208,20 +206,90 @@ METHODS: dict[str, Callable[[dict[str, Any]], WeightFormat]] = {
 }
 
 
-def check_format(config: dict[str, Any], recipe: Quantization, where: str) -> FormOf:
-    """Return the format of each layer; it raises VerificationError if that is not the recipe's."""
-    stored = stored_formats(config.get("quantization_config"), where)
+UNQUANTIZED = StoredFormats((((), WeightFormat(PLAIN, 16, "float", "none")),))
+HINT = "the files do not belong together, or a program wrote them wrongly: ask who made them"
 
-    def form_of(module: str) -> WeightFormat:
-        found, wanted = stored.of(module), recipe.for_module(module).weight_formats
-        # The quantizer may reorder columns for any recipe with groups.
-        if found is None or replace(found, reordered=False) not in wanted:
+
+def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Any:
+    """Return how a variant is quantized; None if nothing describes it.
+
+    `quantizer` is ModelOpt's hf_quant_config.json, empty without one.
+    """
+    for found in quantization_configs(config):
+        method = found.get("quant_method")
+        return {**found, "quant_method": method.lower() if isinstance(method, str) else ""}
+    described = quantizer.get("quantization")
+    return {**described, "quant_method": "modelopt"} if isinstance(described, dict) else None
+
+
+def read_quantization(folder: Path) -> Any:
+    """Return how the variant in a folder is quantized, as :func:`quantization_config`."""
+    file = folder / QUANTIZER_FILE
+    quantizer = read_json(file) if file.is_file() else {}
+    return quantization_config(read_json(folder / "config.json"), quantizer)
+
+
+def adopted_formats(config: Any, where: str) -> StoredFormats:
+    """Return the formats of such a config; unquantized for None.
+
+    Raises:
+        NotComparableError: verification does not support a format.
+        VerificationError: it is no description of a format, or has an expression that RE2 refuses.
+    """
+    if config is not None and not config["quant_method"]:
+        raise VerificationError(
+            "config.json does not describe how the weights are quantized",
+            where=f"{where}.quant_method",
+            hint=HINT,
+        )
+    found = UNQUANTIZED if config is None else stored_formats(config, where)
+    for _, form in found.groups:
+        check_readable(form)
+    with raise_as(VerificationError, "its modules cannot be read", where, errors=ValueError):
+        check_patterns([*found.expressions, *ignored_modules(config)])
+    return found
+
+
+def check_fused_sets(
+    config: Any, formats: StoredFormats, modules: Collection[str], where: str
+) -> None:
+    """Check that modules which vLLM stores as one matrix have one format.
+
+    Raises:
+        VerificationError: vLLM would use another format: the first one's, or that of the matrix's
+            name, which it looks up first.
+    """
+    ignored = ignored_modules(config)
+    forms = {name: None if is_ignored(name, ignored) else formats.of(name) for name in modules}
+    if split := find_split(forms):
+        told = " and ".join(f"'{name}' ({forms[name] or 'in 16 bits'})" for name in split)
+        raise VerificationError(
+            f"{told} have two formats, and vLLM would load both in that of the first",
+            where=f"{where}.config_groups",
+            hint=f"quantize again: {CURE}",
+        )
+    for name, form in forms.items():
+        # vLLM leaves the whole out, too, if each of its modules is ignored.
+        if (fused := fused_name(name)) is None or is_ignored(name, ignored):
+            continue
+        found = None if is_ignored(fused, ignored) else formats.of_name(fused) or form
+        if found != form:
             raise VerificationError(
-                f"config.json has the weight format '{found}' for '{module}', "
-                f"and the recipe requires '{' or '.join(map(str, wanted))}'",
+                f"'{name}' ({form or 'in 16 bits'}) is part of '{fused}' in vLLM, and config.json "
+                f"names that, too ({found or 'in 16 bits'})",
                 where=where,
-                hint="quantize again; if it happens again, the quantizer's version differs",
+                hint="quantize again, with expressions that match the modules' own names alone",
             )
-        return found
 
-    return form_of
+
+def ignored_modules(config: Any) -> list[str]:
+    """Return the names and expressions of modules that such a config leaves in 16 bits."""
+    value = config.get("ignore") if isinstance(config, dict) else None
+    if isinstance(config, dict) and config["quant_method"] == "compressed-tensors":
+        return [*names_and_expressions(value)]
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def modules_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the modules of these tensors."""
+    return tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))

@@ -1,0 +1,187 @@
+"""llm-compressor's modifiers for a recipe, on the text model alone.
+
+A mapping of AWQ or SmoothQuant names a norm, and the layers that read its output. If some blocks
+lack one of these layers (dense blocks have no router), the library pairs norms of several blocks
+and fails; such a mapping is divided into one for each kind of block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from recipes.checkpoints.module_kind import VISION, block_name
+from recipes.ignored_modules import to_expression
+
+# The library's expressions begin with this; they match towers for images and audio, too.
+EXPRESSION = "re:"
+IN_TEXT_MODEL = rf"{EXPRESSION}(?!(?:.*\.)?(?:{'|'.join(VISION)}))"
+
+
+def text_only(expression: str) -> str:
+    """Return the expression for modules outside of towers and projectors."""
+    return expression.replace(EXPRESSION, IN_TEXT_MODEL, 1)
+
+
+def awq_mappings(model: Any) -> list[Any]:
+    """Return llm-compressor's mappings for the model, divided by kinds of block."""
+    from llmcompressor.modifiers.transform.awq import AWQMapping
+    from llmcompressor.modifiers.transform.awq.dynamic_mappings import get_layer_mappings_from_model
+
+    names = [name for name, _ in model.named_modules()]
+    return [
+        AWQMapping(before, layers, each.activation_hook_target)
+        for each in get_layer_mappings_from_model(model)
+        for before, layers in divide(
+            text_only(each.smooth_layer), [text_only(layer) for layer in each.balance_layers], names
+        )
+    ]
+
+
+def divide(before: str, layers: Sequence[str], names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the mapping, or one for each kind of block if some blocks lack a layer of it.
+
+    Args:
+        before: expression of a norm, or of the layer before.
+        layers: expressions of the layers that read its output.
+        names: of all modules.
+    """
+    present = [
+        {block_name(f"{name}.") for name in names if matches(expression, name)}
+        for expression in (before, *layers)
+    ]
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for block in sorted(present[0]):
+        found = (each for each, blocks in zip(layers, present[1:], strict=True) if block in blocks)
+        kinds.setdefault(tuple(found), []).append(block)
+    if set(kinds) <= {tuple(layers)}:
+        return [(before, [*layers])]
+    return [
+        (in_blocks(before, blocks), [in_blocks(each, blocks) for each in found])
+        for found, blocks in kinds.items()
+        if found
+    ]
+
+
+def matches(expression: str, name: str) -> bool:
+    """Return whether a target of the library has the module."""
+    if expression.startswith(EXPRESSION):
+        return re.match(expression.removeprefix(EXPRESSION), name) is not None
+    return expression == name
+
+
+def in_blocks(expression: str, blocks: Sequence[str]) -> str:
+    """Return the expression for these blocks' modules only."""
+    inside = "|".join(map(re.escape, blocks))
+    return expression.replace(EXPRESSION, rf"{EXPRESSION}(?=(?:{inside})\.)", 1)
+
+
+def smoothquant_mappings(model: Any) -> list[tuple[list[str], str]]:
+    """Return llm-compressor's mappings for the model, or others where its table is wrong.
+
+    Gemma 2 and 3 have a separate norm before the MLP; the table takes `post_attention_layernorm`
+    for it, which comes after the attention.
+    """
+    from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import (
+        get_layer_mappings_from_model,
+    )
+
+    before_mlp = "pre_feedforward_layernorm"
+    if any(name.endswith(f".{before_mlp}") for name, _ in model.named_modules()):
+        mappings = [
+            (["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$"], "re:.*input_layernorm$"),
+            (["re:.*gate_proj$", "re:.*up_proj$"], f"re:.*{before_mlp}$"),
+        ]
+    else:
+        mappings = [tuple(each) for each in get_layer_mappings_from_model(model)]
+    return [
+        ([text_only(layer) for layer in layers], text_only(before)) for layers, before in mappings
+    ]
+
+
+# How a group's range is found. Both read the weights alone, again every time.
+OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
+
+
+def modifiers(quantization: dict[str, Any], model: Any, group_size: int | None) -> list[Any]:
+    """Return llm-compressor's modifiers, in the order in which they run."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+
+    common = {"ignore": quantization["ignore"], "kv_cache_scheme": kv_cache_scheme(quantization)}
+    if quantization["kind"] == "preset":
+        # A named module's scheme precedes the one of its class, here and in vLLM.
+        others = {
+            scheme: [word if (to := to_expression(word)) is None else f"re:{to}" for word in words]
+            for scheme, words in quantization["other_schemes"].items()
+        }
+        scheme = {**others, quantization["scheme"]: ["Linear"]}
+        return [QuantizationModifier(scheme=scheme, **common)]
+    if quantization["kind"] == "awq":
+        groups = weights_in_groups(
+            quantization["bits"],
+            group_size,
+            symmetric=quantization["symmetric"],
+            observer=OBSERVERS[quantization["observer"]],
+        )
+        return [
+            AWQModifier(mappings=awq_mappings(model), n_grid=quantization["grid_points"]),
+            QuantizationModifier(config_groups=groups, **common),
+        ]
+    strength = quantization["smoothing_strength"]
+    smoothing = []
+    if strength is not None:
+        mappings = smoothquant_mappings(model)
+        smoothing.append(SmoothQuantModifier(smoothing_strength=strength, mappings=mappings))
+    groups = {"group_0": preset_name_to_scheme("W8A8", ["Linear"])}
+    if group_size is not None:
+        groups = weights_in_groups(4, group_size, symmetric=True)
+    gptq = GPTQModifier(dampening_frac=quantization["dampening"], config_groups=groups, **common)
+    return [*smoothing, gptq]
+
+
+def weights_in_groups(
+    bits: int,
+    group_size: int | None,
+    *,
+    symmetric: bool,
+    observer: str = OBSERVERS["minmax"],
+) -> dict[str, Any]:
+    """Return a scheme of integer weights that share a scale by groups of columns."""
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    weights = QuantizationArgs(
+        num_bits=bits,
+        type="int",
+        symmetric=symmetric,
+        strategy="group",
+        group_size=group_size,
+        observer=observer,
+    )
+    return {
+        "group_0": QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
+    }
+
+
+def kv_cache_scheme(quantization: dict[str, Any]) -> Any:
+    """Return an FP8 KV cache with static scales, which vLLM reads as k_scale and v_scale.
+
+    llm-compressor calibrates after AWQ has scaled: each modifier has its own pass.
+    """
+    from compressed_tensors.quantization import QuantizationArgs
+
+    unit = quantization["kv_cache_scales"]
+    if unit is None:
+        return None
+    return QuantizationArgs(
+        num_bits=8,
+        type="float",
+        strategy="attn_head" if unit == "head" else "tensor",
+        symmetric=True,
+        dynamic=False,
+        observer="static_minmax",
+    )
