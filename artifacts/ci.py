@@ -31,7 +31,7 @@ from pipeline.core.escape import (
     markdown_with_code,
     output_value,
 )
-from pipeline.core.store import write_atomically
+from pipeline.core.private_files import write_atomically
 
 SUMMARY, OUTPUTS = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 LARGEST_BYTES = 1 << 20  # GitHub's limit

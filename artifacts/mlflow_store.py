@@ -22,8 +22,7 @@ from uuid import uuid4
 
 from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import RegistryError, UsageError
-from pipeline.core.exclusive_file import flush_folder
-from pipeline.core.private_files import is_shared
+from pipeline.core.private_files import flush_folder, is_shared
 from pipeline.core.untrusted import open_regular
 from recipes.checkpoints.weight_files import plain_files
 

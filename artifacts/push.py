@@ -21,11 +21,10 @@ import httpx
 
 from artifacts.evidence.manifest import ManifestFile
 from artifacts.registry import Version
-from pipeline.core.digest import digest_bytes
+from pipeline.core.digest import FileDigests, digest_bytes
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.escape import clip
 from pipeline.core.events import Progress
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.untrusted import parse_json
 from recipes.checkpoints.hub import LOG_IN
 from recipes.checkpoints.weight_files import ARCHIVE, plain_files

@@ -42,11 +42,17 @@ from artifacts.verdict_inputs import VerdictInputs, collect_stages
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError, did_you_mean
 from pipeline.core.events import Progress
-from pipeline.core.exclusive_file import flush_folder
-from pipeline.core.private_files import is_shared, open_log, private_umask, share_with_group
+from pipeline.core.private_files import (
+    flush_folder,
+    flush_to_disk,
+    is_shared,
+    open_log,
+    private_umask,
+    share_with_group,
+)
 from pipeline.core.record import Record
 from pipeline.core.stage import StageRecord, StageReference
-from pipeline.core.store import Store, flush_to_disk
+from pipeline.core.store import Store
 from pipeline.stages.judge import policy_digest
 from recipes.checkpoints.source_info import find_source
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files

@@ -29,9 +29,10 @@ from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import StoreError
 from pipeline.core.events import NullProgress
 from pipeline.core.lots import Needs, Node
+from pipeline.core.private_files import write_atomically
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage import StageRecord
-from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.core.store import RECORD, Store
 from pipeline.run.work import Copy, Failures, Piece, forget_tries
 from pipeline.stages.evaluate.answer_logs import book_file, open_book
 

@@ -13,11 +13,10 @@ from artifacts.evidence.verify import find_bundle, read_verdict
 from artifacts.push import fetch
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import VERSIONS
-from pipeline.core.digest import digest_file
+from pipeline.core.digest import FileDigests, digest_file
 from pipeline.core.errors import EvidenceError, RegistryError, UsageError, did_you_mean
 from pipeline.core.escape import clip
 from pipeline.core.events import Progress
-from pipeline.core.file_digests import FileDigests
 from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNATURE
 
 

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.core.errors import StoreError, raise_as
+from pipeline.core.private_files import write_atomically
 from pipeline.core.record import Record
-from pipeline.core.store import write_atomically
 from pipeline.core.untrusted import MEBIBYTE, UntrustedJsonError, parse_record, read_lines
 
 LOADS = "loads.jsonl"

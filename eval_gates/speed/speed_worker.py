@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from eval_gates.speed.load_client import LoadClient, LoadTarget
 from eval_gates.speed.load_prompts import open_source
 from pipeline.core.events import Progress
-from pipeline.core.gpu_disturbance import disturbances, gpu_states
-from pipeline.core.gpus import visible_gpus
+from pipeline.core.gpus import disturbances, gpu_states, visible_gpus
 
 if TYPE_CHECKING:  # both need more than the standard library
     from eval_gates.speed.load_run import LoadRun

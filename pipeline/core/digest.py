@@ -4,10 +4,179 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.errors import CheckpointError, raise_as
+from pipeline.core.events import NullProgress, Progress
+from pipeline.core.private_files import untrusted_reason, write_atomically
 from pipeline.core.untrusted import open_regular
+
+BLOCK_BYTES = 8 * 1024 * 1024
+
+# A write within one clock tick of the file system keeps the same times. Two seconds is the coarsest
+# tick in use (FAT); git calls such files racily clean.
+SETTLED_AFTER_NS = 2_000_000_000
+
+CACHE_SCHEMA = 1
+# Work that a kill can lose. The cache is written as a whole each time.
+CACHE_INTERVAL_BYTES = 2**30
+
+
+class FileDigests:
+    """SHA-256 digests of files, cached so that a 150 GB checkpoint is read once.
+
+    A cached digest is valid only while device, inode, size, mtime and ctime are unchanged; a
+    program cannot reset ctime. Processes can share the cache; a damaged one is replaced.
+
+    Args:
+        now_ns: clock comparable to file times.
+    """
+
+    def __init__(self, cache_file: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self.cache_file = cache_file
+        self._now_ns = now_ns
+
+    def digest(self, path: Path, progress: Progress | None = None) -> str:
+        """Return the SHA-256 in hexadecimal; progress is in bytes.
+
+        Raises:
+            CheckpointError: the file cannot be read, or changed while it was read.
+        """
+        [found] = self._digest_each([(path, progress or NullProgress())])
+        return found
+
+    def digest_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
+        """Yield the digest of each file, with one progress over all bytes."""
+        sizes = [path.stat().st_size for path in paths]
+        starts = accumulate(sizes, initial=0)
+        total, progress = sum(sizes), progress or NullProgress()
+        parts = (_FileProgress(progress, start, total) for start in starts)
+        return self._digest_each(zip(paths, parts, strict=False))
+
+    def bytes_to_hash(self, paths: Iterable[Path]) -> int:
+        """Return the size of the files that have no valid cached digest."""
+        cache, size = self._read_cache(), 0
+        for path in paths:
+            status = path.stat()
+            known = cache.get(str(path.resolve()))
+            if known is None or known["identity"] != _identity(status):
+                size += status.st_size
+        return size
+
+    def _digest_each(self, paths: Iterable[tuple[Path, Progress]]) -> Iterator[str]:
+        known, fresh, size = self._read_cache(), dict[str, Any](), 0
+        progress: Progress = NullProgress()
+        try:
+            for path, progress in paths:
+                sha256, entry = self._look_up(path, known, progress)
+                fresh |= entry
+                size += path.stat().st_size if entry else 0
+                if size >= CACHE_INTERVAL_BYTES:
+                    self._remember(fresh, progress)
+                    fresh, size = {}, 0
+                yield sha256
+        finally:
+            if fresh:
+                self._remember(fresh, progress)
+
+    def _look_up(
+        self, path: Path, cache: Mapping[str, Any], progress: Progress
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the digest and a new cache entry, which is empty if it was cached."""
+        with (
+            raise_as(CheckpointError, "the file cannot be read", path),
+            open_regular(path, None) as file,
+        ):
+            real = path.resolve(strict=True)
+            before = os.fstat(file.fileno())
+            known = cache.get(str(real))
+            if known is not None and known["identity"] == _identity(before):
+                progress.advance(f"hash {path.name}", before.st_size, before.st_size, "bytes")
+                return str(known["sha256"]), {}
+            started = self._now_ns()
+            sha256, done = _hash(file, path.name, before.st_size, progress)
+            after = os.fstat(file.fileno())
+        sizes = {before.st_size, done, after.st_size}
+        if len(sizes) > 1 or before.st_mtime_ns != after.st_mtime_ns:
+            raise CheckpointError(
+                "the file changed while it was read",
+                where=str(path),
+                hint="wait until the writing process has finished, then run the command again",
+            )
+        settled = started - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_AFTER_NS
+        if settled and _identity(before) == _identity(after):
+            return sha256, {str(real): {"identity": _identity(before), "sha256": sha256}}
+        return sha256, {}
+
+    def _read_cache(self) -> dict[str, dict[str, Any]]:
+        if untrusted_reason(self.cache_file.parent, self.cache_file):
+            return {}
+        try:
+            cache = json.loads(self.cache_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # none yet, or damaged: start an empty one
+            return {}
+        if not isinstance(cache, dict) or cache.get("schema_version") != CACHE_SCHEMA:
+            return {}
+        files = cache.get("files")
+        if not isinstance(files, dict):
+            return {}
+        return {path: entry for path, entry in files.items() if _is_sound(entry)}
+
+    def _remember(self, fresh: Mapping[str, Any], progress: Progress) -> None:
+        from filelock import FileLock
+
+        try:
+            self.cache_file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.cache_file.with_name(self.cache_file.name + ".lock")):
+                files = {p: entry for p, entry in self._read_cache().items() if Path(p).exists()}
+                files |= fresh
+                cache = {"schema_version": CACHE_SCHEMA, "files": files}
+                write_atomically(self.cache_file, json.dumps(cache, indent=1))
+        except OSError as error:
+            progress.note(f"cannot write the digest cache: {self.cache_file}: {error.strerror}")
+
+
+def _identity(status: os.stat_result) -> list[int]:
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _is_sound(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("identity"), list)
+        and isinstance(entry.get("sha256"), str)
+        and len(entry["sha256"]) == 64
+    )
+
+
+def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int]:
+    """Return the digest and the bytes read: reading stops after `size`; the file may never end."""
+    sha256, done = hashlib.sha256(), 0
+    block = bytearray(BLOCK_BYTES)
+    view = memoryview(block)
+    while done <= size and (count := file.readinto(block)):
+        sha256.update(view[:count])
+        done += count
+        progress.advance(f"hash {name}", done, size, "bytes")
+    return sha256.hexdigest(), done
+
+
+class _FileProgress:
+    def __init__(self, progress: Progress, before: int, total: int) -> None:
+        self._progress = progress
+        self._before = before
+        self._total = total
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        self._progress.advance("hash checkpoint", self._before + done, self._total, unit)
+
+    def note(self, text: str) -> None:
+        self._progress.note(text)
 
 
 def digest_bytes(data: bytes) -> str:

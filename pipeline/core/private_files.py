@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,3 +117,92 @@ def share_with_group(folder: Path) -> None:
         if not stat.S_ISLNK(found.st_mode) and wanted != found.st_mode:
             with suppress(PermissionError):  # owned by another user
                 path.chmod(stat.S_IMODE(wanted))
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the directory's entries to disk, but not the contents of its files."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+
+
+def create_exclusively(path: Path, content: bytes) -> bool:
+    """Create a complete file durably unless it exists; return whether this call created it.
+
+    A hard link is created, so neither a reader nor a kill meets a partial file.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        _write_new(temporary, content)
+        # os.link reports NFS's response to a repeated request, which is checked below.
+        os.link(temporary, path)
+    except FileExistsError:
+        # If NFS lost the first response, the repeated request reports our own file.
+        return _is_same(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if not _create_without_links(path, content):
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush_folder(path.parent)
+    return True
+
+
+def _create_without_links(path: Path, content: bytes) -> bool:
+    """Do the same on file systems without hard links; a kill may leave a partial file."""
+    try:
+        _write_new(path, content)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # it was removed, or is a link to nothing
+        return False
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    # The umask is global to the process, so the mode is set here.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        if is_shared(path.parent):
+            os.fchmod(descriptor, 0o660)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a temporary file, flush it to disk and rename it to `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with private_umask(path.parent):
+        opened = temporary.open("w", encoding="utf-8")
+    with opened as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def flush_to_disk(folder: Path) -> None:
+    """Flush every file and directory below to disk."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        elif path.is_dir():
+            flush_folder(path)
+    flush_folder(folder)

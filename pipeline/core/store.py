@@ -32,9 +32,15 @@ from pathlib import Path
 
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StageLostError, StoreError
-from pipeline.core.exclusive_file import flush_folder
 from pipeline.core.file_locks import is_locked, locked
-from pipeline.core.private_files import is_shared, make_private, private_umask, share_with_group
+from pipeline.core.private_files import (
+    flush_folder,
+    flush_to_disk,
+    is_shared,
+    make_private,
+    private_umask,
+    share_with_group,
+)
 from pipeline.core.stage import StageRecord
 from pipeline.core.untrusted import MAX_RECORD_BYTES, UntrustedFileError, parse_record, read_regular
 
@@ -315,18 +321,6 @@ def _means_full_disk(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file, flush it to disk and rename it to `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with private_umask(path.parent):
-        opened = temporary.open("w", encoding="utf-8")
-    with opened as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def _unfinished(final: Path) -> list[Path]:
     """Return earlier attempts' directories, the last one first."""
     names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}", f"{final.name}.*{PARTIAL}{DEAD}")
@@ -404,17 +398,3 @@ def _leave(root: Path) -> None:
             return
         del _stores[root]
         stack.close()
-
-
-def flush_to_disk(folder: Path) -> None:
-    """Flush every file and directory below to disk."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        elif path.is_dir():
-            flush_folder(path)
-    flush_folder(folder)

@@ -18,9 +18,9 @@ from pydantic import Field, ValidationError
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
+from pipeline.core.private_files import write_atomically
 from pipeline.core.process_environment import server_environment
 from pipeline.core.record import Record
-from pipeline.core.store import write_atomically
 from pipeline.core.untrusted import parse_json
 from pipeline.environments.cuda_home import make_cuda_home
 from pipeline.environments.definition import EnvironmentDefinition, normalize

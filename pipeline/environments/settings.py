@@ -22,7 +22,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.core.file_digests import FileDigests
+from pipeline.core.digest import FileDigests
 from pipeline.core.file_locks import refuse_local_locks
 from pipeline.core.record import Record
 from pipeline.core.store import Store

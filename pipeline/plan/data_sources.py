@@ -17,7 +17,6 @@ from eval_gates.suites.sources import SuiteSource
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.user_path import user_path
 from pipeline.stages.questions import QuestionsResult
 from recipes.checkpoints.hub import resolve_dataset_revision

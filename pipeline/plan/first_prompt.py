@@ -7,9 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from eval_gates.suites.suite_kind import for_worker
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator

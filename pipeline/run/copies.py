@@ -32,13 +32,12 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.escape import make_visible
 from pipeline.core.events import Progress, forward_progress
-from pipeline.core.exclusive_file import create_exclusively
-from pipeline.core.private_files import make_folder, open_log
+from pipeline.core.private_files import create_exclusively, make_folder, open_log, write_atomically
 from pipeline.core.process_environment import without_registry
 from pipeline.core.record import Record
 from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
-from pipeline.core.store import Store, write_atomically
-from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.core.store import Store
+from pipeline.core.supervisor import SupervisedProcess
 from pipeline.core.untrusted import (
     MAX_RECORD_BYTES,
     UntrustedJsonError,

@@ -14,10 +14,9 @@ from typing import Any
 
 from artifacts.run_record import RunReport, exit_code_of
 from eval_gates.suites.suite_kind import for_worker, refuse_untried, without_uncontained
-from pipeline.core.digest import digest_json
+from pipeline.core.digest import FileDigests, digest_json
 from pipeline.core.errors import ExitCode, PrepareError, UsageError
 from pipeline.core.events import Progress
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.stage import StageSpec

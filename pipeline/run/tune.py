@@ -22,8 +22,8 @@ from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.core.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
+from pipeline.core.private_files import write_atomically
 from pipeline.core.stage import StageRecord, StageSpec
-from pipeline.core.store import write_atomically
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder

@@ -21,12 +21,11 @@ from pathlib import Path
 
 from pipeline.core.errors import PrepareError, StageError, StageLostError, StoreError, from_dict
 from pipeline.core.events import Progress
-from pipeline.core.exclusive_file import create_exclusively
 from pipeline.core.file_locks import doing, holder_of, is_locked
 from pipeline.core.interruption import is_interruption
 from pipeline.core.lots import NOTHING, Lot, Needs, Node
-from pipeline.core.private_files import make_folder
-from pipeline.core.store import LOCKS, Store, write_atomically
+from pipeline.core.private_files import create_exclusively, make_folder, write_atomically
+from pipeline.core.store import LOCKS, Store
 from pipeline.core.untrusted import MAX_RECORD_BYTES, read_json_file
 
 POLL_S = 0.5

@@ -12,7 +12,7 @@ from pipeline.core.untrusted import parse_json
 from recipes.checkpoints.folder import MAX_CONTEXT
 
 if TYPE_CHECKING:
-    from pipeline.core.bounded_http import HttpResponse
+    from pipeline.serving.bounded_http import HttpResponse
 
 # For an endpoint that does not report its limit; vLLM does.
 DEFAULT_MAX_LENGTH = 4096
@@ -68,7 +68,7 @@ class OpenAIEndpoint:
         """
         import httpx
 
-        from pipeline.core.bounded_http import send_request
+        from pipeline.serving.bounded_http import send_request
 
         key = os.environ.get(ENDPOINT_KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}

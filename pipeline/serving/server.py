@@ -25,7 +25,7 @@ from pipeline.core.events import Progress
 from pipeline.core.file_locks import held_descriptors
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
-from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.core.supervisor import SupervisedProcess
 from pipeline.environments.cuda_home import compiler_variables
 from pipeline.serving.listening_host import HOST
 from pipeline.serving.served_model import SERVED_NAME

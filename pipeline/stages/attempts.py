@@ -20,8 +20,7 @@ from pydantic import Field
 from eval_gates.statistics.multiplicity import gate_level
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError, raise_as
-from pipeline.core.exclusive_file import create_exclusively
-from pipeline.core.private_files import make_folder
+from pipeline.core.private_files import create_exclusively, make_folder
 from pipeline.core.record import Record
 from pipeline.core.store import Store
 from pipeline.core.untrusted import MAX_RECORD_BYTES, read_regular

@@ -20,10 +20,11 @@ from pipeline.core.errors import PrepareError
 from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
 from pipeline.core.file_locks import held_descriptors
 from pipeline.core.plugins import PLUGINS
+from pipeline.core.private_files import write_atomically
 from pipeline.core.process_environment import NetworkAccess, server_environment
 from pipeline.core.stage import Parameters, Runtime, StageRecord, StageSpec
-from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.core.store import RECORD, Store
+from pipeline.core.supervisor import SupervisedProcess
 from pipeline.stages import stage_code, stage_named
 
 # Waiting threads sleep: spinning ones take the core from the process that they wait for.

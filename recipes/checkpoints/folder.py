@@ -14,10 +14,9 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.core.digest import digest_json
+from pipeline.core.digest import FileDigests, digest_json
 from pipeline.core.errors import CheckpointError
 from pipeline.core.events import NullProgress, Progress
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.record import Record
 from pipeline.core.untrusted import MEBIBYTE
 from recipes.checkpoints.reference import CheckpointReference, Kind, parse_reference

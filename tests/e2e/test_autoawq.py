@@ -17,9 +17,9 @@ from weight_comparer import comparer
 
 import pipeline
 import recipes
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
-from pipeline.core.file_digests import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server

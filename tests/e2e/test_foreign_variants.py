@@ -19,9 +19,9 @@ from prepare_command import prepare
 from quiz_policy import quiz_policy
 from weight_comparer import comparer
 
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
-from pipeline.core.file_digests import FileDigests
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.adopted_variants import read_variant

@@ -18,8 +18,8 @@ from quiz_policy import quiz_policy
 from tiny_llama import HEAD, LAYERS, SCHEMES
 from weight_comparer import comparer
 
+from pipeline.core.digest import FileDigests
 from pipeline.core.events import NullProgress
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.stage import StageSpec
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings

@@ -17,9 +17,9 @@ import pytest
 from pydantic import TypeAdapter
 from weight_comparer import comparer
 
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import StageError
 from pipeline.core.events import NullProgress
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.stage import StageRecord
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings

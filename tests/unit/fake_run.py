@@ -37,10 +37,11 @@ from artifacts.release import PromotionRequest, find_candidate, make_version, pr
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.sources import QuestionSource, SuiteSource
-from pipeline.core.file_digests import FileDigests
+from pipeline.core.digest import FileDigests
 from pipeline.core.lots import Node
+from pipeline.core.private_files import write_atomically
 from pipeline.core.run_folders import RUN_RECORD
-from pipeline.core.store import Store, write_atomically
+from pipeline.core.store import Store
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan

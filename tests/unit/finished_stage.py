@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.private_files import write_atomically
 from pipeline.core.stage import StageRecord
-from pipeline.core.store import PARTIAL, RECORD, Store, write_atomically
+from pipeline.core.store import PARTIAL, RECORD, Store
 
 
 def stage_record(**changes: Any) -> StageRecord:

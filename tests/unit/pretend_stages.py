@@ -26,8 +26,9 @@ from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError, StageError
+from pipeline.core.private_files import write_atomically
 from pipeline.core.stage import StageRecord, StageSpec
-from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.core.store import RECORD, Store
 from pipeline.run.recorder import RecordingProgress
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.served_model import ServingSpec

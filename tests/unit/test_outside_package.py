@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.cli.main import app
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import UsageError
-from pipeline.core.file_digests import FileDigests
 from pipeline.core.plugins import PLUGINS
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.serving.serving_arguments import ServingArguments

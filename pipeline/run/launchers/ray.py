@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.core.errors import UsageError
 from pipeline.core.private_files import make_folder, open_log
 from pipeline.core.process_environment import registry_variables, without_registry
-from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.core.supervisor import SupervisedProcess
 from pipeline.environments.settings import Settings
 
 TRIES = 3

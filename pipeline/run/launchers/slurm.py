@@ -15,9 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 from pipeline.core.errors import UsageError
-from pipeline.core.private_files import make_folder
+from pipeline.core.private_files import make_folder, write_atomically
 from pipeline.core.process_environment import registry_variables
-from pipeline.core.store import write_atomically
 from pipeline.environments.settings import Settings
 
 JOB = "slurm-job"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core import file_digests
+from pipeline.core import digest
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError
-from pipeline.core.file_digests import FileDigests
 
 LATER_NS = 10_000_000_000
 
@@ -35,13 +35,13 @@ def in_ten_seconds() -> int:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
-    real = file_digests._hash
+    real = digest._hash
 
     def counting(file: object, name: str, *rest: object) -> str:
         names.append(name)
         return real(file, name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(file_digests, "_hash", counting)
+    monkeypatch.setattr(digest, "_hash", counting)
     return names
 
 
@@ -149,7 +149,7 @@ def test_change_while_reading_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
             with file.open("ab") as more:
                 more.write(b"d")
 
-    monkeypatch.setattr(file_digests, "BLOCK_BYTES", 3)
+    monkeypatch.setattr(digest, "BLOCK_BYTES", 3)
     with pytest.raises(CheckpointError) as caught:
         FileDigests(tmp_path / "cache.json").digest(file, _Once(Meddler()))
     assert caught.value.where == str(file)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.gpu_disturbance import disturbances, gpu_states
+from pipeline.core.gpus import disturbances, gpu_states
 
 NAMES = ("sw_power_cap", "sync_boost", "sw_therm_slowdown", "hw_therm_slowdown", "hw_power_brake")
 

@@ -22,8 +22,8 @@ from artifacts.mlflow_store import make_database
 from artifacts.run_record import find_run
 from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
-from pipeline.core.private_files import private_umask
-from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.core.private_files import private_umask, write_atomically
+from pipeline.core.store import RECORD, Store
 from pipeline.run.recorder import RunRecorder
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate.answer_logs import book_file, open_book

@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.core.file_locks import held_descriptors
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
-from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.core.supervisor import SupervisedProcess
 store = Store(Path(sys.argv[1]))
 run = RunFolders(store).make("r")
 stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); "

@@ -15,8 +15,9 @@ from finished_stage import put_record, stage_record, unfinished_folder
 from pipeline.core import store as store_module
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, StoreError
+from pipeline.core.private_files import write_atomically
 from pipeline.core.run_folders import RunFolders
-from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.core.store import RECORD, Store
 
 NOBODY = 65534
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.supervised_process import SUPERVISOR, SupervisedProcess
+from pipeline.core.supervisor import SupervisedProcess
+from pipeline.core.supervisor import __file__ as SUPERVISOR
 
 IGNORES_SIGTERM = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -32,7 +33,7 @@ OPEN_DESCRIPTORS = (
 )
 PARENT = """
 import subprocess, sys, time
-from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.core.supervisor import SupervisedProcess
 
 process = SupervisedProcess(
     sys.argv[1:], environment={"PATH": "/usr/bin:/bin"}, output=subprocess.DEVNULL,
@@ -314,7 +315,17 @@ def test_we_keep_no_descriptor_of_a_stopped_process() -> None:
 def test_the_guard_runs_with_any_interpreter_and_no_project(tmp_path: Path) -> None:
     lifeline, ours = os.pipe()
     done = subprocess.run(
-        [sys.executable, "-I", "-S", str(SUPERVISOR), str(lifeline), "0.3", "sh", "-c", "exit 4"],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            SUPERVISOR,
+            str(lifeline),
+            "0.3",
+            "sh",
+            "-c",
+            "exit 4",
+        ],
         pass_fds=[lifeline],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"]},

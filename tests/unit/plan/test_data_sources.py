@@ -24,7 +24,6 @@ from eval_gates.suites.rouge import Rouge
 from eval_gates.suites.suite_kind import kind_named
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, UsageError
-from pipeline.core.file_digests import FileDigests
 from pipeline.plan.data_sources import (
     BUILTIN_CALIBRATION,
     SourceResolver,
@@ -42,7 +41,7 @@ import json, sys
 from listener import Listener
 from pathlib import Path
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.core.file_digests import (FileDigests)
+from pipeline.core.digest import (FileDigests)
 from pipeline.core.errors import PrepareError
 from eval_gates.suites.lm_eval_suite import LmEval
 from eval_gates.suites.mmlu import Mmlu

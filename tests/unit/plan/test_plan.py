@@ -15,7 +15,7 @@ from small_checkpoint import write_files
 from some_node import NODE
 from three_suites import three_suites
 
-from pipeline.core.file_digests import FileDigests
+from pipeline.core.digest import FileDigests
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage import StageSpec
 from pipeline.plan.data_sources import SourceResolver

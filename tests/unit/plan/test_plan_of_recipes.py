@@ -12,7 +12,7 @@ from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, safetensors, write_files
 from some_node import NODE
 
-from pipeline.core.file_digests import FileDigests
+from pipeline.core.digest import FileDigests
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.core.file_digests import FileDigests
 from recipes.checkpoints.folder import (
     Checkpoint,
     CheckpointReference,

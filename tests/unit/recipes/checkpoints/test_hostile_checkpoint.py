@@ -12,8 +12,8 @@ import pytest
 from measured_refusal import refusal
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError
-from pipeline.core.file_digests import FileDigests
 from pipeline.plan.memory import Model
 from recipes.checkpoints.folder import inspect_folder
 from recipes.checkpoints.header_source import read_folder

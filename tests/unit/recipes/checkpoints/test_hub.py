@@ -20,8 +20,8 @@ import pytest
 from hub_stand_in import HubStandIn, Repository
 from small_checkpoint import checkpoint_files, safetensors
 
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import HubError
-from pipeline.core.file_digests import FileDigests
 from recipes.checkpoints.folder import inspect_folder
 from recipes.checkpoints.hub import explain_hub_errors
 from recipes.checkpoints.source_info import find_source

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from eval_gates import ask
-from pipeline.core.bounded_http import send_request
 from pipeline.core.errors import ServingError, StageError
+from pipeline.serving.bounded_http import send_request
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.screen import run as screen
 
