@@ -12,21 +12,21 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from resource import struct_rusage
-from typing import IO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pipeline.core.errors import PrepareError, raise_as
 from pipeline.core.events import NullProgress, Progress
@@ -42,6 +42,11 @@ _OUT_OF_MEMORY = 75  # exit code of a program that caught no MemoryError
 _NOBODY = 65534
 _USERS = 2_000_000_000  # first of the ids that no account has; one for each program
 _numbers = itertools.count()
+_ALONE = """--die-with-parent --new-session --clearenv --unshare-pid --unshare-net --unshare-ipc
+    --unshare-uts --unshare-cgroup-try --cap-drop ALL"""
+_LAST = """--setenv PYTHONHASHSEED 0 --setenv OPENBLAS_NUM_THREADS 1 --setenv LANG C.UTF-8
+    --perms 0755 --dir /dev --dev-bind /dev/null /dev/null --dev-bind /dev/urandom /dev/urandom
+    --remount-ro / --chdir /tmp --"""
 
 # argv: seconds, bytes of memory, user (0: as mapped). Two tokens show that the program began and
 # ended.
@@ -161,19 +166,16 @@ def run_many(
         memory_bytes: limit of each process's address space.
     """
     way, progress = check_sandbox(), progress or NullProgress()
+    done: list[Execution] = []
+
+    def run(program: Program) -> Execution:
+        return _run(way, program.source, seconds, memory_bytes, next(_numbers))
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        runs = [
-            pool.submit(_run, way, each.source, seconds, memory_bytes, next(_numbers))
-            for each in programs
-        ]
-        try:
-            for done, run in enumerate(as_completed(runs), start=1):
-                run.result()
-                progress.advance("run programs", done, len(runs), "programs")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return [run.result() for run in runs]
+        for found in pool.map(run, programs):
+            done.append(found)
+            progress.advance("run programs", len(done), len(programs), "programs")
+    return done
 
 
 @cache
@@ -228,13 +230,21 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
         order.seek(0)
         with raise_as(SandboxError, "bubblewrap cannot be started", way.program):
             process = subprocess.Popen(line, stdin=order, stdout=output, stderr=errors, env={})
-        usage, is_late = _wait(process, _START_SECONDS + WALL_FACTOR * seconds)
+        # Not `wait(timeout)`, which polls. All inside ends with bubblewrap.
+        limit, started = _START_SECONDS + WALL_FACTOR * seconds, time.monotonic()
+        timer = threading.Timer(limit, process.kill)
+        timer.start()
+        code = process.wait()
+        timer.cancel()
+        is_late = time.monotonic() - started >= limit
         output.seek(0)
-        said, detail = output.read(FILE_BYTES), _tail(errors)
+        said = output.read(FILE_BYTES)
+        size = errors.seek(0, os.SEEK_END)
+        errors.seek(max(0, size - 4 * _DETAIL_CHARACTERS))
+        detail = errors.read().decode(errors="replace").strip()[-_DETAIL_CHARACTERS:]
     if said == (began + ended).encode():
         return Execution("passed", detail)
-    is_spent = usage.ru_utime + usage.ru_stime >= cpu or process.returncode == _CPU_SPENT
-    if is_late or is_spent:
+    if is_late or code == _CPU_SPENT:
         return Execution("timeout", detail)
     if not said.startswith(began.encode()):
         raise SandboxError(
@@ -242,27 +252,7 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
             where=way.program,
             hint="raise the suite's memory_mb_per_problem if it is low, or free memory here",
         )
-    code = process.returncode
     return Execution("memory" if code in (_OUT_OF_MEMORY, 137) else "failed", detail)
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[struct_rusage, bool]:
-    """Return the resource use of process and descendants, and whether they were killed."""
-    end = select.poll()
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        end.register(descriptor, select.POLLIN)
-        is_late = not end.poll(1000 * seconds)
-    except BaseException:
-        process.kill()
-        raise
-    finally:
-        os.close(descriptor)
-    if is_late:
-        process.kill()  # bubblewrap, with which all inside ends
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return usage, is_late
 
 
 def _unused_user(number: int) -> int:
@@ -282,16 +272,14 @@ def _command(way: Sandbox) -> tuple[str, ...]:
     shown += ["/usr/share/zoneinfo", str(python), f"{prefix}/lib"]
     binds = [(path, path) for path in dict.fromkeys(shown)]
     binds += [(str(site / name), f"/packages/{name}") for name in ("numpy", "numpy.libs")]
-    line = [way.program, "--die-with-parent", "--new-session", "--clearenv", "--unshare-pid"]
-    line += ["--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    line += ["--cap-drop", "ALL"]
+    line = [way.program, *_ALONE.split()]
     if os.geteuid():
-        line += ["--unshare-user", "--uid", f"{_NOBODY}", "--gid", f"{_NOBODY}", "--as-pid-1"]
+        line += f"--unshare-user --uid {_NOBODY} --gid {_NOBODY} --as-pid-1".split()
         line += ["--disable-userns"] if way.forbids_namespaces else []
     else:
         line += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     # Before the interpreter, which may be below it.
-    line += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
+    line += f"--perms 1777 --size {TMP_BYTES} --tmpfs /tmp".split()
     for source, target in binds:
         if not Path(source).exists():
             continue
@@ -305,16 +293,5 @@ def _command(way: Sandbox) -> tuple[str, ...]:
         for packages in sorted(Path(place, "lib").glob("python3*/*-packages")):
             if not packages.is_symlink():
                 line += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
-    line += ["--setenv", "PYTHONHASHSEED", "0", "--setenv", "OPENBLAS_NUM_THREADS", "1"]
-    line += ["--setenv", "LANG", "C.UTF-8"]
     line += ["--proc", "/proc"] if way.has_proc else ["--perms", "0755", "--dir", "/proc"]
-    line += ["--perms", "0755", "--dir", "/dev"]
-    for device in ("null", "urandom"):
-        line += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    return (*line, "--remount-ro", "/", "--chdir", "/tmp", "--", str(python), "-sSP", "-c")  # noqa: S108
-
-
-def _tail(errors: IO[bytes]) -> str:
-    size = errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, size - 4 * _DETAIL_CHARACTERS))
-    return errors.read().decode(errors="replace").strip()[-_DETAIL_CHARACTERS:]
+    return (*line, *_LAST.split(), str(python), "-sSP", "-c")

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from pydantic import model_validator
 
-from eval_gates.limited_call import grade_all
 from eval_gates.rows import Asked, Question, Reply, Score
 from eval_gates.suites.suite_kind import SuiteKind
 from pipeline.core.events import Progress
+from pipeline.core.limited_call import grade_all
 from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers
 from recipes.policy import EvalTask
 

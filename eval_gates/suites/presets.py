@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, create_model
 
-from eval_gates.limited_call import CallError, LimitError, call_limited
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind, generation_settings
 from eval_gates.suites.json_lines import (
@@ -30,6 +29,7 @@ from eval_gates.suites.lm_rows import InMemoryDataset, LmRows, load_checkers
 from eval_gates.suites.sources import HubQuestions, QuestionSource, hub_rows
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.limited_call import CallError, LimitError, call_limited
 from recipes.generation import MaxTokens
 
 EXAMPLES_FILE = "examples.jsonl"  # next to the questions

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from eval_gates.limited_call import CallError, LimitError, call_limited
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.json_lines import TEXT, check_row, read_rows, rows_of_files
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.limited_call import CallError, LimitError, call_limited
 from pipeline.core.untrusted import UntrustedJsonError, parse_json
 from recipes.generation import MaxTokens
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from eval_gates.limited_call import CallError, LimitError, call_limited
 from eval_gates.rows import Question, Reply, ToolCall
 from eval_gates.suites.bfcl import (
     CATEGORIES,
@@ -34,6 +33,7 @@ from eval_gates.suites.json_lines import check_row, rows_of_files
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Row
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.limited_call import CallError, LimitError, call_limited
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 

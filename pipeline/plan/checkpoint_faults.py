@@ -22,7 +22,7 @@ from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACK
 from recipes.checkpoints.folder import context_length, needs_own_code
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.source_format import quantization_configs
-from recipes.checkpoints.thinking import render
+from recipes.checkpoints.template_renderer import render
 from recipes.quantization import names_file
 from recipes.quantizers.calibration import text_or_chat
 from recipes.schema import Recipe, ServingProfile

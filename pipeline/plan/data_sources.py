@@ -15,6 +15,7 @@ from eval_gates.clusters import repeated_field
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.sources import SuiteSource
 from eval_gates.suites.suite_kind import kind_of
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.core.user_path import user_path

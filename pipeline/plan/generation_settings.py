@@ -16,7 +16,8 @@ from pipeline.core.errors import CheckpointError, PrepareError, UsageError, did_
 from recipes.checkpoints.chat_template import SAMPLING, ModelGeneration
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.model_shape import text_level
-from recipes.checkpoints.thinking import argument_names, find_markers, find_switch, render, thinks
+from recipes.checkpoints.template_renderer import render
+from recipes.checkpoints.thinking import argument_names, find_markers, find_switch, thinks
 from recipes.generation import Generation, Sampling, ThoughtMarkers
 from recipes.policy import AnySuite, Policy
 from recipes.schema import ServingProfile

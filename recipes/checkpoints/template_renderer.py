@@ -1,16 +1,15 @@
-"""Script: renders a chat template, an untrusted program, within limits of time and memory.
+"""Chat templates, untrusted programs, rendered within limits of time and memory.
 
-Input is JSON: the template, constant variables, and one object of arguments for each rendering.
-Output is JSON: the names that the template reads and the prompts, or an error with its line. It
-needs jinja2 only; filters and functions are those of transformers.
+Filters and functions are those of transformers.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from traceback import walk_tb
 from typing import Any
 
@@ -21,9 +20,14 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pipeline.core.errors import CheckpointError
+from pipeline.core.limited_call import CallError, LimitError, call_limited
+from recipes.checkpoints.chat_template import ModelGeneration
+
 CPU_SECONDS = 2
 MEMORY_BYTES = 512 * 2**20
 MAX_PROMPT_LETTERS = 1_000_000
+MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 class GenerationTag(Extension):
@@ -36,9 +40,52 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def render_all(
-    template: str, constants: dict[str, Any], arguments: list[dict[str, Any]]
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Rendering:
+    """The variables that a template reads, and a prompt for each object of arguments."""
+
+    names: frozenset[str]
+    prompts: tuple[str, ...]
+
+
+def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Rendering:
+    """Return the prompts of one short message, or of the arguments' `messages` and `tools`.
+
+    Raises CheckpointError if the template cannot be rendered within its limits.
+    """
+    constants = {
+        "messages": MESSAGES,
+        "add_generation_prompt": True,
+        "tools": None,  # None if not given, as by transformers
+        "documents": None,
+        **model.special_tokens,
+    }
+    each = [{**constants, **given} for given in arguments]
+    found = _render_limited(model.template or "", json.dumps(each))
+    if "error" in found:
+        line = f", line {found['line']} of the chat template" if found.get("line") else ""
+        raise CheckpointError(
+            f"the chat template cannot be rendered: {found['error']}",
+            where=f"{model.where}{line}",
+            hint="fix the template, or write 'prompt_format: completion' in the policy",
+        )
+    return Rendering(frozenset(found["names"]), tuple(found["prompts"]))
+
+
+@lru_cache(maxsize=32)
+def _render_limited(template: str, arguments: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = call_limited(
+            lambda: _render_all(template, json.loads(arguments)),
+            seconds=CPU_SECONDS,
+            memory_bytes=MEMORY_BYTES,
+        )
+    except (LimitError, CallError) as error:
+        return {"error": str(error)}
+    return found
+
+
+def _render_all(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:
     """Return `names` and `prompts`, or `error` and its `line` (None if no line is at fault)."""
     try:
         environment = ImmutableSandboxedEnvironment(
@@ -54,7 +101,7 @@ def render_all(
         prompts = []
         for each in arguments:
             parts, letters = [], 0
-            for part in compiled.generate(**{**constants, **each}):
+            for part in compiled.generate(**each):
                 letters += len(part)
                 if letters > MAX_PROMPT_LETTERS:
                     return {"error": f"its prompt has more than {MAX_PROMPT_LETTERS:,} letters"}
@@ -88,15 +135,3 @@ def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
 
 def _refuse(message: str) -> None:
     raise TemplateError(str(message))
-
-
-def main() -> None:
-    """Answer the request on the standard input."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    asked = json.load(sys.stdin)
-    json.dump(render_all(asked["template"], asked["constants"], asked["arguments"]), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

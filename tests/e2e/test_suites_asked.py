@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 
-from eval_gates import limited_call
+from pipeline.core import limited_call
 from eval_gates.ask import Client
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Reply

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core import supervisor
 from pipeline.core.supervisor import SupervisedProcess
-from pipeline.core.supervisor import __file__ as SUPERVISOR
 
 IGNORES_SIGTERM = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -33,6 +33,7 @@ OPEN_DESCRIPTORS = (
 )
 PARENT = """
 import subprocess, sys, time
+from pipeline.core import supervisor
 from pipeline.core.supervisor import SupervisedProcess
 
 process = SupervisedProcess(
@@ -319,7 +320,7 @@ def test_the_guard_runs_with_any_interpreter_and_no_project(tmp_path: Path) -> N
             sys.executable,
             "-I",
             "-S",
-            SUPERVISOR,
+            supervisor.__file__,
             str(lifeline),
             "0.3",
             "sh",

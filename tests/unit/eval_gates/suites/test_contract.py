@@ -231,7 +231,7 @@ def test_a_malformed_line_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("eval_gates.limited_call.CPU_SECONDS", 1.0)
+    monkeypatch.setattr("pipeline.core.limited_call.CPU_SECONDS", 1.0)
     settings = {"num_fewshot": 0} if kind == "mmlu" else {"prompt_format": "chat"}
     with pytest.raises(EvaluationDataError, match=message) as caught:
         lay_out(kind, file, [good, {**good, **change}], tmp_path, settings)

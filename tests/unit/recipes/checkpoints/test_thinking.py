@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.core.errors import CheckpointError
 from recipes.checkpoints.chat_template import ModelGeneration
-from recipes.checkpoints.thinking import argument_names, find_markers, find_switch, render, thinks
+from recipes.checkpoints.template_renderer import render
+from recipes.checkpoints.thinking import argument_names, find_markers, find_switch, thinks
 
 ASKED = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
 # Thoughts of earlier turns are left out, which many templates do.

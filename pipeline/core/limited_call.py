@@ -1,11 +1,11 @@
-"""Calls graders in a forked process, whose CPU time and memory the kernel limits.
+"""Calls of graders and chat templates in a forked process with limits of CPU time and memory.
 
-A pattern, a schema or an answer can take years or all memory, in Python or in a library's C code.
+A pattern, a schema, an answer or a template can take years or all memory, in Python or in a
+library's C code. Standard library only: workers import this module.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.core.errors import PrepareError, from_dict
+from pipeline.core.supervisor import die_with_parent
 
 CPU_SECONDS, MEMORY_BYTES = 10.0, 1 << 30
 _WALL_SECONDS = 120.0  # of a process that waits
 _MAX_RESULT_BYTES = 1 << 26
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 Value = TypeVar("Value")
 
 
@@ -85,7 +84,7 @@ def grade_all(calls: Sequence[Callable[[], Value]], failed: Value) -> list[Value
 
 def _answer(call: Callable[[], Any], writer: int, seconds: int, memory_bytes: int) -> NoReturn:
     try:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU, signal.SIGPROF):
             signal.signal(number, signal.SIG_DFL)
         pages = int(Path("/proc/self/statm").read_text().split()[0])

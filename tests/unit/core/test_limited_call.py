@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from eval_gates.limited_call import CallError, LimitError, call_limited, grade_all
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.limited_call import CallError, LimitError, call_limited, grade_all
 
 
 def endless() -> None:
@@ -61,7 +61,7 @@ def test_another_error_is_named() -> None:
 
 
 def test_one_of_many_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval_gates.limited_call.CPU_SECONDS", 1.0)
+    monkeypatch.setattr("pipeline.core.limited_call.CPU_SECONDS", 1.0)
     assert grade_all([lambda: 1.0, endless, lambda: 3.0], 0.0) == [1.0, 0.0, 3.0]  # type: ignore[list-item]
 
 
