@@ -33,7 +33,6 @@ OPEN_DESCRIPTORS = (
 )
 PARENT = """
 import subprocess, sys, time
-from pipeline.core import supervisor
 from pipeline.core.supervisor import SupervisedProcess
 
 process = SupervisedProcess(
