@@ -234,8 +234,9 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
         limit, started = _START_SECONDS + WALL_FACTOR * seconds, time.monotonic()
         timer = threading.Timer(limit, process.kill)
         timer.start()
-        code = process.wait()
+        _, status, usage = os.wait4(process.pid, 0)
         timer.cancel()
+        code = process.returncode = os.waitstatus_to_exitcode(status)
         is_late = time.monotonic() - started >= limit
         output.seek(0)
         said = output.read(FILE_BYTES)
@@ -244,7 +245,8 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
         detail = errors.read().decode(errors="replace").strip()[-_DETAIL_CHARACTERS:]
     if said == (began + ended).encode():
         return Execution("passed", detail)
-    if is_late or code == _CPU_SPENT:
+    is_spent = usage.ru_utime + usage.ru_stime >= cpu or code == _CPU_SPENT
+    if is_late or is_spent:
         return Execution("timeout", detail)
     if not said.startswith(began.encode()):
         raise SandboxError(

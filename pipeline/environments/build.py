@@ -26,8 +26,7 @@ from pipeline.environments.cuda_home import make_cuda_home
 from pipeline.environments.definition import EnvironmentDefinition, normalize
 from pipeline.environments.installer import has_cpu_torch, installer_variables, run_uv
 
-_ANSWER_TIMEOUT_S = 20
-_IMPORT_TIMEOUT_S = 600
+_ANSWER_TIMEOUT_S, _IMPORT_TIMEOUT_S = 20, 600
 
 # torch's version file is read: importing torch takes seconds.
 _DESCRIBE = """
@@ -44,18 +43,13 @@ print(json.dumps({
     "cuda": runpy.run_path(str(text)).get("cuda") if text and text.is_file() else None,
 }))
 """
-_IMPORT = """
-import importlib, sys
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-"""
 
 
 class Interpreter(Record):
     """Facts about an interpreter and its packages."""
 
     python: str = Field(description="its full version")
-    versions: dict[str, str] = Field(description="version by name of every package")
+    versions: dict[str, str] = Field(description="version by normalized name of every package")
     missing: tuple[str, ...] = Field(description="required modules that it cannot find")
     cuda: str | None = Field(description="CUDA version of its torch; None for a CPU build")
 
@@ -67,13 +61,24 @@ def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
         EnvironmentBuildError: it does not start, or does not behave like Python.
     """
     try:
-        return Interpreter.model_validate(parse_json(_run(python, _DESCRIBE, modules)))
+        found = Interpreter.model_validate(parse_json(_run(python, _DESCRIBE, modules)))
     except (ValueError, ValidationError) as error:
         raise EnvironmentBuildError(
             "the interpreter does not behave like Python",
             where=str(python),
             hint="correct its path in the settings file, key environments",
         ) from error
+    versions = {normalize(name): version for name, version in found.versions.items()}
+    return found.model_copy(update={"versions": versions})
+
+
+def fault_of(found: Interpreter, definition: EnvironmentDefinition) -> str:
+    """Return what an interpreter lacks for an environment's work; '' if nothing."""
+    if found.missing:
+        return f"lacks {', '.join(found.missing)}"
+    if definition.needs_cuda_torch and found.cuda is None:
+        return "lacks a torch that is built for CUDA (torch.version.cuda is None)"
+    return ""
 
 
 def _run(
@@ -95,7 +100,10 @@ def _run(
     if answer.returncode != 0:
         last = "\n".join(f"    {line}" for line in answer.stderr.strip().splitlines()[-6:])
         raise EnvironmentBuildError(
-            f"a check in a Python interpreter failed. Its last lines:\n{last}", where=str(python)
+            f"a check in a Python interpreter failed. Its last lines:\n{last}",
+            where=str(python),
+            hint="run `prepare doctor`: a system library may be missing, or the CPU too old; or "
+            "name an interpreter in the settings file",
         )
     return answer.stdout
 
@@ -194,26 +202,20 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
 
 def _check(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord:
     python = interpreter_path(folder)
-    try:
-        # This also finds missing shared libraries.
-        _run(python, _IMPORT, definition.modules, seconds=_IMPORT_TIMEOUT_S)
-        found = describe(python)
-        if definition.needs_cuda_torch and found.cuda is None:
-            raise EnvironmentBuildError(
-                "its torch is not built for CUDA (torch.version.cuda is None)", where=str(folder)
-            )
-    except EnvironmentBuildError as error:
+    found = describe(python, definition.modules)
+    # Finds missing shared libraries, too.
+    _run(python, f"import {', '.join(definition.modules)}", (), _IMPORT_TIMEOUT_S)
+    if fault := fault_of(found, definition):
         raise EnvironmentBuildError(
-            f"the {definition.key} environment was installed but does not work: {error.message}",
-            where=error.where,
-            hint="run `prepare doctor`: a system library may be missing, or the CPU too "
-            "old; or name an interpreter in the settings file",
-        ) from error
+            f"the {definition.key} environment was installed, but {fault}",
+            where=str(folder),
+            hint="run `prepare doctor`, or name an interpreter in the settings file",
+        )
     return EnvironmentRecord(
         key=definition.key,
         identity=definition.identity,
         python=found.python,
-        versions={normalize(name): version for name, version in found.versions.items()},
+        versions=found.versions,
         size_bytes=folder_bytes(folder),
         built=datetime.now(UTC).isoformat(timespec="seconds"),
     )

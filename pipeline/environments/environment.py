@@ -28,6 +28,7 @@ from pipeline.environments.build import (
     EnvironmentRecord,
     build,
     describe,
+    fault_of,
     folder_bytes,
     interpreter_path,
     read_record,
@@ -40,7 +41,6 @@ from pipeline.environments.definition import (
     detect_accelerator,
     environment_folder,
     environment_name,
-    normalize,
 )
 from pipeline.environments.settings import EnvironmentOverride, Settings
 
@@ -286,16 +286,8 @@ def _describe(
     except EnvironmentBuildError as error:
         error.hint = "correct `environments` in the settings file"
         raise
-    versions = {normalize(name): version for name, version in found.versions.items()}
-    described = [str(override.python), found.python, sorted(versions.items())]
+    described = [str(override.python), found.python, sorted(found.versions.items())]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
-    fault = ""
-    if found.missing:
-        lack = ", ".join(found.missing)
-        fault = f"the interpreter named for '{definition.name}' lacks: {lack}"
-    elif definition.needs_cuda_torch and found.cuda is None:
-        fault = (
-            f"the interpreter named for '{definition.name}' lacks a torch that is built for CUDA "
-            "(torch.version.cuda is None)"
-        )
-    return digest, versions, fault
+    fault = fault_of(found, definition)
+    where = f"the interpreter named for '{definition.name}'"
+    return digest, found.versions, f"{where} {fault}" if fault else ""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.errors import EnvironmentBuildError, raise_as
 from pipeline.core.supervisor import die_with_parent
 
 _LINES_QUOTED = 12
@@ -42,18 +42,6 @@ _CURE = (
 )
 
 
-def find_uv() -> Path:
-    """Return the bundled uv; raise EnvironmentBuildError if it is missing."""
-    from uv import find_uv_bin
-
-    try:
-        return Path(find_uv_bin())
-    except FileNotFoundError as error:
-        raise EnvironmentBuildError(
-            "the uv program is missing", hint="reinstall this package: its dependency uv is damaged"
-        ) from error
-
-
 def run_uv(
     arguments: Sequence[str], *, folder: Path, on_line: Callable[[str], None] = lambda line: None
 ) -> None:
@@ -63,7 +51,11 @@ def run_uv(
         folder: working directory; uv would read a project in it.
         on_line: receives each line of uv's output.
     """
-    command = [str(find_uv()), *arguments]
+    from uv import find_uv_bin
+
+    hint = "reinstall this package: its dependency uv is damaged"
+    with raise_as(EnvironmentBuildError, "the uv program is missing", "uv", hint):
+        command = [find_uv_bin(), *arguments]
     lines: deque[str] = deque(maxlen=_LINES_QUOTED)
     with subprocess.Popen(
         command,

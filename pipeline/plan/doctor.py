@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from uv import find_uv_bin
+
 from eval_gates.sandbox import SandboxError, check_sandbox
-from pipeline.core.errors import PrepareError, UsageError
+from pipeline.core.errors import UsageError
 from pipeline.core.gpus import VisibleGpu, busy_gpus
 from pipeline.core.hardware import cpu_features, this_node
 from pipeline.environments.definition import (
@@ -28,7 +30,6 @@ from pipeline.environments.definition import (
 from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.gpu_host import DoctorCheck, Severity, check_compilers, check_driver
 from pipeline.environments.installer import (
-    find_uv,
     has_cpu_torch,
     installer_variables,
 )
@@ -143,11 +144,9 @@ def _check_programs() -> Iterator[DoctorCheck]:
             f"if a build fails, run prepare with Python {locked}",
         )
     try:
-        command = [str(find_uv()), "--version"]
+        command = [find_uv_bin(), "--version"]
         said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except PrepareError as error:
-        yield _problem("uv", error.message, error.hint)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError) as error:  # a missing program's, too
         yield _problem("uv", f"does not start: {error}", "reinstall uv")
     else:
         yield _ok("uv", said.stdout.strip())

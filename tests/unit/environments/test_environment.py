@@ -316,7 +316,7 @@ class TestExternal:
 
     def test_one_without_the_modules(self, built: Environment, tmp_path: Path) -> None:
         settings = self.settings(tmp_path, built.python)
-        with pytest.raises(EnvironmentBuildError, match="'serve' lacks: vllm"):
+        with pytest.raises(EnvironmentBuildError, match="'serve' lacks vllm"):
             ensure("serve", Accelerator.CPU, settings, NullProgress())
         found = status("serve", Accelerator.CPU, settings)
         assert found.state is EnvironmentState.BROKEN
