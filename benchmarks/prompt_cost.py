@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -110,6 +109,7 @@ def main() -> int:
     from pipeline.environments.environment import Accelerator, ensure
     from pipeline.environments.settings import load_settings
     from pipeline.plan.serving_profile import choose_profile
+    from pipeline.serving.front import open_front, reserve
     from pipeline.serving.served_model import SERVED_NAME
     from pipeline.serving.server import Server
     from pipeline.serving.serving_arguments import ServingArguments
@@ -132,18 +132,18 @@ def main() -> int:
         subprocess.run(words, check=True, capture_output=True)
         served = ServingArguments.of(profile, is_baseline=True)
         served.engine_arguments.update({"max-model-len": 4096, "block-size": 32})
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        server = Server(Path(places["serve"]), model, served, folder / "server.log", port=port)
+        server = Server(Path(places["serve"]), model, served, folder / "server.log")
         try:
             server.start(profile.ready_timeout_seconds, progress)
-            inner = [server.url, SERVED_NAME, str(model), "--questions", str(arguments.questions)]
-            line = subprocess.run(
-                [places["evaluate"], __file__, "--inner", *inner],
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-            ).stdout.splitlines()[-1]
+            with reserve("127.0.0.1", 0) as bound, open_front(bound, server.socket, "", "/health"):
+                url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+                inner = [url, SERVED_NAME, str(model), "--questions", str(arguments.questions)]
+                line = subprocess.run(
+                    [places["evaluate"], __file__, "--inner", *inner],
+                    check=True,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                ).stdout.splitlines()[-1]
         finally:
             server.stop()
     print(line)

@@ -24,7 +24,7 @@ from pipeline.plan.plan import Arm, Plan
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.served_model import SERVED_NAME, ExternalEndpoint, ServingSpec
-from pipeline.serving.server import Server
+from pipeline.serving.server import URL, Server
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evaluate.run import is_answered
 from pipeline.stages.screen import SCREEN
@@ -115,8 +115,8 @@ class LocalServers:
         ready = self._await(server, model)
         facts = {"ready_seconds": ready, "command": server.command[1:]}
         return {
-            "url": server.url,
-            "socket": str(server.address.socket),
+            "url": URL,
+            "socket": str(server.socket),
             "model": SERVED_NAME,
             "server_log": str(log),
             "server": {**facts, **server.facts()},

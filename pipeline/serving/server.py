@@ -1,22 +1,17 @@
 """Model server: an engine's OpenAI server as a supervised child process.
 
-A run's server has a Unix socket in a private folder: no other user can query it, load it, read its
-metrics, or replace it. Other programs reach it through `front.py`. A server with a port is on the
-loopback, and the listening socket must belong to the server's process group.
+It has a Unix socket in a private folder: no other user can query it, load it, read its metrics, or
+replace it. Other programs reach it through `front.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import socket
-import struct
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,46 +30,11 @@ from recipes.engines import Engine, LaunchSpec, find_engine
 if TYPE_CHECKING:
     import httpx
 
-MAX_SOCKET_PATH_BYTES = 107  # bytes; of Linux's sockaddr_un
-_LISTENING = "0A"
-# The loopback and all addresses, as in the kernel's tables: words in the machine's order.
-_ADDRESSES = ("0100007F", "0" * 8, "0" * 32)
+MAX_SOCKET_PATH_BYTES = 107  # of Linux's sockaddr_un
+URL = "http://localhost"  # of a server, through its socket
 
 
-@dataclass(frozen=True)
-class ServerAddress:
-    """A Unix socket or a port."""
-
-    socket: Path | None  # in a private folder; None for a port
-    port: int = 0  # on the loopback; 0 for a socket
-
-    @property
-    def url(self) -> str:
-        if self.socket is not None:
-            return "http://localhost"
-        return f"http://{HOST}:{self.port}"
-
-    def client(self, timeout_seconds: float) -> httpx.Client:
-        return open_client(self.url, self.socket, timeout_seconds)
-
-    def is_owned_by(self, group: int) -> bool:
-        if self.socket is None:
-            inodes = _listening_inodes(self.port)
-            return bool(inodes) and inodes <= _find_sockets(group)
-        pid = _find_listener(self.socket)
-        with contextlib.suppress(ProcessLookupError):
-            return pid is not None and os.getpgid(pid) == group
-        return False
-
-    def is_free(self) -> bool:
-        return self.socket is not None or port_is_free(self.port)
-
-    def remove(self) -> None:
-        if self.socket is not None:
-            shutil.rmtree(self.socket.parent, ignore_errors=True)
-
-
-def private_socket() -> ServerAddress:
+def private_socket() -> Path:
     """Create a private folder for a socket; raise ServingError if that fails."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp's folder is 0700
         try:
@@ -83,71 +43,13 @@ def private_socket() -> ServerAddress:
             continue
         path = folder / "server"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
-            return ServerAddress(path)
+            return path
         folder.rmdir()
     raise ServingError(
         "cannot create a folder for the model server's socket",
         where=tempfile.gettempdir(),
         hint="set TMPDIR to a writable folder with a short path",
     )
-
-
-def open_client(url: str, through: Path | None, timeout_seconds: float) -> httpx.Client:
-    """Return an HTTP client for the URL, through a Unix socket if given."""
-    import httpx
-
-    return httpx.Client(
-        base_url=url,
-        timeout=timeout_seconds,
-        trust_env=False,
-        transport=httpx.HTTPTransport(uds=str(through)) if through else None,
-    )
-
-
-def port_is_free(port: int) -> bool:
-    """Return whether no process listens on the loopback's port."""
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((HOST, port)) != 0
-
-
-def _find_listener(path: Path) -> int | None:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return None
-        size = struct.calcsize("3i")  # ucred: process, user, group
-        found = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return int(struct.unpack("3i", found)[0])
-
-
-def _listening_inodes(port: int) -> set[str]:
-    found: set[str] = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
-                address, _, number = fields[1].partition(":")
-                is_there = int(number, 16) == port and address in _ADDRESSES
-                if is_there and fields[3] == _LISTENING:
-                    found.add(fields[9])
-    return found
-
-
-def _find_sockets(group: int) -> set[str]:
-    found: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended, or belongs to another user
-            if os.getpgid(int(process.name)) != group:
-                continue
-            for descriptor in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    target = str(descriptor.readlink())
-                    if target.startswith("socket:["):
-                        found.add(target[8:-1])
-    return found
 
 
 _NOISE = re.compile(
@@ -193,7 +95,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"not supported|unsupported",
         "this engine version does not serve this architecture; see its supported models",
     ),
-    (r"address already in use", "another program took the port; run the command again"),
 )
 
 
@@ -219,7 +120,6 @@ class Server:
     """A model server on this machine; the caller must stop it.
 
     Args:
-        port: on the loopback, without a key; None for a private socket.
         caches: variables for compile caches; the shell's and the profile's take precedence.
         draft: folder of the draft model, if the arguments use one.
     """
@@ -232,7 +132,6 @@ class Server:
         log: Path,
         *,
         trust_remote_code: bool = False,
-        port: int | None = None,
         caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
     ) -> None:
@@ -245,20 +144,24 @@ class Server:
         given = server_environment(os.environ, arguments.environment, python=python)
         compiler = compiler_variables(python, arguments.environment)
         self._environment = {**(caches or {}), **given, **compiler}
-        self._has_port = port is not None
-        self.address = ServerAddress(None, port or 0)
+        self._socket: Path | None = None
         self._process: SupervisedProcess | None = None
 
     @property
-    def url(self) -> str:
-        return self.address.url
-
-    @property
     def socket(self) -> Path:
-        """Return the private socket of a started server; ValueError if it has a port."""
-        if self.address.socket is None:
-            raise ValueError("the server has no socket")
-        return self.address.socket
+        """Return the socket of a started server; ValueError if it is not."""
+        if self._socket is None:
+            raise ValueError("the server was not started")
+        return self._socket
+
+    def client(self, timeout_seconds: float) -> httpx.Client:
+        """Return an HTTP client of the started server."""
+        import httpx
+
+        transport = httpx.HTTPTransport(uds=str(self.socket))
+        return httpx.Client(
+            base_url=URL, timeout=timeout_seconds, trust_env=False, transport=transport
+        )
 
     @property
     def command(self) -> list[str]:
@@ -268,8 +171,7 @@ class Server:
             trust_remote_code=self._trust_remote_code,
             name=SERVED_NAME,
             host=HOST,
-            port=self.address.port,
-            socket=str(self.address.socket or ""),
+            socket=str(self._socket or ""),
         )
         return self._engine.command(str(self._python), launch)
 
@@ -278,8 +180,7 @@ class Server:
 
     def start(self, timeout_seconds: float, progress: Progress) -> float:
         """Start the server and wait for its first answer; return the seconds that took."""
-        if not self._has_port:
-            self.address = private_socket()
+        self._socket = private_socket()
         try:
             return self._start_process(timeout_seconds, progress)
         except ServingError:
@@ -315,32 +216,23 @@ class Server:
         return elapsed
 
     def check_alive(self) -> None:
-        """Raise ServingError if the server has exited, or another process uses its port."""
-        if self._process is None:
-            return
-        if (code := self._process.poll()) is not None:
+        """Raise ServingError if the server has exited."""
+        if self._process is not None and (code := self._process.poll()) is not None:
             raise self._failure(f"the model server {describe_exit(code)}")
-        # No other user can enter a socket's folder.
-        if self._has_port and not self.address.is_owned_by(self._process.pid):
-            raise self._failure("another process listens in place of the model server")
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.stop()
             self._process = None
-            deadline = time.monotonic() + 10
-            while not self.address.is_free() and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
-        self.address.remove()
+        if self._socket is not None:
+            shutil.rmtree(self._socket.parent, ignore_errors=True)
 
     def _is_ready(self) -> bool:
-        """Return whether this server responds, not another process that took its port."""
+        """Return whether this server responds with its model."""
         import httpx
 
-        if self._process is None or not self.address.is_owned_by(self._process.pid):
-            return False
         try:
-            with self.address.client(timeout_seconds=5) as client:
+            with self.client(timeout_seconds=5) as client:
                 if client.get(self._engine.health).status_code != 200:
                     return False
                 served = self._engine.model_in(client.get("/v1/models").json())
@@ -353,7 +245,7 @@ class Server:
 
         request = {"model": SERVED_NAME, "prompt": "Hello", "max_tokens": 2, "temperature": 0}
         try:
-            with self.address.client(timeout_seconds=300) as client:
+            with self.client(timeout_seconds=300) as client:
                 answer = client.post("/v1/completions", json=request)
         except httpx.HTTPError as error:
             raise self._failure(f"the model server did not respond: {error}") from error

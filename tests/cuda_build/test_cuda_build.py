@@ -137,7 +137,6 @@ def command_of(profile: ServingProfile, *, is_baseline: bool, trust: bool = Fals
         ServingArguments.of(profile, is_baseline=is_baseline),
         Path("log"),
         trust_remote_code=trust,
-        port=8000,
     )
     return server.command[3:]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from free_port import free_port
+from port_server import PortServer
 
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
@@ -62,7 +62,7 @@ def server(demo_model: Path, server_log: Path, cpu_profile: ServingProfile) -> I
     exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
     arguments.engine_arguments.update(exact)
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    server = Server(python, demo_model, arguments, server_log, port=free_port())
+    server = PortServer(python, demo_model, arguments, server_log)
     try:
         server.start(profile.ready_timeout_seconds, NullProgress())
         yield server

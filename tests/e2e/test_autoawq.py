@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from free_port import free_port
+from port_server import PortServer
 from pydantic import TypeAdapter
 from weight_comparer import comparer
 
@@ -354,7 +354,7 @@ def served(
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     arguments = ServingArguments.of(profile, is_baseline=False)
     log = tmp_path_factory.mktemp("served") / "server.log"
-    server = Server(python, variant, arguments, log, port=free_port())
+    server = PortServer(python, variant, arguments, log)
     try:
         server.start(profile.ready_timeout_seconds, NullProgress())
         yield server

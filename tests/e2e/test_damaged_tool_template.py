@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from free_port import free_port
+from port_server import PortServer
 from prepare_command import prepare
 
 from pipeline.core.events import NullProgress
@@ -103,7 +103,7 @@ def servers(
             parser = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
             arguments.engine_arguments.update(parser)
             model = with_template(demo_model, template, folder / name)
-            server = Server(python, model, arguments, folder / f"{name}.log", port=free_port())
+            server = PortServer(python, model, arguments, folder / f"{name}.log")
             running.callback(server.stop)
             server.start(cpu_profile.ready_timeout_seconds, NullProgress())
             made.append(server)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from free_port import free_port
+from port_server import PortServer
 from prepare_command import prepare
 
 from pipeline.core.events import NullProgress
@@ -53,7 +53,7 @@ def few_bits(
     own = {"PYTHONPATH": f"{folder}:{PLUGIN}", "FEW_KV_BITS": str(BITS)}
     arguments.environment.update(own)
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    server = Server(python, demo_model, arguments, folder / "server.log", port=free_port())
+    server = PortServer(python, demo_model, arguments, folder / "server.log")
     try:
         server.start(cpu_profile.ready_timeout_seconds, NullProgress())
         yield server

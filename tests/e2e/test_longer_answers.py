@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from free_port import free_port
+from port_server import PortServer
 from prepare_command import prepare
 
 from pipeline.core.events import NullProgress
@@ -80,7 +80,7 @@ def candidate(
     arguments.engine_arguments.update({**exact, **own})
     arguments.environment.update({"PYTHONPATH": str(PLUGIN), "LONGER_ANSWERS": str(lower)})
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    server = Server(python, demo_model, arguments, folder / "server.log", port=free_port())
+    server = PortServer(python, demo_model, arguments, folder / "server.log")
     try:
         server.start(cpu_profile.ready_timeout_seconds, NullProgress())
         yield Candidate(server, lower)

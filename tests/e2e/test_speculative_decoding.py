@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from free_port import free_port
+from port_server import PortServer
 
 from eval_gates.engine_metrics import counters_in
 from pipeline.core.events import NullProgress
@@ -84,12 +84,11 @@ def drafting(
     ).digest
     arguments = ServingArguments.of(profile, is_baseline=False, draft=digest if drafts else None)
     arguments.engine_arguments.update({"max-model-len": 4096, "block-size": 32, "dtype": "float32"})
-    server = Server(
+    server = PortServer(
         ensure("serve", Accelerator.CPU, settings, NullProgress()).python,
         demo_model,
         arguments,
         tmp_path / "server.log",
-        port=free_port(),
         draft=demo_model if drafts else None,
     )
     try:

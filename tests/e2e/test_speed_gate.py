@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from free_port import free_port
+from port_server import PortServer
 from prepare_command import prepare
 
 from pipeline.core.events import NullProgress
@@ -62,7 +62,7 @@ def narrow(
     )
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     log = tmp_path_factory.mktemp("narrow") / "server.log"
-    server = Server(python, demo_model, arguments, log, port=free_port())
+    server = PortServer(python, demo_model, arguments, log)
     try:
         server.start(cpu_profile.ready_timeout_seconds, NullProgress())
         yield server

@@ -18,7 +18,7 @@ from pipeline.core.plugins import ENGINES
 from pipeline.core.store import Store
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.served_model import SERVED_NAME
-from pipeline.serving.server import Server
+from pipeline.serving.server import URL, Server
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import execute
 from recipes.catalog import load_profile
@@ -45,12 +45,12 @@ def profile(folder: Path, text: str = PROFILE) -> ServingProfile:
     return load_profile(str(folder / "second.yaml"))
 
 
-def server_of(folder: Path, text: str = PROFILE, port: int | None = None) -> Server:
+def server_of(folder: Path, text: str = PROFILE) -> Server:
     weights = folder / "weights"
     weights.mkdir()
     (weights / "text").write_text("The capital of France is Paris and Paris is Paris .")
     arguments = ServingArguments.of(profile(folder, text), is_baseline=False)
-    return Server(Path(sys.executable), weights, arguments, folder / "server.log", port=port)
+    return Server(Path(sys.executable), weights, arguments, folder / "server.log")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_it_serves_and_answers_as_the_profile_says(server: Server) -> None:
     server.check_alive()
     assert server.facts() == {"slots": "3"}
-    with server.address.client(timeout_seconds=10) as client:
+    with server.client(timeout_seconds=10) as client:
         request = {"model": SERVED_NAME, "prompt": "France", "max_tokens": 2}
         answer = client.post("/v1/completions", json=request).json()
     assert answer["choices"][0]["text"] == " is Paris"
@@ -76,8 +76,8 @@ def test_it_serves_and_answers_as_the_profile_says(server: Server) -> None:
 def test_the_screen_asks_it_in_its_dialect(server: Server, tmp_path: Path) -> None:
     arguments = ServingArguments.of(load_profile(str(tmp_path / "second.yaml")), is_baseline=True)
     runtime: dict[str, Any] = {
-        "url": server.url,
-        "socket": str(server.address.socket),
+        "url": URL,
+        "socket": str(server.socket),
         "model": SERVED_NAME,
         "server": server.facts(),
     }

@@ -1,11 +1,10 @@
 """A server's whole life, from start to the last process gone.
 
-The server is a stand-in, but a real process with a real port and a separate child.
+The server is a stand-in, but a real process with a real socket and a separate child.
 """
 
 from __future__ import annotations
 
-import json
 import stat
 import sys
 import time
@@ -15,8 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-from free_port import free_port
-from http_stand_in import HttpStandIn, SilentHandler
 from model_server_stand_in import stand_in_python
 
 from pipeline.core.errors import ServingError
@@ -46,7 +43,6 @@ class Heard(NullProgress):
 def server(tmp_path: Path) -> Callable[..., Server]:
     def make(
         trust_remote_code: bool = False,
-        port: int | None = None,
         **environment: str,
     ) -> Server:
         (tmp_path / "weights").mkdir()
@@ -56,14 +52,13 @@ def server(tmp_path: Path) -> Callable[..., Server]:
             ServingArguments({"max-num-seqs": 8, "enforce-eager": True}, environment),
             tmp_path / "server.baseline.log",
             trust_remote_code=trust_remote_code,
-            port=port,
         )
 
     return make
 
 
 def facts(server: Server) -> dict[str, Any]:
-    with server.address.client(timeout_seconds=10) as client:
+    with server.client(timeout_seconds=10) as client:
         answer: dict[str, Any] = client.get("/facts").json()
         return answer
 
@@ -104,8 +99,7 @@ def test_ready_answers_and_nothing_left(
     assert heard.events[-1] == ("start the server", whole, whole)
     served.check_alive()
     told = facts(served)
-    socket = served.address.socket
-    assert socket is not None
+    socket = served.socket
     assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
     assert served.command == [str(tmp_path / "python"), *told["arguments"]]
     assert told["arguments"] == [
@@ -181,42 +175,6 @@ def test_one_that_serves_another_model_is_not_ready(server: Callable[..., Server
     assert "not ready" in failure(server(STAND_IN="another"), timeout_seconds=1).message
 
 
-def test_a_stranger_who_takes_the_port_first_is_not_taken_for_ours(
-    server: Callable[..., Server], tmp_path: Path
-) -> None:
-    """It answers as ours would; nothing is asked of it, not even with ours still starting."""
-    asked: list[str] = []
-    port = free_port()
-    stranger = Stranger(port, str(tmp_path / "weights"), asked)
-    with stranger:
-        served = server(STAND_IN="slow", port=port)
-        error = failure(served)
-        served.stop()
-    assert "ended with exit code 1" in error.message
-    assert "already in use" in error.message
-    assert asked == []
-
-
-def test_a_stranger_who_comes_later_is_noticed(
-    server: Callable[..., Server], tmp_path: Path
-) -> None:
-    """The socket that listens is looked at, not what it answers."""
-    port = free_port()
-    served = server(port=port)
-    served.start(30, NullProgress())
-    served.check_alive()
-    ours = served._process
-    assert ours is not None
-    with pytest.raises(httpx.HTTPError):
-        httpx.post(f"{served.url}/die", trust_env=False)
-    ours.wait()
-    with Stranger(port, str(tmp_path / "weights"), []):
-        assert not served.address.is_owned_by(ours.pid)
-        with pytest.raises(ServingError):
-            served.check_alive()
-    served.stop()
-
-
 def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,22 +193,12 @@ def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
     assert not ran.exists()
 
 
-class Stranger(HttpStandIn):
-    def __init__(self, port: int, model: str, asked: list[str]) -> None:
-        class Handler(SilentHandler):
-            def do_GET(self) -> None:
-                asked.append(self.path)
-                self.send(200, json.dumps({"data": [{"id": "model", "root": model}]}).encode())
-
-        super().__init__(Handler, port)
-
-
 def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:
     served = server()
     served.start(30, NullProgress())
     child = facts(served)["processes"][1]
     with pytest.raises(httpx.HTTPError):
-        served.address.client(timeout_seconds=10).post("/die")
+        served.client(timeout_seconds=10).post("/die")
     assert "ended with exit code 9" in death(served).message
     assert not is_running(child)
     served.stop()

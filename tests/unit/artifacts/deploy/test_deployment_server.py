@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_run import IDENTITIES, FakeRun, judged_run
-from free_port import free_port
+from free_port import free_port, port_is_free
 from listener import Listener
 from some_node import NODE
 
@@ -24,7 +24,7 @@ from artifacts.registry import Version
 from pipeline.core.errors import CheckpointError, RegistryError, UsageError
 from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
-from pipeline.serving.server import Server, port_is_free
+from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.checkpoints.weight_files import BUNDLE
 
