@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -95,6 +96,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"not supported|unsupported",
         "this engine version does not serve this architecture; see its supported models",
     ),
+    (r"address already in use", "another program took the port; run the command again"),
 )
 
 
@@ -231,6 +233,9 @@ class Server:
         """Return whether this server responds with its model."""
         import httpx
 
+        with socket.socket(socket.AF_UNIX) as probe:  # httpx leaks its own if nothing listens
+            if probe.connect_ex(str(self.socket)):
+                return False
         try:
             with self.client(timeout_seconds=5) as client:
                 if client.get(self._engine.health).status_code != 200:
