@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +42,34 @@ class FileDigests:
         self._now_ns = now_ns
 
     def digest(self, path: Path, progress: Progress | None = None) -> str:
-        """Return the SHA-256 in hexadecimal; progress is in bytes.
-
-        Raises:
-            CheckpointError: the file cannot be read, or changed while it was read.
-        """
-        [found] = self._digest_each([(path, progress or NullProgress())])
+        """Return the SHA-256 in hexadecimal; raises as :meth:`digest_all`."""
+        [found] = self.digest_all([path], progress)
         return found
 
     def digest_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
-        """Yield the digest of each file, with one progress over all bytes."""
-        sizes = [path.stat().st_size for path in paths]
-        starts = accumulate(sizes, initial=0)
-        total, progress = sum(sizes), progress or NullProgress()
-        parts = (_FileProgress(progress, start, total) for start in starts)
-        return self._digest_each(zip(paths, parts, strict=False))
+        """Yield the digest of each file, with one progress over all bytes.
+
+        Raises:
+            CheckpointError: a file cannot be read, or changed while it was read.
+        """
+        progress = progress or NullProgress()
+        known, fresh, unsaved, before = self._read_cache(), dict[str, Any](), 0, 0
+        with raise_as(CheckpointError, "the file cannot be read", Path()):
+            total = sum(path.stat().st_size for path in paths)
+        try:
+            for path in paths:
+                report = partial(_report, progress, before, total)
+                sha256, size, entry = self._look_up(path, known, report)
+                before += size
+                fresh |= entry
+                unsaved += size if entry else 0
+                if unsaved >= CACHE_INTERVAL_BYTES:
+                    self._remember(fresh, progress)
+                    fresh, unsaved = {}, 0
+                yield sha256
+        finally:
+            if fresh:
+                self._remember(fresh, progress)
 
     def bytes_to_hash(self, paths: Iterable[Path]) -> int:
         """Return the size of the files that have no valid cached digest."""
@@ -68,26 +81,10 @@ class FileDigests:
                 size += status.st_size
         return size
 
-    def _digest_each(self, paths: Iterable[tuple[Path, Progress]]) -> Iterator[str]:
-        known, fresh, size = self._read_cache(), dict[str, Any](), 0
-        progress: Progress = NullProgress()
-        try:
-            for path, progress in paths:
-                sha256, entry = self._look_up(path, known, progress)
-                fresh |= entry
-                size += path.stat().st_size if entry else 0
-                if size >= CACHE_INTERVAL_BYTES:
-                    self._remember(fresh, progress)
-                    fresh, size = {}, 0
-                yield sha256
-        finally:
-            if fresh:
-                self._remember(fresh, progress)
-
     def _look_up(
-        self, path: Path, cache: Mapping[str, Any], progress: Progress
-    ) -> tuple[str, dict[str, Any]]:
-        """Return the digest and a new cache entry, which is empty if it was cached."""
+        self, path: Path, cache: Mapping[str, Any], report: Callable[[int], None]
+    ) -> tuple[str, int, dict[str, Any]]:
+        """Return digest, size and a new cache entry, which is empty if it was cached."""
         with (
             raise_as(CheckpointError, "the file cannot be read", path),
             open_regular(path, None) as file,
@@ -96,10 +93,10 @@ class FileDigests:
             before = os.fstat(file.fileno())
             known = cache.get(str(real))
             if known is not None and known["identity"] == _identity(before):
-                progress.advance(f"hash {path.name}", before.st_size, before.st_size, "bytes")
-                return str(known["sha256"]), {}
+                report(before.st_size)
+                return str(known["sha256"]), before.st_size, {}
             started = self._now_ns()
-            sha256, done = _hash(file, path.name, before.st_size, progress)
+            sha256, done = _hash(file, before.st_size, report)
             after = os.fstat(file.fileno())
         sizes = {before.st_size, done, after.st_size}
         if len(sizes) > 1 or before.st_mtime_ns != after.st_mtime_ns:
@@ -110,8 +107,8 @@ class FileDigests:
             )
         settled = started - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_AFTER_NS
         if settled and _identity(before) == _identity(after):
-            return sha256, {str(real): {"identity": _identity(before), "sha256": sha256}}
-        return sha256, {}
+            return sha256, done, {str(real): {"identity": _identity(before), "sha256": sha256}}
+        return sha256, done, {}
 
     def _read_cache(self) -> dict[str, dict[str, Any]]:
         if untrusted_reason(self.cache_file.parent, self.cache_file):
@@ -154,7 +151,7 @@ def _is_sound(entry: object) -> bool:
     )
 
 
-def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int]:
+def _hash(file: Any, size: int, report: Callable[[int], None]) -> tuple[str, int]:
     """Return the digest and the bytes read: reading stops after `size`; the file may never end."""
     sha256, done = hashlib.sha256(), 0
     block = bytearray(BLOCK_BYTES)
@@ -162,21 +159,12 @@ def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int
     while done <= size and (count := file.readinto(block)):
         sha256.update(view[:count])
         done += count
-        progress.advance(f"hash {name}", done, size, "bytes")
+        report(done)
     return sha256.hexdigest(), done
 
 
-class _FileProgress:
-    def __init__(self, progress: Progress, before: int, total: int) -> None:
-        self._progress = progress
-        self._before = before
-        self._total = total
-
-    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        self._progress.advance("hash checkpoint", self._before + done, self._total, unit)
-
-    def note(self, text: str) -> None:
-        self._progress.note(text)
+def _report(progress: Progress, before: int, total: int, done: int) -> None:
+    progress.advance("hash files", before + done, total, "bytes")
 
 
 def digest_bytes(data: bytes) -> str:

@@ -1,23 +1,5 @@
 """Expected errors, and the exit code of each.
 
-The tree::
-
-    PrepareError                  1   base class
-    +-- UsageError                2   the command line, or a settings, recipe or policy file
-    +-- CheckpointError           1
-    |   +-- HubError              1
-    +-- PreflightError            1   the run would fail later, so it was not started
-    +-- EnvironmentBuildError     1
-    +-- StageError                1
-    |   +-- WorkerError           1
-    |   +-- VerificationError     1
-    +-- ServingError              1
-    +-- EvaluationDataError       1
-    +-- RegistryError             1
-    +-- EvidenceError             1
-    +-- StoreError                1
-        +-- StageLostError        1
-
 Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted. Exit code
 3 is an unexpected error; its traceback is in a log file.
 """

@@ -5,7 +5,9 @@ import json
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +39,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = digest._hash
 
-    def counting(file: object, name: str, *rest: object) -> str:
-        names.append(name)
-        return real(file, name, *rest)  # type: ignore[arg-type]
+    def counting(file: FileIO, *rest: Any) -> tuple[str, int]:
+        names.append(Path(f"/proc/self/fd/{file.fileno()}").readlink().name)
+        return real(file, *rest)
 
     monkeypatch.setattr(digest, "_hash", counting)
     return names
