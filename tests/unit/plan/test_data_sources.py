@@ -22,7 +22,7 @@ from eval_gates.suites.mbpp import Mbpp
 from eval_gates.suites.mmlu import Mmlu
 from eval_gates.suites.rouge import Rouge
 from eval_gates.suites.suite_kind import kind_named
-from pipeline.core.digest import digest_bytes
+from pipeline.core.digest import FileDigests, digest_bytes
 from pipeline.core.errors import EvaluationDataError, UsageError
 from pipeline.plan.data_sources import (
     BUILTIN_CALIBRATION,
