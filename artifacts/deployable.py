@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from artifacts.registry import POLICY_TAG, TUPLE_TAG, Version
+from artifacts.registry import TUPLE_TAG, Version
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import Hardware
@@ -167,28 +167,6 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         speculative = self.serving.speculative
         why = speculative.unfit(self.serving.engine) if speculative is not None else ""
         return f"{ACCEPTANCE_KEY}: {why}" if why else ""
-
-
-def verdict_tags(
-    deployable: Deployable,
-    *,
-    policy: str,
-    recipe: str,
-    verdict: str,
-    override: str | None,
-    trust_remote_code: bool,
-    made_by: str,
-) -> dict[str, str]:
-    """Return the version's tags that also follow from the evidence."""
-    return {
-        **deployable.tags(),
-        POLICY_TAG: policy,
-        "prepare.recipe": recipe,
-        "prepare.verdict": verdict,
-        "prepare.override": override or "",
-        "prepare.trust_remote_code": as_tag(trust_remote_code),
-        **({"prepare.made_by": made_by} if made_by else {}),
-    }
 
 
 def unservable_error(error: Exception, where: str) -> EvidenceError:

@@ -21,7 +21,7 @@ from uuid import uuid4
 from pydantic import Field, ValidationError
 
 from artifacts.mlflow_store import MlflowStore, StoredModel
-from pipeline.core.errors import RegistryError
+from pipeline.core.errors import RegistryError, UsageError, did_you_mean
 from pipeline.core.escape import clip
 from pipeline.core.record import Record
 
@@ -113,7 +113,10 @@ class Cause:
 
 
 class Registry:
-    """A model registry at a URI of `MlflowStore`; methods raise RegistryError."""
+    """A model registry at a URI of `MlflowStore`; methods raise RegistryError.
+
+    Those that need a model raise UsageError if there is none.
+    """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -126,6 +129,18 @@ class Registry:
         """Return a model, or None."""
         found = self._store.read(name)
         return self._parse(name, found) if found is not None else None
+
+    def existing(self, name: str) -> Model:
+        """Return a model; raise UsageError if there is none."""
+        found = self.model(name)
+        if found is None:
+            raise UsageError(
+                f"nothing is registered as '{name}'",
+                where=self.uri,
+                hint=f"{did_you_mean(name, self.names())}known: "
+                f"{', '.join(self.names()) or 'nothing yet'}",
+            )
+        return found
 
     def versions(self, name: str) -> list[Version]:
         """Return all versions, newest first; [] if there is no such model."""
@@ -258,13 +273,7 @@ class Registry:
         self, name: str, alias: str
     ) -> tuple[Model, str | None, tuple[str, Move] | None]:
         """Return the model, the alias' version, and its last move, which may be incomplete."""
-        model = self.model(name)
-        if model is None:
-            raise RegistryError(
-                f"nothing is registered as '{name}'",
-                where=self.uri,
-                hint=f"known: {', '.join(self.names()) or 'nothing yet'}",
-            )
+        model = self.existing(name)
         last = next((each for each in reversed(model.notes) if each[1].alias == alias), None)
         return model, model.aliases.get(alias), last
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from artifacts.command_line import command_line
-from artifacts.deployable import Deployable, as_tag, verdict_tags
+from artifacts.deployable import Deployable, as_tag
 from artifacts.evidence.bundle import BundleVerdict, write_bundle
 from artifacts.evidence.card import Card
 from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
@@ -53,7 +53,6 @@ from pipeline.core.private_files import (
 from pipeline.core.record import Record
 from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store
-from pipeline.stages.judge import policy_digest
 from recipes.checkpoints.source_info import find_source
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
 
@@ -125,15 +124,7 @@ class Candidate:
         """Return the deployable tuple and its origin as text tags."""
         judge, source = self.judged.judge.record, self.verdict.source
         return {
-            **verdict_tags(
-                self.deployable,
-                policy=policy_digest(judge),
-                recipe=self.recipe,
-                verdict=self.report.verdict,
-                override=self.verdict.override,
-                trust_remote_code=self.judged.trust_remote_code,
-                made_by=self.judged.made_by,
-            ),
+            **self.judged.tags(self.deployable, self.verdict),
             MANIFEST_TAG: manifest,
             EVIDENCE_TAG: self.identity,
             JUDGE_TAG: judge.key,

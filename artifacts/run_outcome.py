@@ -95,7 +95,8 @@ def front_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
                 "": place or each.reason,
             }
         )
-    return rows
+    empty = {head for head in rows[0] if not any(row[head] for row in rows)}
+    return [{head: row[head] for head in row if head not in empty} for row in rows]
 
 
 def champion_of(report: RunReport) -> VariantReport | None:
@@ -112,6 +113,8 @@ def outcome(report: RunReport) -> str:
     """Return the outcome in one word."""
     if champion_of(report) is not None:
         return "promoted"
+    if report.screened and report.exit_code == ExitCode.SUCCESS:
+        return "screened"
     return report.status if report.exit_code is None else verdict_of(report)
 
 
@@ -193,6 +196,8 @@ def next_command(report: RunReport) -> str:
     """Return the one command to continue with."""
     if champion_of(report) is not None:
         return f"prepare registry {report.registered_name}"
+    if report.screened and report.status == "finished":
+        return f"prepare report {report.run}"
     if report.tuning is not None and report.tuning.profile is not None:
         checkpoint = report.options.checkpoint or "CHECKPOINT"
         return f"prepare model {checkpoint} --profile {report.tuning.profile}"
@@ -205,6 +210,8 @@ def next_steps(report: RunReport) -> list[str]:
     """Return the next steps, the likeliest first; raises ValueError for an unfinished run."""
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
+    if report.screened and verdict == "pass":
+        return ["Gate a variant of the front: the same command with it, without --screen."]
     if report.tuning is not None and report.tuning.verdict is not None:
         if verdict == "pass":
             return [f"{command} gates the answers served so, and promotes what passes."]

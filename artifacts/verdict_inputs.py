@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from artifacts.deployable import Deployable, unservable_error
+from artifacts.deployable import Deployable, as_tag, unservable_error
+from artifacts.evidence.bundle import BundleVerdict
+from artifacts.registry import POLICY_TAG
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import StageRecord, StageReference, TypedStageRecord
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.adopt import ADOPT, AdoptParameters
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
-from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeResult
+from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeResult, policy_digest
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
 from pipeline.stages.screen import SCREEN, ScreenResult
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
@@ -112,6 +114,19 @@ class VerdictInputs:
             )
         except (ValueError, LookupError) as error:
             raise unservable_error(error, f"stage judge {self.judge.record.key}") from error
+
+    def tags(self, deployable: Deployable, bundle: BundleVerdict) -> dict[str, str]:
+        """Return the version's tags that follow from the evidence."""
+        made_by = {"prepare.made_by": self.made_by} if self.made_by else {}
+        return {
+            **deployable.tags(),
+            POLICY_TAG: policy_digest(self.judge.record),
+            "prepare.recipe": bundle.recipe,
+            "prepare.verdict": bundle.variant.verdict,
+            "prepare.override": bundle.override or "",
+            "prepare.trust_remote_code": as_tag(self.trust_remote_code),
+            **made_by,
+        }
 
     def is_of(self, weights: str) -> bool:
         """Return whether these are the judged weights, by digest."""

@@ -48,13 +48,7 @@ def find_version(registry: Registry, reference: str) -> Version:
             hint="write the model's name, '@', and an alias or a version's number: "
             "smollm2-135m@champion, smollm2-135m@3",
         )
-    model = registry.model(name)
-    if model is None:
-        raise UsageError(
-            f"no model '{name}'",
-            where=registry.uri,
-            hint=f"known: {', '.join(registry.names()) or 'nothing yet'}",
-        )
+    model = registry.existing(name)
     number = model.aliases.get(wanted, wanted)
     version = model.find(number)
     if version is not None:

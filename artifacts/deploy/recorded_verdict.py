@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifacts.deployable import Deployable, verdict_tags
+from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict, open_bundle
 from artifacts.evidence.verify import check_bundle, find_bundle, read_verdict
 from artifacts.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
@@ -41,15 +41,7 @@ class RecordedVerdict:
 
     @property
     def tags(self) -> dict[str, str]:
-        return verdict_tags(
-            self.deployable,
-            policy=policy_digest(self.judged.judge.record),
-            recipe=self.bundle.recipe,
-            verdict=self.bundle.variant.verdict,
-            override=self.bundle.override,
-            trust_remote_code=self.judged.trust_remote_code,
-            made_by=self.judged.made_by,
-        )
+        return self.judged.tags(self.deployable, self.bundle)
 
     @property
     def checkpoint_digest(self) -> str:

@@ -16,7 +16,7 @@ SHORT = 12
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 if TYPE_CHECKING:
-    from artifacts.registry import Model, Move, Registry, Version
+    from artifacts.registry import Move, Registry, Version
     from pipeline.environments.settings import Settings
 
 
@@ -51,7 +51,7 @@ def registry(
     if name is None:
         versions = [version for each in found.names() for version in found.versions(each)]
     else:
-        model = find_model(found, name)
+        model = found.existing(name)
         versions = list(model.versions)
     if name is not None and history:
         print_history(model.history, as_json=as_json)
@@ -114,15 +114,3 @@ def find_asked(
 
     found = open_asked(registry, settings)
     return found, find_version(found, reference)
-
-
-def find_model(registry: Registry, name: str) -> Model:
-    """Return the model of that name; raise UsageError if there is none."""
-    found = registry.model(name)
-    if found is None:
-        raise UsageError(
-            f"nothing is registered as '{name}'",
-            where=registry.uri,
-            hint=f"known: {', '.join(registry.names()) or 'nothing yet'}",
-        )
-    return found

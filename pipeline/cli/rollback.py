@@ -13,7 +13,7 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
-from pipeline.cli.registry import find_model, open_asked
+from pipeline.cli.registry import open_asked
 from pipeline.cli.tables import print_json
 
 
@@ -48,7 +48,6 @@ def rollback(
     from pipeline.environments.settings import load_settings
 
     found = open_asked(registry, load_settings(store))
-    find_model(found, name)
     move = found.roll_back(
         name, alias, Cause("rollback", who_am_i(), reason=reason), to=to, replaces=if_current
     )

@@ -213,7 +213,9 @@ def find_data(choices: Choice, settings: Settings, progress: Progress) -> Source
         progress.note(note)
     evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
-    check_power(choices.policy, choices.recipes, sources.counts(choices.policy), progress)
+    counts = sources.counts(choices.policy)  # an error, if a suite has no questions
+    if not choices.asked.screen:
+        check_power(choices.policy, choices.recipes, counts, progress)
     return sources
 
 
@@ -259,7 +261,7 @@ def make_planner(
     policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
     counts = sources.counts(fitted)
-    if fitted != policy:
+    if fitted != policy and not choices.asked.screen:
         check_power(fitted, choices.recipes, counts, NullProgress())
     return ModelPlanner(
         checkpoint=checkpoint,

@@ -16,7 +16,7 @@ from recipes.schema import Family
 
 SUITE = "fidelity"  # of a policy that has none of this kind
 MADE = ("quantize", "check_weights")
-WITHOUT_A_GATE = 0.99  # margin that no arm is compared with
+WITHOUT_A_GATE = 0.5  # margin that no arm is compared with
 
 
 def screening_policy(policy: Policy) -> Policy:

@@ -31,7 +31,7 @@ from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
-from artifacts.deployable import verdict_tags
+from artifacts.evidence.verify import read_verdict
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import PromotionRequest, find_candidate, make_version, promote_run
 from artifacts.run_record import RunReport, VariantReport
@@ -53,9 +53,9 @@ from pipeline.run.screening import ScreeningRun
 from pipeline.run.serving import Serving
 from pipeline.run.work import Copy
 from pipeline.stages.attempts import NOTHING, Remeasured
-from pipeline.stages.judge import policy_digest
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 from recipes.checkpoints.source_info import CheckpointReport, find_source
+from recipes.checkpoints.weight_files import BUNDLE
 from recipes.policy import Policy
 from recipes.quantization import Calibration
 from recipes.quantizers.preset import PresetQuantization
@@ -352,15 +352,8 @@ class FakeRun:
         """A version as a promotion registers it, with some of its tags changed."""
         folder = self.bundle(recipe)
         judged = VerdictInputs.load_by_key(self.store.find, self.folder("judge", recipe).name)
-        tags = verdict_tags(
-            judged.deployable(self.store.find),
-            policy=policy_digest(judged.judge.record),
-            recipe=recipe,
-            verdict="pass",
-            override=None,
-            trust_remote_code=judged.trust_remote_code,
-            made_by=judged.made_by,
-        )
+        verdict = read_verdict(folder / BUNDLE)
+        tags = judged.tags(judged.deployable(self.store.find), verdict)
         listed = {MANIFEST_TAG: folder.name}
         return Version(NAME, "1", ("champion",), str(folder), {**tags, **listed, **changes})
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from artifacts.registry import MANIFEST_TAG, Cause, Move, Registry
-from pipeline.core.errors import RegistryError
+from pipeline.core.errors import RegistryError, UsageError
 
 FILES = {"model.safetensors": b"w", "config.json": b"{}", "README.md": b"", "deeper/file": b"text"}
 WRITES = ("create_", "set_", "delete_")
@@ -150,7 +150,7 @@ class Contract:
             [],
         )
         assert name not in registry.names()
-        with pytest.raises(RegistryError, match="nothing is registered"):
+        with pytest.raises(UsageError, match="nothing is registered"):
             roll_back(registry, name)
 
     def test_versions(self, registry: Registry, name: str, folder: Path) -> None:

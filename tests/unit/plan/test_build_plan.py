@@ -8,8 +8,11 @@ import pytest
 from asked_run import Checkpoints, install_driver
 from listener import Listener
 
+from pipeline.core.errors import UsageError
 from pipeline.environments.settings import Settings
 from pipeline.plan.model_plan import find_data, make_plan
+from pipeline.plan.screening import screening_stages
+from pipeline.stages.evaluate import EVALUATE
 
 pytestmark = pytest.mark.usefixtures("programs")
 
@@ -41,3 +44,20 @@ class TestPlan:
         plan = make_plan(choices, checkpoints.located(choices), settings, sources)
         hardware = plan.variants[0].stages["screen"].parameters["hardware"]
         assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}
+
+    def test_a_screening_needs_no_conversations_to_decide_by(
+        self, checkpoints: Checkpoints, settings: Settings, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "few.yaml"
+        suite = "{kind: fidelity, questions: 3, margins: {fp8: 0.01}}"
+        file.write_text(f"name: few\nsummary: s\nsuites:\n  logs: {suite}\n")
+        checkpoints.write()
+        asked = {"policy": str(file), "recipes": ("fp8-dynamic",)}
+        with pytest.raises(UsageError, match="logs"):
+            find_data(checkpoints.choices(**asked), settings, Listener())
+        choices = checkpoints.choices(**asked, screen=True)
+        sources = find_data(choices, settings, Listener())
+        plan = make_plan(choices, checkpoints.located(choices), settings, sources)
+        stages = screening_stages(plan, plan.variants[0])
+        assert list(stages) == ["quantize", "check_weights", "screen", "logs"]
+        assert EVALUATE.parameters_of(stages["logs"]).rule is None

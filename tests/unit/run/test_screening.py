@@ -11,7 +11,13 @@ from pretend_stages import PretendModels
 from artifacts.evidence.verify import check_run
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
-from artifacts.run_outcome import further_tables, headline
+from artifacts.run_outcome import (
+    further_tables,
+    headline,
+    next_command,
+    next_steps,
+    outcome,
+)
 from pipeline.cli.tables import print_run
 from pipeline.core.errors import ExitCode, ServingError
 from pipeline.plan.screening import screening_policy
@@ -64,6 +70,8 @@ def test_every_variant_is_served_once_and_nothing_is_gated(
     assert two.effect.nats == pytest.approx(0.1)
     assert one.output_tokens_per_s == pytest.approx(2 * (two.output_tokens_per_s or 0))
     assert "2 variants were screened" in headline(report)
+    assert outcome(report) == "screened"
+    assert "promote" not in " ".join([next_command(report), *next_steps(report)])
     print_run(report)
     shown = capsys.readouterr().out
     assert "0.200 +- 0.000" in shown

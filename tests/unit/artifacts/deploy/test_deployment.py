@@ -104,7 +104,7 @@ class TestFindVersion:
             ("model", "names no version"),
             ("model@", "names no version"),
             ("model@nope", "has no version or alias 'nope'"),
-            ("nope@champion", "no model 'nope'"),
+            ("nope@champion", "nothing is registered as 'nope'"),
         ],
     )
     def test_that_is_not(self, registry: Registry, reference: str, words: str) -> None:
