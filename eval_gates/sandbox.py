@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pipeline.core.errors import PrepareError, raise_as
+from pipeline.core.errors import ExitCode, PrepareError, raise_as
 from pipeline.core.events import NullProgress, Progress
 
 Outcome = Literal["passed", "failed", "timeout", "memory"]
@@ -116,6 +116,8 @@ CURE = (
 
 class SandboxError(PrepareError):
     """Model-written programs cannot be contained here, or one could not be started."""
+
+    exit_code = ExitCode.USAGE
 
 
 class Program(NamedTuple):

@@ -51,6 +51,7 @@ def check_policy(
     from pipeline.plan.power import check_power, policy_power, speed_power
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
     from pipeline.plan.speed_plan import check_own_workloads
+    from pipeline.plan.survey import refuse
     from recipes import catalog
     from recipes.traffic_file import check_workload
 
@@ -70,14 +71,15 @@ def check_policy(
             progress,
         )
         counts = sources.counts(policy)
+        note_repeated_fields(policy, sources, progress)
+        refuse(sources.faults(policy))
+        check_power(policy, recipes, counts, progress)
         power = policy_power(policy, recipes, counts) + speed_power(policy, len(recipes))
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
             print_json(answer | {"gates": [asdict(gate) for gate in power]})
         else:
             print_power(power)
-        note_repeated_fields(policy, sources, progress)
-        check_power(policy, recipes, counts, progress)
 
 
 def print_power(power: Sequence[GatePower]) -> None:
@@ -197,7 +199,8 @@ def plan(
 
       prepare plan --policy my-policy.yaml --recipe fp8-dynamic --eval-data ./questions
 
-    Exit codes: 0 it would begin, 2 it would be refused (as model), 1 and 3 errors.
+    Exit codes, as of model: 0 it would begin, 2 refused by options, files or this
+    machine, 1 the Hub or a registry does not answer, 3 unexpected error.
     """
     if checkpoint is None:
         if policy is None:

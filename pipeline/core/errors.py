@@ -1,7 +1,8 @@
 """Expected errors, and the exit code of each.
 
-Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted. Exit code
-3 is an unexpected error; its traceback is in a log file.
+What options, files and this machine show is 2, in every command. What a service or a stage does not
+do is 1. Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted.
+Exit code 3 is an unexpected error; its traceback is in a log file.
 """
 
 from __future__ import annotations
@@ -86,9 +87,13 @@ class UsageError(PrepareError):
 class CheckpointError(PrepareError):
     """A checkpoint is missing, damaged or unsupported."""
 
+    exit_code = ExitCode.USAGE
+
 
 class HubError(CheckpointError):
     """The Hugging Face Hub did not deliver a file."""
+
+    exit_code = ExitCode.EXPECTED_ERROR
 
 
 class PreflightError(PrepareError):
@@ -119,6 +124,8 @@ class ServingError(PrepareError):
 
 class EvaluationDataError(PrepareError):
     """Evaluation or calibration data is missing or malformed."""
+
+    exit_code = ExitCode.USAGE
 
 
 class RegistryError(PrepareError):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims, pin_files
 from pipeline.serving.served_model import ServerRuntime
-from pipeline.stages.attempts import NOTHING, AttemptLedger, Counted, Remeasured, Trial, trial_of
+from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
 from pipeline.stages.block import BlockParameters
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
@@ -55,7 +55,7 @@ class Builder:
     profile: ServingProfile | None = None
     tried: Sequence[Recipe] = ()
     run: str = ""
-    remeasured: Remeasured = NOTHING
+    remeasured: Collection[str] = ()
     other_weights: Sequence[str] = ()
 
     def build(self) -> Plan:
@@ -140,17 +140,25 @@ class Builder:
         self, name: str, questions: StageSpec, baseline: Arm, variants: Sequence[Arm], trial: Trial
     ) -> tuple[StageSpec, list[StageSpec]]:
         """Return the suite's stages of the baseline and variants, in one measurement."""
-        store = Store(self.store)
 
-        def stages(number: int) -> tuple[StageSpec, list[StageSpec]]:
+        def stages(number: int) -> list[StageSpec]:
             first = self._ask(name, questions, baseline, number, trial)
-            return first, [self._ask(name, questions, a, number, trial, first) for a in variants]
+            others = (self._ask(name, questions, arm, number, trial, first) for arm in variants)
+            return [first, *others]
 
-        def is_over(number: int) -> bool:
-            found = (store.find_current(s.stage, s.key) for s in stages(number)[1])
-            return all(each is not None for each in found)
+        first, *others = stages(self._number(trial, name, lambda number: stages(number)[1:]))
+        return first, others
 
-        return stages(AttemptLedger(store).next_number(trial, name, is_over, self.remeasured))
+    def _number(self, trial: Trial, gate: str, stages: Callable[[int], Sequence[StageSpec]]) -> int:
+        """Return the number of the gate's measurement that is current, or that is to begin.
+
+        `stages` returns a measurement's stages. One that this run began is continued.
+        """
+        store = Store(self.store)
+        latest, runs = AttemptLedger(store).measurement(trial, gate)
+        if gate not in self.remeasured or not runs or self.run in runs:
+            return latest
+        return latest + all(store.find_current(s.stage, s.key) for s in stages(latest))
 
     def _ask(
         self,
@@ -208,52 +216,37 @@ class Builder:
 
     def _speed(self, arm: Arm, baseline: Arm, trial: Trial) -> dict[str, StageSpec]:
         """Return the stages of the policy's speed gates by role."""
-        store, stages = Store(self.store), {}
-        level, longest = trial.level, arm.max_length
+        level, longest, stages = trial.level, arm.max_length, {}
         for claim in find_claims(self.policy, self.profile, alpha=level, max_length=longest):
 
-            def is_over(number: int, claim: SpeedGatePlan = claim) -> bool:
-                spec = self._load(claim, arm, baseline, number, trial)
-                return store.find_current(spec.stage, spec.key) is not None
+            def load(number: int, claim: SpeedGatePlan = claim) -> list[StageSpec]:
+                return [self._load(claim, arm, baseline, number, trial)]
 
-            ledger = AttemptLedger(store)
-            number = ledger.next_number(trial, claim.gate, is_over, self.remeasured)
-            stages[ROLE + claim.gate] = self._load(claim, arm, baseline, number, trial)
+            (stages[ROLE + claim.gate],) = load(self._number(trial, claim.gate, load))
         return stages
 
     def _load(
         self, claim: SpeedGatePlan, arm: Arm, baseline: Arm, number: int, trial: Trial
     ) -> StageSpec:
+        """Return the stage of a speed gate."""
         sides = {"candidate": arm, **({"baseline": baseline} if claim.rule.compares else {})}
         workload, file = dump_workload(claim)
-        generator = self.identities.get("serve", "")
+        load: dict[str, Any] = {
+            "name": claim.name,
+            "workload": workload,
+            "rule": claim.rule,
+            "environment": self.identities.get("serve", ""),
+            "machine": self.machine,
+            "other_weights": list(self.other_weights),
+            "measurement": number,
+        }
         runtime: dict[str, Any] = {}
         if claim.rule.starts == "fresh":  # one measurement for all variants of the trial
-            measurement = BlockParameters(
-                name=claim.name,
-                workload=workload,
-                rule=claim.rule,
-                baseline=baseline.identity,
-                trial=trial,
-                environment=generator,
-                machine=self.machine,
-                other_weights=list(self.other_weights),
-                measurement=number,
-            )
-            measured = measurement.model_dump(mode="json")
-            runtime = {"measurement": measured, "arm": arm.recipe.name}
+            measured = BlockParameters(**load, baseline=baseline.identity, trial=trial)
+            runtime = {"measurement": measured.model_dump(mode="json"), "arm": arm.recipe.name}
         spec = SPEED.spec(
             arm.recipe.name,
-            SpeedParameters(
-                name=claim.name,
-                workload=workload,
-                rule=claim.rule,
-                sides={side: each.identity for side, each in sides.items()},
-                environment=generator,
-                machine=self.machine,
-                other_weights=list(self.other_weights),
-                measurement=number,
-            ),
+            SpeedParameters(**load, sides={side: each.identity for side, each in sides.items()}),
             {side: each.stages["screen"] for side, each in sides.items()},
             SpeedRuntime(
                 tokenizer=str(baseline.folder),

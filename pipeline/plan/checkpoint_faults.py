@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,11 @@ from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
 from recipes.checkpoints.folder import context_length, needs_own_code
 from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.module_kind import is_linear_weight
 from recipes.checkpoints.source_format import quantization_configs
 from recipes.checkpoints.template_renderer import render
+from recipes.checkpoints.unquantized_modules import decoder_layers
+from recipes.checkpoints.weight_files import INDEX, read_index
 from recipes.quantization import names_file
 from recipes.quantizers.calibration import text_or_chat
 from recipes.schema import Recipe, ServingProfile
@@ -31,6 +36,8 @@ CALIBRATION_KEY = "quantization.calibration.dataset"
 MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES = 128 * MEBIBYTE, 8_000_000
 BYTES_A_TOKEN = 2  # fewer than a usual tokenizer's 3 to 4, so that no estimate refuses a good file
 RENDERED_CHATS = 4
+MAX_LAYERS = 10_000  # more are an unknown number
+_LAYER = re.compile(r"((?:[^.]+\.)*?)(\d+)\.(.+)")
 # Their factor lengthens no context, or max_position_embeddings has it already.
 UNSCALED_ROPES = ("default", "su", "longrope", "llama3")
 
@@ -53,6 +60,19 @@ def checkpoint_faults(
             where=f"{source.where}, key quantization_config",
             hint="the key is left over from training: remove it from config.json",
         )
+    elif unlisted := find_unlisted(source):
+        yield CheckpointError(
+            f"the index leaves out '{unlisted}', which a weight file has: libraries differ in "
+            "whether they load it",
+            where=f"{Path(source.where).parent / INDEX}",
+            hint="download or save the checkpoint again, with its index",
+        )
+    elif missing := find_missing_matrix(source):
+        yield CheckpointError(
+            f"the weights lack '{missing}', which the other layers have",
+            where=source.where,
+            hint="save or download the checkpoint again",
+        )
     elif quantizes and (fault := unsupported.dequantization_error(source.where, source.format)):
         yield fault
     if needs_own_code(source.config) and not trust_remote_code:
@@ -65,6 +85,50 @@ def checkpoint_faults(
             where=f"profile {profile.name}, key engine_arguments.max-model-len; {source.where}",
             hint=f"extend the profile with 'engine_arguments: {{max-model-len: {longest}}}'",
         )
+
+
+def find_unlisted(source: HeaderSource) -> str:
+    """Return a layer's weight that is in a file and not in the index; '' if there is none."""
+    index = Path(source.where).parent / INDEX
+    if not index.is_file():
+        return ""
+    listed = read_index(index)
+    found = (n for n in source.tensors if n not in listed and n.endswith((".weight", ".bias")))
+    return next(filter(_LAYER.match, found), "")
+
+
+def find_missing_matrix(source: HeaderSource) -> str:
+    """Return which matrix a decoder layer lacks; '' if none is seen to be missing.
+
+    The decoder is the stack of layers with the most tensors. A layer without any tensor is missing
+    one. So is the only layer whose module lacks a matrix that the module has in all others:
+    architectures whose layers differ have more than one of a kind, or other names.
+    """
+    config = source.config
+    if "block_configs" in config or next(quantization_configs(config), None) is not None:
+        return ""  # layers that differ as declared, and matrices under several names
+    stacks: dict[str, dict[int, set[str]]] = {}
+    for name, tensor in source.tensors.items():
+        if (found := _LAYER.match(name)) and is_linear_weight(name, tensor):
+            stacks.setdefault(found[1], {}).setdefault(int(found[2]), set()).add(found[3])
+    if not stacks:
+        return ""
+    promised = decoder_layers(config)
+    stack, layers = max(stacks.items(), key=lambda each: sum(map(len, each[1].values())))
+    layers = {number: names for number, names in layers.items() if number < promised}
+    if len(layers) < 3:
+        return ""
+    for number in range(promised if promised < MAX_LAYERS else max(layers)):
+        if number not in layers:
+            return f"{stack}{number} (all of it)"
+    usual, times = Counter(map(frozenset, layers.values())).most_common(1)[0]
+    if times == len(layers) - 1:
+        (number,) = (number for number, names in layers.items() if names != usual)
+        modules = {name.rsplit(".", 2)[0] for name in layers[number]}
+        for name in sorted(usual - layers[number]):
+            if layers[number] < usual and name.rsplit(".", 2)[0] in modules:
+                return f"{stack}{number}.{name}"
+    return ""
 
 
 def describes_other_weights(source: HeaderSource) -> bool:

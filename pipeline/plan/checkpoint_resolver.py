@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.core.digest import digest_bytes
@@ -25,6 +26,24 @@ from recipes.weights.files import check_adopted_files
 
 Make = Callable[[StageSpec], Path]
 """Runs a stage and returns the checkpoint's folder."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A run's inspected checkpoints: the source, adopted variants by name, the draft if any."""
+
+    source: Checkpoint
+    adopted: Mapping[str, Checkpoint] = field(default_factory=dict)
+    draft: Checkpoint | None = None
+
+
+def locate_all(choices: Choice, settings: Settings, make: Make, progress: Progress) -> Located:
+    """Find, fetch or make every checkpoint; raises as the functions for each."""
+    source = locate(choices, settings, make, progress)
+    adopted = locate_variants(choices, source, settings, make, progress)
+    trusted = choices.trust_remote_code
+    draft = locate_draft(choices.profile, settings, make, progress, trust_remote_code=trusted)
+    return Located(source, adopted, draft)
 
 
 def locate(

@@ -6,18 +6,19 @@ as a part of stage keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import recipes
 from eval_gates.clusters import repeated_field
 from eval_gates.suites.json_lines import read_rows
-from eval_gates.suites.sources import SuiteSource
-from eval_gates.suites.suite_kind import kind_of
+from eval_gates.suites.sources import QuestionSource, SuiteSource
+from eval_gates.suites.suite_kind import QuestionOrder, kind_of
 from pipeline.core.digest import FileDigests
-from pipeline.core.errors import UsageError
-from pipeline.core.events import Progress
+from pipeline.core.errors import EvaluationDataError, UsageError
+from pipeline.core.events import NullProgress, Progress
 from pipeline.core.user_path import user_path
 from pipeline.stages.questions import QuestionsResult
 from recipes.checkpoints.hub import resolve_dataset_revision
@@ -66,6 +67,28 @@ class SourceResolver:
         if asked not in self._suites:
             self._suites[asked] = kind_of(suite).find_source(name, suite, self)
         return self._suites[asked]
+
+    def faults(self, policy: Policy) -> Iterator[EvaluationDataError]:
+        """Yield for each suite why there are no questions, or a damaged row of the user's files."""
+        for name, suite in policy.suites.items():
+            try:
+                found = self.suite(name, suite)
+                if found.identity.kind == "folder" and found.folder is not None:
+                    self._read(suite, found.identity, found.folder)
+            except EvaluationDataError as error:
+                yield error
+
+    def _read(self, suite: AnySuite, identity: QuestionSource, folder: Path) -> None:
+        """Read the user's rows, as the stage `questions` does; it has further packages."""
+        with TemporaryDirectory() as made:
+            order = QuestionOrder(identity, folder, Path(made), NullProgress())
+            try:
+                kind_of(suite).questions(suite, order)
+            except ImportError:
+                pass
+            except EvaluationDataError as error:
+                if str(folder) in error.where:
+                    raise
 
     @property
     def eval_data(self) -> Path | None:

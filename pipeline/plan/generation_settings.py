@@ -94,14 +94,25 @@ def generation_faults(
     return faults
 
 
-def form_notes(policy: Policy, model: ModelGeneration) -> Iterator[str]:
-    """Yield notes on suites with an unusual format."""
+def form_notes(
+    policy: Policy, model: ModelGeneration, config: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """Yield notes on an unusual format, end or template; `config` is that of a checkpoint."""
     names = [name for name, suite in policy.suites.items() if suite.prompt_format == "auto"]
     if names and not model.has_template:
         yield (
             f"the tokenizer has no chat template: {', '.join(names)} asked in the completion "
-            "format, as text to go on from"
+            "format, as text to continue"
         )
+    if "strftime_now" in (model.template or ""):
+        yield (
+            "the chat template writes the date: the prompts of another day are others, and so are "
+            "their answers"
+        )
+    if config is not None:
+        ids = (text_level(dict(config)).get("eos_token_id"), model.sampling.get("eos_token_id"))
+        if "eos_token" not in model.special_tokens and ids == (None, None):
+            yield "no file names a token that ends an answer: every answer has max_tokens"
 
 
 def model_sampling(model: ModelGeneration) -> Sampling | str:

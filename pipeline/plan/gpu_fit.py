@@ -38,24 +38,17 @@ OTHER_DIVISIONS = tuple(name for name in DIVIDES_GPUS if name != "tensor-paralle
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """The report of `prepare plan --gpu`.
-
-    Args:
-        weights: by variant, the baseline first.
-        fits: each variant on each number of GPUs.
-        gpus_a_copy: GPUs of one replica of each model of a run.
-        refused: why `prepare model` would refuse the checkpoint or a recipe.
-    """
+    """The report of `prepare plan --gpu`."""
 
     gpus: Gpus
-    weights: Mapping[str, VariantWeights]
-    fits: tuple[Fit, ...]
-    gpus_a_copy: int
-    refused: tuple[PrepareError, ...]
+    weights: Mapping[str, VariantWeights]  # by variant, the baseline first
+    fits: tuple[Fit, ...]  # each variant on each number of GPUs
+    gpus_a_copy: int  # of one replica of each model of a run
+    refused: tuple[PrepareError, ...]  # what `prepare model` would refuse
     notes: tuple[str, ...]
 
     def chosen(self) -> list[Fit]:
-        """Return each variant's fit on the GPUs of a run's replicas."""
+        """Return the fits on the GPUs of a run's replicas."""
         return [fit for fit in self.fits if fit.gpus == self.gpus_a_copy]
 
     def disk_bytes(self) -> int:

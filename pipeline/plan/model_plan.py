@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.events import NullProgress, Progress
+from pipeline.core.events import NullProgress
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import EnvironmentName, environment_name
@@ -16,6 +16,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import adopt_stage, served_profile, with_facts
 from pipeline.plan.build import Builder
+from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION, SourceResolver
 from pipeline.plan.generation_settings import max_length_of, resolve_generation, with_lengths
 from pipeline.plan.plan import Arm, Plan
@@ -23,7 +24,7 @@ from pipeline.plan.power import check_power
 from pipeline.plan.resolved_options import Choice
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.attempts import NOTHING, AttemptLedger, Remeasured
+from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import (
     CHECK_WEIGHTS,
     CheckWeightsParameters,
@@ -75,7 +76,7 @@ class ModelPlanner:
     tried: tuple[Recipe, ...] = ()
     draft: Checkpoint | None = None
     run: str = ""
-    remeasured: Remeasured = NOTHING
+    remeasured: Collection[str] = ()
     adopted: Mapping[str, Checkpoint] = field(default_factory=dict)
 
     @cached_property
@@ -112,23 +113,17 @@ class ModelPlanner:
             stages = self._made_by(recipe)
             made = stages["quantize"]
             folder = Path(made.store) / "stages" / made.stage / made.key / "output"
-        return Arm(
-            recipe=recipe,
-            identity=ServedModel(
-                checkpoint=self.checkpoint.digest,
-                serving=arguments,
-                engine=self.identities[find_engine(arguments.engine).environment],
-                hardware=self.node.hardware(self.profile.accelerator),
-                trust_remote_code=self.trust_remote_code,
-            ),
+        arm = served_arm(
+            *(recipe, self.checkpoint, profile, arguments, self.identities, self.node),
+            trust_remote_code=self.trust_remote_code,
+        )
+        return replace(
+            arm,
             folder=folder,
             max_length=max_length_of(self.profile, self.checkpoint),
             stages=stages,
-            arguments=arguments,
             profile=None if profile is self.profile else self._carried_out(profile),
-            trust_remote_code=self.trust_remote_code,
             draft=self.draft.path if self.draft and arguments.speculative else None,
-            ready_timeout_seconds=self.profile.ready_timeout_seconds,
         )
 
     def _carried_out(self, profile: ServingProfile) -> ServingProfile:
@@ -202,61 +197,58 @@ class ModelPlanner:
         )
 
 
-def find_data(choices: Choice, settings: Settings, progress: Progress) -> SourceResolver:
-    """Return the question sources, after checking that they suffice; needs no checkpoint.
-
-    Raises:
-        EvaluationDataError: a suite's questions are unavailable.
-        UsageError: a suite could not decide its margin, however good a variant is.
-    """
-    for note in choices.left_out:
-        progress.note(note)
-    evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
-    sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
-    counts = sources.counts(choices.policy)  # an error, if a suite has no questions
-    if not choices.asked.screen:
-        check_power(choices.policy, choices.recipes, counts, progress)
-    return sources
+def served_arm(
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    profile: ServingProfile,
+    arguments: ServingArguments,
+    identities: Mapping[str, str],
+    node: NodeInfo,
+    *,
+    trust_remote_code: bool,
+) -> Arm:
+    """Return an arm that serves the checkpoint's own weights with these arguments."""
+    return Arm(
+        recipe=recipe,
+        identity=ServedModel(
+            checkpoint=checkpoint.digest,
+            serving=arguments,
+            engine=identities[find_engine(arguments.engine).environment],
+            hardware=node.hardware(profile.accelerator),
+            trust_remote_code=trust_remote_code,
+        ),
+        folder=checkpoint.path,
+        max_length=max_length_of(profile, checkpoint),
+        arguments=arguments,
+        trust_remote_code=trust_remote_code,
+        ready_timeout_seconds=profile.ready_timeout_seconds,
+    )
 
 
 def make_plan(
-    choices: Choice,
-    checkpoint: Checkpoint,
-    settings: Settings,
-    sources: SourceResolver,
-    run: str = "",
-    draft: Checkpoint | None = None,
-    adopted: Mapping[str, Checkpoint] | None = None,
+    choices: Choice, found: Located, settings: Settings, sources: SourceResolver, run: str = ""
 ) -> Plan:
-    """Return the plan of these options.
-
-    Args:
-        run: id of the new run; '' to look ahead only.
-        draft: the inspected draft checkpoint, if any.
-        adopted: the checkpoints of adopted variants, by name.
+    """Return the plan of these options; `run` is the id of the new run, '' to look ahead only.
 
     Raises PrepareError without calibration data, or if the policy allows no further attempt.
     """
-    remeasured = Remeasured(frozenset(choices.remeasured), frozenset({run}))
-    if adopted:
-        known = {each.recipe.name: each.recipe for each in with_facts(choices.adopted, adopted)}
+    if found.adopted:
+        adopted = with_facts(choices.adopted, found.adopted)
+        known = {each.recipe.name: each.recipe for each in adopted}
         recipes = tuple(known.get(recipe.name, recipe) for recipe in choices.recipes)
         choices = replace(choices, recipes=recipes)
-    planner = make_planner(choices, checkpoint, settings, sources, draft)
-    plan = replace(planner, run=run, remeasured=remeasured, adopted=adopted or {}).plan()
+    planner = make_planner(choices, found, settings, sources)
+    plan = replace(planner, run=run, remeasured=choices.remeasured).plan()
     if run:
         AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
 
 
 def make_planner(
-    choices: Choice,
-    checkpoint: Checkpoint,
-    settings: Settings,
-    sources: SourceResolver,
-    draft: Checkpoint | None = None,
+    choices: Choice, found: Located, settings: Settings, sources: SourceResolver
 ) -> ModelPlanner:
     """Return the planner of these options."""
+    checkpoint = found.source
     accelerator = Accelerator(choices.profile.accelerator)
     policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
@@ -274,5 +266,6 @@ def make_planner(
         sources=sources,
         store=settings.store,
         trust_remote_code=choices.trust_remote_code,
-        draft=draft,
+        draft=found.draft,
+        adopted=found.adopted,
     )

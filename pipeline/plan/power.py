@@ -96,9 +96,8 @@ def chances(
     """Return the chances of a gate of answers.
 
     Args:
-        alpha: level of the gate, over all its looks.
+        alpha: over all looks.
         values: number of questions, or clusters.
-        flips: share of scores that change.
         loss: true drop of the mean score, as a fraction.
         size: of a change of one score.
         baseline: mean score; a recovery depends on it.
@@ -144,10 +143,7 @@ def _outcomes(
 def _any_above(room: Sequence[float], variance: float, counts: Sequence[int]) -> float:
     """Return the chance that the mean of the first n values is above its limit at any look.
 
-    Args:
-        room: expected distance of the mean from the limit, at each look.
-        variance: of one value.
-        counts: n, at each look.
+    `room` is the expected distance from the limit, `counts` n, each by look.
     """
     if variance == 0:
         return float(max(room) > 0)
@@ -184,12 +180,9 @@ def _product(chances: Sequence[float | None]) -> float | None:
 def policy_power(
     policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None = None
 ) -> tuple[GatePower, ...]:
-    """Compute the chances of every suite; milliseconds each.
+    """Compute the chances of every suite, which must have a margin for each recipe's family.
 
-    Args:
-        policy: every suite must have a margin for each recipe's family.
-        counts: by suite, the number of available questions, if known.
-        level: error rate of each gate; None for that of a first attempt.
+    `counts` has the available questions by suite; `level` is None for a first attempt's.
     """
     return tuple(gate.power() for gate in _gates(policy, recipes, counts, level))
 
@@ -201,14 +194,12 @@ def check_power(
     progress: Progress,
     level: float | None = None,
 ) -> None:
-    """Refuse a policy under which good variants could not pass.
-
-    `progress` receives a note on advisory suites that cannot decide.
+    """Note advisory suites that cannot decide, and refuse other ones.
 
     Raises:
-        UsageError: a critical or supporting suite could not pass a variant without loss, is
-            insensitive for every baseline score, or has several questions on one passage; or a
-            critical one passes fewer than MIN_CHANCE of variants without loss.
+        UsageError: a suite could not pass a variant without loss, cannot tell it from one that
+            guesses, or has several questions on one passage; or a critical one passes fewer than
+            MIN_CHANCE of variants without loss.
     """
     check_known_tasks(policy, progress)
     for gate in _gates(policy, recipes, counts, level):
@@ -226,12 +217,7 @@ def check_counted(
     laid_out: Mapping[str, QuestionsResult],
     progress: Progress,
 ) -> None:
-    """Check suites whose questions or clusters only laying out counts; raises as check_power.
-
-    Args:
-        laid_out: by suite, the result of its stage `questions`.
-        progress: receives notes on wrong estimates and on gates of low power.
-    """
+    """Check suites whose questions or clusters only laying out counts; raises as check_power."""
     suites = {
         name: suite
         for name, suite in policy.suites.items()
@@ -291,7 +277,7 @@ class _SuiteGate:
         passes = of_usual = None
         words = f"{self.name}, {self.family}, {self.suite.tier}: {self.comparison.words}"
         if self.questions is None:
-            words += "; how many questions there are is known once they are read"
+            words += "; the number of questions is known once they are read"
         else:
             looks = " or ".join(f"{look.n:,}" for look in planned_looks(self.questions))
             words += f", decided after {looks} questions"
@@ -302,10 +288,7 @@ class _SuiteGate:
                 of_usual, said = self._outcome(usual.loss, lost)
                 words += f"; {said}"
             if self.must_exceed:
-                words += (
-                    "; insensitive unless the baseline is shown to score more than "
-                    f"{100 * self.must_exceed:.3g} %"
-                )
+                words += f"; the baseline must score above {100 * self.must_exceed:.3g} %"
         return GatePower(
             gate=self.name,
             tier=self.suite.tier,
@@ -379,9 +362,9 @@ class _SuiteGate:
 
     def _insensitive(self, why: str) -> UsageError:
         return self._error(
-            f"the suite '{self.name}' is insensitive at its margin of "
-            f"{self.suite.margins[self.family].words}: it reaches down to what guessing scores "
-            f"({100 * self.kind.guessing:g} %), unless the baseline is shown to score more than "
+            f"the suite '{self.name}' could not tell a good variant from one that guesses: its "
+            f"margin of {self.suite.margins[self.family].words} reaches down to the score of "
+            f"guessing, {100 * self.kind.guessing:g} %, unless the baseline scores above "
             f"{100 * self.must_exceed:g} %, {why}",
             "a stricter margin; or more questions; or 'tier: advisory'",
         )
@@ -409,16 +392,13 @@ def speed_power(
     level: float | None = None,
     start_seconds: float | None = None,
 ) -> tuple[GatePower, ...]:
-    """Compute the chances of each speed gate.
+    """Compute the chances of each speed gate; raises as `find_claims`, if there is a profile.
 
     Args:
         tried: number of variants.
-        profile: its workloads, accelerator and starts count. With None a ratio has the first of its
-            minimums, and servers stay up.
-        level: of each gate; None for that of a first attempt.
-        start_seconds: measured start of a server; None: unknown.
-
-    Raises UsageError, with a profile, as `find_claims`.
+        profile: None: a ratio has the first of its minimums, and servers stay up.
+        level: None for that of a first attempt.
+        start_seconds: measured start of a server.
     """
     if (speed := policy.speed) is None:
         return ()

@@ -6,22 +6,18 @@ faults together are refused with exit code 2.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from artifacts.registry import Registry
+from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import (
     CheckpointError,
-    HubError,
     PreflightError,
     PrepareError,
-    RegistryError,
     UsageError,
 )
-from pipeline.environments.definition import EnvironmentName
-from pipeline.environments.settings import Settings
 from pipeline.plan.chat_api import chat_faults
 from pipeline.plan.checkpoint_faults import (
     calibration_faults,
@@ -29,31 +25,27 @@ from pipeline.plan.checkpoint_faults import (
     describes_other_weights,
     read_tokenizer,
 )
-from pipeline.plan.generation_settings import generation_faults
-from pipeline.plan.gpu_fit import gpu_remarks, read_draft_bytes, read_source
+from pipeline.plan.generation_settings import form_notes, generation_faults
+from pipeline.plan.gpu_fit import gpu_remarks
 from pipeline.plan.host_memory import host_needs, making_needs, serving_need
 from pipeline.plan.machine import (
     Machine,
-    existing_folder,
     find_driver_fault,
     find_gpu_fault,
     find_missing_gpus,
     gpu_type,
-    machine_of,
 )
 from pipeline.plan.memory import SMALL_FILES_BYTES, Division, Gpus, Model, variants_of
-from pipeline.plan.plan import Find, Plan
-from pipeline.plan.resolved_options import Choice, registry_uri
 from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.suitability import find_loading_fault, find_making_faults
 from recipes import catalog
 from recipes.checkpoints.dequantized_source import dequantized
 from recipes.checkpoints.folder import context_length
 from recipes.checkpoints.header_source import HeaderSource
-from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.variant_size import VariantWeights
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
+from recipes.traffic_file import check_workload
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ class Preflight:
             *self._of_memory(),
             *self._of_asking(),
         ]
-        return [as_refusal(fault) for fault in found if fault is not None]
+        return [fault for fault in found if fault is not None]
 
     def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
         """Return at most one fault: the missing variants need more space than the disk has.
@@ -148,6 +140,8 @@ class Preflight:
             why = f"room for the KV cache is not checked before the run: {self._inspected.unknown}"
         if why:
             found.append(why)
+        if self.policy is not None:
+            found += form_notes(self.policy, self.source.generation, self.source.config)
         if self.profile.accelerator == "cuda":
             found += gpu_remarks(self._served, self.machine.compute_capability)
         return found
@@ -209,8 +203,7 @@ class Preflight:
                 yield PreflightError(
                     f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
                     where=f"--profile {profile.name}",
-                    hint=fit.hint
-                    + ("" if fit.variant == self.baseline.name else "; or leave the recipe out"),
+                    hint=fit.hint + self._place(fit.variant)[1],
                 )
 
     def _of_memory(self) -> Iterator[PrepareError]:
@@ -224,9 +217,8 @@ class Preflight:
                     f"the stage '{need.stage}' of '{need.variant}' needs about "
                     f"{need.host_bytes / 1e9:,.1f} GB of memory ({need.basis}), this machine has "
                     f"{memory / 1e9:,.1f} GB",
-                    where=f"--recipe {need.variant}",
-                    hint="run on a machine with more memory"
-                    + (", or leave the recipe out" if need.variant != catalog.BASELINE else ""),
+                    where=self._place(need.variant)[0],
+                    hint="run on a machine with more memory" + self._place(need.variant)[1],
                 )
         claims = find_claims(self.policy, profile) if self.policy else ()
         if profile.starts != "once" or not any(each.rule.compares for each in claims):
@@ -260,6 +252,30 @@ class Preflight:
                 generation = replace(generation, added_tokens=tokens)
         yield from generation_faults(self.policy, generation, self.longest, config)
         yield from chat_faults(self.policy, generation, self.profile)
+        yield from self._of_lengths(self.policy)
+
+    def _of_lengths(self, policy: Policy) -> Iterator[PrepareError]:
+        """Yield suites and loads whose texts are longer than the served model takes."""
+        if (longest := self.longest) is None:
+            return
+        for name, suite in policy.suites.items():
+            try:
+                kind_of(suite).fit(name, suite, longest, lambda note: None)
+            except UsageError as fault:
+                yield fault
+        for claim in find_claims(policy, self.profile):
+            try:
+                check_workload(claim.workload, claim.where, longest)
+            except UsageError as fault:
+                yield fault
+
+    def _place(self, variant: str) -> tuple[str, str]:
+        """Return where the variant was asked for, and how to leave it out, if that is possible."""
+        if variant == self.baseline.name or variant in self.made:
+            return f"the server of '{variant}'", ""
+        if variant in self.adopted:
+            return f"--variant {variant}", "; or leave the variant out"
+        return f"--recipe {variant}", "; or leave the recipe out"
 
     @property
     def _served(self) -> tuple[Recipe, ...]:
@@ -285,103 +301,3 @@ class Preflight:
             return Model.of(self.source)
         except CheckpointError as error:
             return error
-
-
-def preflight_of(choices: Choice, settings: Settings) -> Preflight | None:
-    """Read config.json and headers of a run's checkpoint, and this machine.
-
-    None for a demo that is not made yet, or if the Hub does not answer: then only the machine is
-    checked. Raises PreflightError if the checkpoint is missing or damaged.
-    """
-    profile = choices.profile
-    machine = machine_of(choices.node, settings.store, with_gpu=profile.accelerator == "cuda")
-    if {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys():
-        machine = replace(machine, driver="")  # the site's own interpreters may need another
-    try:
-        source = read_source(choices, settings)
-    except CheckpointError as error:
-        if choices.reference.kind == "demo" or isinstance(error, HubError):
-            checks = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
-            refuse([fault for fault in checks if fault is not None])
-            return None
-        raise as_refusal(error) from error
-    return Preflight(
-        source=source,
-        recipes=choices.recipes,
-        baseline=choices.baseline,
-        profile=choices.profile,
-        machine=machine,
-        store=settings.store,
-        policy=choices.policy,
-        trust_remote_code=choices.trust_remote_code,
-        draft_bytes=read_draft_bytes(choices.profile, settings),
-        adopted={each.recipe.name: each.header for each in choices.adopted if each.header},
-    )
-
-
-def early_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
-    """Return the faults that are known before anything is fetched, hashed or built.
-
-    The disk is checked only if the store has no variants: their checkpoint is known later.
-    """
-    faults, reference = preflight.faults(), choices.reference
-    folder = preflight.store / "stages" / "quantize"
-    all_made = preflight.made.issuperset(recipe.name for recipe in preflight.recipes)
-    if all_made or not (folder.is_dir() and any(folder.iterdir())):
-        download = 0
-        if reference.kind == "hub" and _is_on_the_same_disk(preflight.store):
-            download = bytes_to_download(reference.name, reference.revision)
-        faults += preflight.disk_fault((), download)
-    return faults
-
-
-def late_faults(preflight: Preflight, plan: Plan, find: Find) -> list[PrepareError]:
-    """Return the fault of too little disk for the variants that are not in the store."""
-    made = {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
-    return preflight.disk_fault(made)
-
-
-def registry_faults(choices: Choice, settings: Settings) -> list[PrepareError]:
-    """Return the fault of a registry that would refuse a promotion."""
-    if not choices.promote:
-        return []
-    try:
-        Registry(registry_uri(choices.registry, settings)).check(choices.name)
-    except RegistryError as error:
-        without = "or measure now with --no-promote, and `prepare promote` the run later"
-        return [RegistryError(error.message, where=error.where, hint=f"{error.hint}; {without}")]
-    return []
-
-
-def as_refusal(fault: PrepareError) -> PrepareError:
-    """Return the fault with the exit code of a refusal."""
-    if isinstance(fault, UsageError | PreflightError):
-        return fault
-    return PreflightError(fault.message, where=fault.where, hint=fault.hint)
-
-
-def refuse(faults: Iterable[PrepareError]) -> None:
-    """Raise the only fault, or one error that lists all; return if there is none."""
-    if (found := refusal(list(faults))) is not None:
-        raise found
-
-
-def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
-    """Return the only fault, or one error that lists all; None if there is none."""
-    if len(faults) < 2:
-        return next(iter(faults), None)
-    listed = "\n".join(f"  {n}. {line(fault)}" for n, fault in enumerate(faults, start=1))
-    return PreflightError(f"{len(faults)} things would make this run fail\n{listed}")
-
-
-def line(fault: PrepareError) -> str:
-    """Return message, place and hint in one line."""
-    place = f"; where: {fault.where}" if fault.where else ""
-    return f"{fault.message}{place}" + (f"; hint: {fault.hint}" if fault.hint else "")
-
-
-def _is_on_the_same_disk(store: Path) -> bool:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    places: Iterable[Path] = (store, Path(HF_HUB_CACHE))
-    return len({existing_folder(place).stat().st_dev for place in places}) == 1

@@ -7,7 +7,7 @@ from typing import get_args
 
 from eval_gates.speed.rules import SpeedRule
 from pipeline.core.stage import StageSpec
-from pipeline.plan.plan import Arm, Plan
+from pipeline.plan.plan import MAKING, Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
@@ -15,7 +15,6 @@ from recipes.policy import Policy
 from recipes.schema import Family
 
 SUITE = "fidelity"  # of a policy that has none of this kind
-MADE = ("quantize", "check_weights")
 WITHOUT_A_GATE = 0.5  # margin that no arm is compared with
 
 
@@ -37,7 +36,7 @@ def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
     """Return the arm's stages by role, those that make it first; no attempt is counted."""
     (suite,) = plan.policy.suites
     asked = arm.stages[suite]
-    stages = {role: arm.stages[role] for role in (*MADE, "screen") if role in arm.stages}
+    stages = {role: arm.stages[role] for role in (*MAKING, "screen") if role in arm.stages}
     stages[suite] = EVALUATE.spec(
         asked.variant,
         EVALUATE.parameters_of(asked).model_copy(update={"rule": None}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.core.errors import PrepareError, StageError, UsageError
+from pipeline.core.errors import PrepareError, UsageError
 from recipes.catalog import BASELINE
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.module_kind import WEIGHT, is_expert_stack, is_linear_weight, module_kind
@@ -27,7 +27,7 @@ def find_loading_fault(
     if not lack:
         return None
     cure = "leave the variant out" if variant else "start from the 16-bit checkpoint"
-    return StageError(
+    return UsageError(
         f"'{variant or BASELINE}' cannot be served: {lack}",
         where=f"{model.where}, key quantization_config",
         hint=f"{cure}; or serve it by an engine that loads it, and compare two endpoints: prepare "
@@ -65,7 +65,7 @@ def find_making_faults(
         why = "the recipe's names leave out every matrix"
         if transposed:
             why = f"its matrices are transposed (Conv1D), such as '{transposed}'"
-        yield StageError(
+        yield UsageError(
             f"'{recipe.name}' finds no layer to quantize in {source.architecture}: {why}",
             where=f"{where}; {source.where}",
             hint="use a model whose layers are linear, as Llama's are"
@@ -78,7 +78,7 @@ def find_making_faults(
         if not recipe.quantization.keeps_stacked_experts and is_expert_stack(
             name, len(tensor.shape)
         ):
-            yield StageError(
+            yield UsageError(
                 f"{unfit}: '{name}' has all experts of a layer in one tensor",
                 where=where,
                 hint="choose fp8-dynamic, which leaves such experts in 16 bits",
@@ -87,7 +87,7 @@ def find_making_faults(
     for name, tensor in source.tensors.items():
         is_mtp = module_kind(name, len(tensor.shape), layers) == "mtp"
         if is_mtp and not recipe.quantization.carries_mtp:
-            yield StageError(
+            yield UsageError(
                 f"{unfit}: '{name}' is of a head for multi-token prediction, which transformers "
                 "does not load, so it would be lost",
                 where=where,
@@ -104,7 +104,7 @@ def _shape_faults(
     """Yield layers that the recipe's groups or blocks do not divide."""
     hint = "choose a recipe without groups or blocks, such as fp8-dynamic"
     if weights.undivided:
-        yield StageError(
+        yield UsageError(
             f"{unfit}: none of its group sizes divides layers of "
             f"{', '.join(map(str, weights.undivided))} columns",
             where=where,
@@ -114,7 +114,7 @@ def _shape_faults(
         return
     shapes = {each.name: each.tensor.shape for each in weights.tensors if each.quantized}
     for name, count in find_undivided_rows(recipe.quantization, shapes).items():
-        yield StageError(
+        yield UsageError(
             f"{unfit}: its blocks do not divide the {count} rows of '{name}', which vLLM puts "
             "together with others",
             where=where,
@@ -130,7 +130,7 @@ def _format_faults(
     quantization = recipe.quantization
     for part in quantization.parts if weights.forms else ():
         if not {*part.weight_formats} & {*weights.forms}:
-            yield StageError(
+            yield UsageError(
                 f"{unfit}: no module gets the format '{part.weight_formats[0]}'",
                 where=where,
                 hint=f"correct the names in quantization.other_schemes: prepare show {recipe.name}",
@@ -142,7 +142,7 @@ def _format_faults(
         if is_linear_weight(each.name, each.tensor)
     }
     if split := find_split(forms):
-        yield StageError(
+        yield UsageError(
             f"'{recipe.name}' gives '{split[0]}' and '{split[1]}' two formats, and vLLM would load "
             "both in that of the first",
             where=where,
@@ -153,7 +153,7 @@ def _format_faults(
     for name in (name for name, form in forms.items() if form is not None):
         fused = fused_name(name)
         if fused is not None and part_of(fused) not in (last, part_of(name)):
-            yield StageError(
+            yield UsageError(
                 f"'{recipe.name}' gives '{name}' another format than '{fused}', by which vLLM "
                 "looks for it",
                 where=where,

@@ -13,7 +13,7 @@ from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import Accelerator
-from pipeline.plan.plan import Arm, Plan
+from pipeline.plan.plan import Arm
 from pipeline.run.serving import Serving
 from pipeline.run.stage_run import StageRunner
 from pipeline.run.work import Copy, Failures, Piece
@@ -43,8 +43,7 @@ class Blocks:
         give_up: receives a variant whose server did not start or ended.
     """
 
-    def __init__(self, plan: Plan, stages: StageRunner, serving: Serving, give_up: GiveUp) -> None:
-        self._plan = plan
+    def __init__(self, stages: StageRunner, serving: Serving, give_up: GiveUp) -> None:
         self._stages = stages
         self._serving = serving
         self._give_up = give_up
@@ -54,8 +53,7 @@ class Blocks:
         """Yield the pieces that are ready, of variants that passed everything else."""
         measurements: dict[str, list[tuple[Arm, StageSpec]]] = {}
         for variant in variants:
-            stages = self._plan.fresh_stages(variant, self._stages.find_reusable)
-            for spec in stages.values():
+            for spec in self._serving.state.fresh(variant).values():
                 if self._stages.reuse(spec) is None:
                     first = block_spec(_measurement(spec), 0, BlockRuntime(), self._store.root)
                     measurements.setdefault(first.key, []).append((variant, spec))
@@ -125,7 +123,7 @@ class Blocks:
         first = SPEED.runtime_of(gates[0].spec)
         arms = {gate.arm: _arm(gate.spec, "candidate") for gate in gates}
         if measurement.rule.compares:
-            plans[BASELINE] = self._plan.baseline
+            plans[BASELINE] = self._serving.state.plan.baseline
             arms[BASELINE] = _arm(gates[0].spec, BASELINE)
         runtime = BlockRuntime(
             environment="serve",
@@ -157,7 +155,7 @@ class Blocks:
         return Piece(f"block.{spec.key}", title, do, is_done, needs)
 
 
-def measure_blocks(variant: Arm, plan: Plan, stages: StageRunner, serving: Serving) -> None:
+def measure_blocks(variant: Arm, stages: StageRunner, serving: Serving) -> None:
     """Measure one variant's speed gates with fresh starts, if it has any.
 
     Raises:
@@ -167,7 +165,7 @@ def measure_blocks(variant: Arm, plan: Plan, stages: StageRunner, serving: Servi
     def give_up(variant: Arm, error: PrepareError) -> None:
         raise error
 
-    blocks = Blocks(plan, stages, serving, give_up)
+    blocks = Blocks(stages, serving, give_up)
 
     def find(failures: Failures) -> list[Piece]:
         for error in failures.values():

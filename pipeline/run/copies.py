@@ -59,18 +59,12 @@ KINDS = (".py", ".txt", ".yaml", ".toml", ".jsonl")
 
 @cache
 def this_prepare() -> str:
-    """Return the version with a digest of the code, as in `0.1.0+code.4f5a0c31b2d7`.
-
-    It is cached: changed files do not affect imported modules.
-    """
+    """Return the version with a digest of the code, as in `0.1.0+code.4f5a0c31b2d7`."""
     return f"{__version__}+code.{digest_code(Path(__file__).parents[2])[:DIGITS]}"
 
 
 def digest_code(root: Path) -> str:
-    """Return the SHA-256 over names and contents of all files of KINDS in PACKAGES.
-
-    Hidden files are excluded: editors create them.
-    """
+    """Return the SHA-256 over all files of KINDS in PACKAGES but hidden ones of editors."""
     digest = hashlib.sha256()
     for file in sorted(file for name in PACKAGES for file in (root / name).rglob("*")):
         if file.suffix in KINDS and not file.name.startswith(".") and file.is_file():
@@ -119,33 +113,23 @@ def copy_index(variables: Mapping[str, str] = os.environ) -> int | None:
 
 @dataclass(frozen=True)
 class JoinedRun:
-    """The run that this process works on.
-
-    Args:
-        run_id: None for a new run.
-        nodes: whether copies run on several nodes, each of which may do any piece.
-        ended: the record of a run that has ended, and will not be retried.
-    """
+    """The run that this process works on."""
 
     request: ModelRequest
-    run_id: str | None = None
+    run_id: str | None = None  # None for a new run
     index: int = 0
-    nodes: bool = False
-    ended: RunReport | None = None
+    nodes: bool = False  # copies run on several nodes, each of which may do any piece
+    ended: RunReport | None = None  # of a run that is not retried
 
 
 def join_run(
     request: ModelRequest | None, run_id: str | None, store: Store, *, retry: bool = False
 ) -> JoinedRun:
-    """Join a run, or begin it.
+    """Join a run, or begin it; raise UsageError if it has another request or version of prepare.
 
     Args:
         request: options as given; None to take those of the run.
-        retry: try failed pieces again, of a run that may have ended.
-
-    Raises:
-        UsageError: the run has another request or version of prepare, or it is in progress and
-        failed pieces should be tried again.
+        retry: try failed pieces again, of a run that is not in progress.
     """
     index = copy_index()
     if run_id is None:
@@ -217,8 +201,7 @@ def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -
 
 def check_plan(folder: Path, plan: Plan, hardware: str) -> None:
     """Check this copy's plan against the first one's, which is written down."""
-    sides = (plan.baseline, *plan.variants)
-    specs = [*plan.shared.values(), *(spec for side in sides for spec in side.stages.values())]
+    specs = [*plan.shared.values(), *(s for arm in plan.arms for s in arm.stages.values())]
     mine = SharedPlan(hardware=hardware, keys=digest_json(sorted(spec.key for spec in specs)))
     if create_exclusively(folder / PLAN, mine.model_dump_json(indent=1).encode()):
         return

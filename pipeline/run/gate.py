@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from artifacts.run_record import RunReport, exit_code_of
 from eval_gates.suites.suite_kind import for_worker, refuse_untried, without_uncontained
@@ -33,15 +33,17 @@ from pipeline.plan.generation_settings import (
 )
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.power import check_power
-from pipeline.plan.preflight import refuse
-from pipeline.plan.resolved_options import find_gates
+from pipeline.plan.progress import PlanProgress
+from pipeline.plan.resolved_options import check_margins, find_gates
 from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.survey import refuse
+from pipeline.run.pieces import carry_out
 from pipeline.run.serving import facts_of
 from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalEndpoint, ExternalModel, ServedModel
-from pipeline.stages.attempts import AttemptLedger, Remeasured
+from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate.run import worker_spec
 from recipes.catalog import load_policy
@@ -154,18 +156,15 @@ def judge_endpoints(request: GateRequest, policy: Policy, session: RunSession) -
     # This node's load generator loads them.
     node, settings = this_node(), session.settings
     plan = plan_of(request, policy, settings, session.log.run_id, session.progress, node)
-    session.carry_out(plan, lambda: ask_first_rows(plan, session.stages))
+    state = PlanProgress(plan, session.stages.store)
+    carry_out(state, session, lambda: ask_first_rows(state, session.stages))
     (report,) = session.log.variants()
     return exit_code_of([report.verdict])
 
 
-def ask_first_rows(plan: Plan, stages: StageRunner) -> None:
-    """Ask both endpoints the first question of every open suite; store nothing.
-
-    An endpoint that cannot be asked a suite is refused before an hour of other questions, and no
-    attempt is counted.
-    """
-    rows = list(_first_rows(plan, stages))
+def ask_first_rows(state: PlanProgress, stages: StageRunner) -> None:
+    """Ask both endpoints the first question of every open suite; store and count nothing."""
+    rows = list(_first_rows(state))
     if not rows:
         return
     spec = stages.with_runtime(rows[0][0], {})
@@ -175,15 +174,15 @@ def ask_first_rows(plan: Plan, stages: StageRunner) -> None:
         context.run_worker(
             "eval_gates.evaluate_worker",
             {"first_rows": asked},
-            plugins=[for_worker(suite) for suite in plan.policy.suites.values()],
+            plugins=[for_worker(suite) for suite in state.plan.policy.suites.values()],
             needs=[NetworkAccess.ENDPOINT],
         )
 
 
-def _first_rows(plan: Plan, stages: StageRunner) -> Iterator[list[StageSpec]]:
-    for name in plan.policy.suites:
-        sides = [(arm, arm.stages[name]) for arm in (plan.baseline, *plan.variants)]
-        if not all(stages.find_reusable(spec) for _, spec in sides):
+def _first_rows(state: PlanProgress) -> Iterator[list[StageSpec]]:
+    for name in state.plan.policy.suites:
+        sides = [(arm, arm.stages[name]) for arm in state.plan.arms]
+        if not state.is_done(spec for _, spec in sides):
             yield [
                 spec.model_copy(update={"runtime": {**spec.runtime, **facts_of(arm.endpoint)}})
                 for arm, spec in sides
@@ -212,18 +211,16 @@ def plan_of(
     }
     baseline, candidate = (
         Arm(
-            recipe=Recipe(
-                name=name,
-                summary="served by someone else",
-                family="baseline" if name == "baseline" else request.family,
-                quantization=NoQuantization(),
-            ),
-            identity=ServedModel(endpoint=describe_served(request, name, asked_as)),
+            recipe=recipe,
+            identity=ServedModel(endpoint=describe_served(request, recipe.name, asked_as)),
             folder=request.folder,
             max_length=length_of(request),
             endpoint=ExternalEndpoint(url=endpoint.url, model=endpoint.model),
         )
-        for name, endpoint in (("baseline", request.baseline), ("candidate", request.candidate))
+        for recipe, endpoint in (
+            (served_recipe("baseline", "baseline"), request.baseline),
+            (served_recipe("candidate", request.family), request.candidate),
+        )
     )
     check_power(policy, (candidate.recipe,), sources.counts(policy), progress)
     plan = Builder(
@@ -237,12 +234,20 @@ def plan_of(
         store=settings.store,
         machine=node.measured_on("cpu"),
         run=run_id,
-        remeasured=Remeasured(
-            frozenset(find_gates(request.remeasured, policy, None)), frozenset({run_id})
-        ),
+        remeasured=find_gates(request.remeasured, policy, None),
     ).build()
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
+
+
+def served_recipe(name: str, family: Family | Literal["baseline"]) -> Recipe:
+    """Return the recipe that stands for an endpoint's model."""
+    return Recipe(
+        name=name,
+        summary="served by someone else",
+        family=family,
+        quantization=NoQuantization(),
+    )
 
 
 def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
@@ -252,10 +257,9 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
 
 
 def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> ExternalModel:
-    """Return the identity of a side's answers.
+    """Return the identity of a side's answers, which are kept for one deployment id only.
 
-    The endpoint may serve another model later, so answers are kept for one deployment id only. A
-    model judged against itself is asked twice.
+    A model judged against itself is asked twice.
     """
     endpoint = request.baseline if name == "baseline" else request.candidate
     return ExternalModel(
@@ -271,13 +275,7 @@ def length_of(request: GateRequest) -> int:
 def check_policy(request: GateRequest) -> Policy:
     """Return the policy, which must have margins for a variant of that family."""
     policy = load_policy(request.policy)
-    for name, suite in policy.suites.items():
-        if request.family not in suite.margins:
-            raise UsageError(
-                f"the policy '{policy.name}' has no margin for {request.family} variants",
-                where=f"policy key suites.{name}.margins",
-                hint=f"add '{request.family}: 0.02' there, or name another --family",
-            )
+    check_margins(served_recipe("candidate", request.family), policy)
     find_claims(policy, None)
     find_gates(request.remeasured, policy, None)
     if request.remeasured and request.deployment_id is None:

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from artifacts.evidence.signing import Signer, find_signer
 from artifacts.release import PromotionRequest, promote
 from artifacts.run_record import NOT_PREFERRED, RunReport, exit_code_of
-from pipeline.core.errors import ExitCode, PrepareError
-from pipeline.core.events import Progress
+from pipeline.core.errors import ExitCode
+from pipeline.core.events import NullProgress, Progress
 from pipeline.core.hardware import this_node
 from pipeline.core.lots import Needs
 from pipeline.core.process_environment import registry_variables
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import locate, locate_draft, locate_variants
-from pipeline.plan.generation_settings import form_notes
+from pipeline.plan.checkpoint_resolver import locate_all
 from pipeline.plan.gpu_fit import spread_over_gpus
-from pipeline.plan.model_plan import find_data, make_plan
+from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import Plan
-from pipeline.plan.preflight import (
-    Preflight,
-    early_faults,
-    late_faults,
-    preflight_of,
-    refuse,
-    registry_faults,
-)
+from pipeline.plan.preflight import Preflight
+from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose, registry_uri
+from pipeline.plan.survey import Survey, refuse, survey
 from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import check_plan, join_run, write_request
+from pipeline.run.pieces import carry_out
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.screening import ScreeningRun
 from pipeline.run.session import RunSession
@@ -86,45 +80,36 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
     """Find the checkpoint, make the plan, work on it."""
     settings, stages, progress = session.settings, session.stages, session.progress
     is_main = session.log.is_main
-    sources = find_data(choices, settings, progress)
-    preflight = preflight_of(choices, settings)
-    others = registry_faults(choices, settings) if is_main else ()
-    check_early(preflight, choices, progress, others)
-    checkpoint = locate(choices, settings, stages.output_of, progress)
-    session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
-    adopted = locate_variants(choices, checkpoint, settings, stages.output_of, progress)
-    draft = locate_draft(
-        choices.profile,
-        settings,
-        stages.output_of,
-        progress,
-        trust_remote_code=choices.trust_remote_code,
-    )
-
+    early = check_early(choices, session, registers=choices.promote and is_main)
+    found = locate_all(choices, settings, stages.output_of, progress)
+    session.log.note_checkpoint(report_checkpoint(found.source), choices.name)
     # Without gates no attempt is made.
     run_id = "" if choices.asked.screen else session.log.run_id
-    plan = make_plan(choices, checkpoint, settings, sources, run_id, draft, adopted)
+    plan = make_plan(choices, found, settings, early.sources, run_id)
     check_plan(session.log.folder, plan, choices.node.kind(choices.profile.accelerator))
-    known = preflight or preflight_of(choices, settings)
+    known = early.preflight
+    if known is None:  # a demo, which is made by now
+        late = survey(choices, settings, NullProgress())
+        known = late.preflight
+        refuse(late.faults)
     if known is not None:
-        if preflight is None:
-            check_early(known, choices, progress)
-        refuse(late_faults(known, plan, stages.find_reusable))
-    check_serving(plan, session)
+        refuse(known.disk_fault(PlanProgress(plan, stages.store).made()))
+    if choices.asked.until_pass:
+        plan = from_the_smallest(plan, known)
+    state = PlanProgress(plan, stages.store)
+    check_serving(state, session)
     if choices.asked.screen:
         if not is_main:
             return ExitCode.SUCCESS
-        serving, size = session.serving(plan), checkpoint.weights_bytes
+        serving, size = session.serving(state), found.source.weights_bytes
         return ScreeningRun(plan, stages, serving, session.log, size).run()
-    if choices.asked.until_pass:
-        plan = from_the_smallest(plan, known)
     memory = known.memory_to_make() if known is not None else 0
     copies = count_copies(plan, choices, session, memory)
-    session.carry_out(plan, further_copies=copies - 1)
+    carry_out(state, session, further_copies=copies - 1)
     if not session.log.take_over():
         return ExitCode.SUCCESS  # the main copy tells what came of it
     if choices.asked.ablate:
-        serving = session.serving(plan)
+        serving = session.serving(state)
         note = choices.profile.kv_cache_note or ""
         AblationRun(plan, stages, serving, session.log, note).run()
     if not choices.promote:
@@ -161,38 +146,32 @@ def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) 
     return max(1, min(lots, by_memory, 1 + len(plan.variants)))
 
 
-def check_serving(plan: Plan, session: RunSession) -> None:
+def check_serving(state: PlanProgress, session: RunSession) -> None:
     """Let the engine's parser read the arguments of arms served here, or raise UsageError."""
-    stages = session.stages
-    planned = plan.stages(stages.find_reusable)
-    if all(map(stages.find_reusable, planned)):
+    planned = state.stages()
+    if state.is_done(planned):
         return
     served = [SCREEN.parameters_of(s) for s in planned if s.stage == SCREEN.name]
     check_engine_arguments(
         [(each.engine, each.serving) for each in served],
-        stages.python_of,
+        session.stages.python_of,
         session.settings.home / "accepted-arguments",
     )
 
 
 def check_early(
-    preflight: Preflight | None,
     choices: Choice,
-    progress: Progress,
-    others: Sequence[PrepareError] = (),
-) -> None:
-    """Refuse now what would fail after hours; note what could not be checked.
-
-    Raises:
-        PrepareError: lists every obstacle.
-    """
-    faults = list(others)
-    if preflight is not None:
-        generation = preflight.source.generation
-        for note in (*preflight.notes(), *form_notes(choices.policy, generation)):
-            progress.note(note)
-        faults = early_faults(preflight, choices) + faults
-    refuse(faults)
+    session: RunSession,
+    made: frozenset[str] = frozenset(),
+    *,
+    registers: bool = False,
+) -> Survey:
+    """Refuse now what would fail after hours, in one error; note what could not be checked."""
+    found = survey(choices, session.settings, session.progress, made, registers=registers)
+    for note in found.notes:
+        session.progress.note(note)
+    refuse(found.faults)
+    return found
 
 
 def promote_passed(

@@ -17,16 +17,43 @@ from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.data_sources import check_laid_out
-from pipeline.plan.plan import Arm, Plan
+from pipeline.plan.plan import Arm
 from pipeline.plan.power import check_counted
+from pipeline.plan.progress import PlanProgress
 from pipeline.run.blocks import Blocks
+from pipeline.run.copies import Lead
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import BrokenModelError, Serving
+from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
-from pipeline.run.work import Copy, Failures, Piece
+from pipeline.run.work import Copy, Failures, Piece, forget_tries
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.questions import QUESTIONS
+
+
+def carry_out(
+    state: PlanProgress,
+    session: RunSession,
+    before_asking: Callable[[], None] = lambda: None,
+    further_copies: int = 0,
+) -> None:
+    """Work on the plan up to its verdicts, which the session's log has then.
+
+    Args:
+        before_asking: as for Pieces.
+        further_copies: for the main copy to start on this machine.
+
+    Raises:
+        PrepareError: the baseline or something that all variants share failed.
+    """
+    stages, log = session.stages, session.log
+    pieces = Pieces(stages, session.serving(state), log, before_asking)
+    copy = Copy(stages.store, log.folder, session.node, session.progress)
+    if log.is_main:
+        forget_tries(log.folder)
+    with Lead(log, session.progress, stages.store, further_copies) as lead:
+        pieces.do(copy, lead.try_to)
 
 
 class Pieces:
@@ -38,18 +65,18 @@ class Pieces:
 
     def __init__(
         self,
-        plan: Plan,
         stages: StageRunner,
         serving: Serving,
         log: RunRecorder,
         before_asking: Callable[[], None] = lambda: None,
     ) -> None:
-        self._plan = plan
+        self._state = serving.state
+        self._plan = serving.state.plan
         self._stages = stages
         self._serving = serving
         self._log = log
         self._before_asking = before_asking
-        self._going = list(plan.variants)
+        self._going = list(self._plan.variants)
         self._is_checked = False
         self._blocks: Blocks | None = None
 
@@ -66,7 +93,7 @@ class Pieces:
         def give_up(variant: Arm, error: PrepareError) -> None:
             copy.fail(_name_of_serving(variant), error)
 
-        self._blocks = Blocks(self._plan, self._stages, self._serving, give_up)
+        self._blocks = Blocks(self._stages, self._serving, give_up)
 
         def find(failures: Failures) -> list[Piece]:
             before_each()
@@ -99,10 +126,7 @@ class Pieces:
         """Refuse now to run model-written code that cannot be isolated as the policy demands."""
         plan = self._plan
         for name, suite in plan.policy.suites.items():
-            if not all(
-                self._stages.find_reusable(side.stages[name])
-                for side in (plan.baseline, *plan.variants)
-            ):
+            if not self._state.is_done(arm.stages[name] for arm in plan.arms):
                 kind_of(suite).check_machine(suite)
 
     def _check_laid_out(self) -> None:
@@ -112,7 +136,7 @@ class Pieces:
         stages = {
             name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
         }
-        found = {name: self._stages.find_reusable(spec) for name, spec in stages.items() if spec}
+        found = {name: self._state.find(spec) for name, spec in stages.items() if spec}
         laid_out = {name: QUESTIONS.result_of(record) for name, record in found.items() if record}
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
         recipes = [variant.recipe for variant in self._plan.variants]
@@ -137,13 +161,13 @@ class Pieces:
 
     def _find_making(self) -> Iterator[Piece]:
         for variant in self._open:
-            if self._undone(made := self._making(variant)):
+            if self._undone(made := variant.making):
                 yield self._piece("make", made, self._needs_to_make(made))
 
     def _find_verdicts(self, failures: Failures) -> Iterator[Piece]:
         for variant in self._open:
             if self._is_asked(variant) and self._is_measured(variant):
-                spec = self._judge_stage(variant)
+                spec = self._state.judge(variant)
                 if self._stages.reuse(spec) is not None:
                     self._note_verdict(variant)
                     continue
@@ -160,7 +184,7 @@ class Pieces:
                 yield self._serving_piece(baseline)
             return
         for variant in self._open:
-            is_made = not self._undone(self._making(variant))
+            is_made = not self._undone(variant.making)
             if is_made and self._serving.undone(self._served(variant)):
                 yield self._serving_piece(variant)
 
@@ -184,7 +208,9 @@ class Pieces:
             self._serving.run(variant, self._served(variant), lot)
 
         def is_done() -> bool:
-            return not self._serving.undone(self._served(variant)) or self._is_broken(variant)
+            return not self._serving.undone(self._served(variant)) or bool(
+                self._state.fault(variant)
+            )
 
         needs = self._serving.needs(variant, self._served(variant))
         title = f"serves {variant.recipe.name}"
@@ -203,28 +229,20 @@ class Pieces:
         return Piece(name, title, do, lambda: not self._undone(specs), needs)
 
     def _served(self, variant: Arm) -> list[StageSpec]:
-        return self._plan.served_stages(variant, self._stages.find_reusable)
-
-    def _making(self, variant: Arm) -> list[StageSpec]:
-        made = (variant.stages.get(role) for role in ("quantize", "check_weights"))
-        return [spec for spec in made if spec is not None]
+        return self._state.served(variant)
 
     def _undone(self, specs: Sequence[StageSpec]) -> bool:
         return any(self._stages.reuse(spec) is None for spec in specs)
 
     def _is_asked(self, variant: Arm) -> bool:
         return not (
-            self._undone(self._making(variant))
+            self._undone(variant.making)
             or self._serving.undone(self._served(self._plan.baseline))
             or self._serving.undone(self._served(variant))
         )
 
     def _is_measured(self, variant: Arm) -> bool:
-        fresh = self._plan.fresh_stages(variant, self._stages.find_reusable)
-        return not self._undone(list(fresh.values()))
-
-    def _judge_stage(self, variant: Arm) -> StageSpec:
-        return self._plan.judge_stage(variant, self._stages.find_reusable)
+        return not self._undone(list(self._state.fresh(variant).values()))
 
     def _needs_to_make(self, made: Sequence[StageSpec]) -> Needs:
         if not any(spec.stage == QUANTIZE.name and self._undone([spec]) for spec in made):
@@ -237,7 +255,7 @@ class Pieces:
         if error := failures.get(_name_of_serving(self._plan.baseline)):
             raise error
         for variant in list(self._going):
-            names = [f"make.{spec.key}" for spec in self._making(variant)[-1:]]
+            names = [f"make.{spec.key}" for spec in variant.making[-1:]]
             for name in (*names, _name_of_serving(variant)):
                 if error := failures.get(name):
                     self._give_up(variant, error)
@@ -251,13 +269,6 @@ class Pieces:
                 self._serving.check_screened(variant)
             except BrokenModelError as error:
                 self._give_up(variant, error)
-
-    def _is_broken(self, variant: Arm) -> bool:
-        try:
-            self._serving.check_screened(variant)
-        except BrokenModelError:
-            return True
-        return False
 
     def _give_up(self, variant: Arm, failure: PrepareError) -> None:
         name = variant.recipe.name
@@ -273,7 +284,7 @@ class Pieces:
 
     def _note_verdict(self, variant: Arm) -> None:
         self._going.remove(variant)
-        found = JUDGE.result_of(self._stages.find_finished(self._judge_stage(variant)))
+        found = JUDGE.result_of(self._stages.find_finished(self._state.judge(variant)))
         name = variant.recipe.name
         self._log.note_variant(report_judged(name, self._weights(variant), found))
         while self._plan.until_pass and found.verdict == "pass" and self._going:

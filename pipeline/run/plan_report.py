@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import EvaluationDataError, ExitCode, HubError, PrepareError
+from pipeline.core.errors import ExitCode, HubError, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import Hardware, this_node
 from pipeline.core.record import Record
@@ -20,22 +20,15 @@ from pipeline.core.stage import StageSpec, TypedStageRecord
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft, locate_variants
+from pipeline.plan.checkpoint_resolver import demo_stage, locate_all
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.gpu_fit import spread_over_gpus
-from pipeline.plan.model_plan import find_data, make_plan
+from pipeline.plan.model_plan import make_plan
 from pipeline.plan.power import GatePower, policy_power, speed_power
-from pipeline.plan.preflight import (
-    as_refusal,
-    early_faults,
-    late_faults,
-    line,
-    preflight_of,
-    refusal,
-    registry_faults,
-)
+from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from pipeline.plan.serving_profile import draft_reference
+from pipeline.plan.survey import line, refusal, survey
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
@@ -79,30 +72,19 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """All that `prepare plan` reports.
-
-    Args:
-        checkpoint: None: refused, or not here.
-        power: of the suites, then of the speed gates.
-        weights_bytes: by variant; empty if unknown.
-        not_here: why stages after it are unknown.
-        source_bytes: of the checkpoint's weights.
-        forms: by suite, how it is asked.
-        exit_code: of `prepare model`, if it would refuse to begin.
-        notes: what the preflight could not check.
-    """
+    """All that `prepare plan` reports."""
 
     choices: Choice
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None  # None: refused, or not here
     stages: tuple[PlannedStage, ...]
-    power: tuple[GatePower, ...]
+    power: tuple[GatePower, ...]  # of the suites, then of the speed gates
     environments: tuple[EnvironmentStatus, ...]
-    weights_bytes: dict[str, int]
-    not_here: str
+    weights_bytes: dict[str, int]  # by variant; empty if unknown
+    not_here: str  # why later stages are unknown
     source_bytes: int
-    forms: dict[str, str]
+    forms: dict[str, str]  # by suite, how it is asked
     faults: tuple[PrepareError, ...]
-    exit_code: ExitCode
+    exit_code: ExitCode  # of `prepare model`, if it would refuse to begin
     attempt: str
     notes: tuple[str, ...]
 
@@ -138,6 +120,7 @@ class PlanReport:
         else:
             later = "what is cached of the later stages is known after that"
             yield f"{name}: {self.not_here}; {later}"
+        yield from (f"would be refused: {line(fault)}" for fault in self.faults)
         yield f"policy {self.choices.policy.name}, profile {self.choices.profile.name}"
         for variant, size in self.weights_bytes.items():
             share = f"{100 * size / self.source_bytes:.0f} % of the source"
@@ -148,13 +131,15 @@ class PlanReport:
             yield self.attempt
         if missing := [env.key for env in self.environments if env.state in ("missing", "broken")]:
             yield f"environments to build first: {', '.join(missing)}"
-        yield from (f"would be refused: {line(fault)}" for fault in self.faults)
         yield from (f"note: {note}" for note in self.notes)
         if not self.faults:
             to_run = sum(not stage.cached for stage in self.stages)
             seconds = self.expected_seconds()
-            words = NOT_MEASURED if seconds is None else f"about {seconds / 60:.1f} minutes"
-            yield f"{to_run} stages to run, {len(self.stages) - to_run} cached; {words}"
+            words = "their time is not measured here"
+            if seconds is not None:
+                words = f"about {seconds / 60:.1f} minutes"
+            stages = f"{to_run} stage{'s' if to_run != 1 else ''} to run"
+            yield f"{stages}, {len(self.stages) - to_run} cached; {words}"
 
     def expected_seconds(self) -> float | None:
         """Sum over stages to run; None if one of them was never measured here."""
@@ -168,25 +153,15 @@ def forecast(
 ) -> PlanReport:
     """Plan the request and look up what is cached; no stage is run.
 
-    Args:
-        hash_all: hash the weights, however long it takes.
-
-    Raises:
-        PrepareError: as `prepare model` would, for bad options or a damaged checkpoint.
+    `hash_all` hashes the weights, however long it takes. Raises PrepareError for bad options.
     """
     choices = spread_over_gpus(choose(request, settings, this_node()), settings)
     store, profile, tried = settings.open_store(), choices.profile, choices.recipes
-    faults: list[PrepareError] = []
-    sources = None
-    try:
-        sources = find_data(choices, settings, progress)
-    except EvaluationDataError as error:
-        faults.append(as_refusal(error))
-    preflight, policy = preflight_of(choices, settings), choices.policy
+    early = survey(choices, settings, progress, registers=choices.promote)
+    faults, preflight, sources = list(early.faults), early.preflight, early.sources
+    policy = choices.policy
     if preflight is not None:
-        faults += early_faults(preflight, choices)
         policy = resolve_generation(policy, preflight.source.generation)
-    faults += registry_faults(choices, settings)
     checkpoint: Checkpoint | None = None
     not_here, attempt, specs = "", "", list[StageSpec]()
     level: float | None = None
@@ -196,42 +171,41 @@ def forecast(
             raise NotHereError("to be made first")
         return store.stage_folder(spec.stage, spec.key) / "output"
 
-    def find(spec: StageSpec) -> Any:
-        return store.find_current(spec.stage, spec.key)
-
     try:
-        if not faults and sources is not None:  # else a run ends here, before it reads any weights
+        if not faults:  # else a run ends here, before it reads any weights
             _check_here(choices, settings, hash_all=hash_all)
-            trusted = choices.trust_remote_code
-            checkpoint = locate(choices, settings, find_made, progress)
-            adopted = locate_variants(choices, checkpoint, settings, find_made, progress)
-            draft = locate_draft(profile, settings, find_made, progress, trust_remote_code=trusted)
-            plan = make_plan(choices, checkpoint, settings, sources, draft=draft, adopted=adopted)
-            policy, level = plan.policy, plan.trial.level
-            attempt, specs = AttemptLedger(store).history(plan.trial).words, plan.stages(find)
+            found = locate_all(choices, settings, find_made, progress)
+            checkpoint = found.source
+            plan = make_plan(choices, found, settings, sources)
+            policy, level, state = plan.policy, plan.trial.level, PlanProgress(plan, store)
+            attempt, specs = AttemptLedger(store).history(plan.trial).words, state.stages()
             if preflight is not None:
-                faults += late_faults(preflight, plan, find)
-    except (NotHereError, HubError) as reason:
-        not_here = reason.message if isinstance(reason, HubError) else str(reason)
+                faults += preflight.disk_fault(state.made())
+    except HubError as error:
+        faults.append(error)
+    except NotHereError as reason:
+        not_here = str(reason)
         if choices.reference.kind == "demo":
             specs = [demo_stage(choices.reference, profile, settings)]
     seen = _seen_seconds(store, choices.node.hardware(profile.accelerator), checkpoint)
-    counts, refused = sources.counts(policy) if sources else {}, refusal(faults)
-    is_sized = preflight is not None and not faults
+    refused = refusal(faults)
+    power: tuple[GatePower, ...] = ()
+    if all(isinstance(fault, HubError) for fault in faults):  # they do not depend on the checkpoint
+        power = (
+            *policy_power(policy, tried, sources.counts(policy), level),
+            *speed_power(choices.policy, len(tried), profile, level, _median(seen, SERVER)),
+        )
     return PlanReport(
         choices=choices,
         checkpoint=checkpoint,
         stages=tuple(_planned(specs, store, seen)),
-        power=(
-            *(policy_power(policy, tried, counts, level) if sources else ()),
-            *speed_power(choices.policy, len(tried), profile, level, _median(seen, SERVER)),
-        ),
+        power=power,
         environments=tuple(
             status(name, Accelerator(profile.accelerator), settings)
             for name in choices.environments
         ),
         weights_bytes={r.name: preflight.weights[r.name].bytes for r in tried}
-        if preflight is not None and is_sized
+        if preflight is not None and not faults
         else {},
         not_here=not_here,
         source_bytes=preflight.source.weights_bytes if preflight else 0,
@@ -239,7 +213,7 @@ def forecast(
         faults=tuple(faults),
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
         attempt=attempt,
-        notes=tuple(preflight.notes()) if preflight is not None else (),
+        notes=early.notes,
     )
 
 

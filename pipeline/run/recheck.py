@@ -28,19 +28,20 @@ from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
-from pipeline.plan.checkpoint_resolver import locate, locate_draft
-from pipeline.plan.model_plan import find_data, make_planner
+from pipeline.plan.checkpoint_resolver import Located, locate, locate_draft
+from pipeline.plan.machine import find_missing_gpus, machine_of
+from pipeline.plan.model_plan import make_planner
 from pipeline.plan.plan import Plan
-from pipeline.plan.preflight import preflight_of
+from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, ModelRequest, find_gates, registry_uri
 from pipeline.plan.serving_profile import check_processor, choose_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
 from pipeline.run.model import check_early
+from pipeline.run.pieces import carry_out
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
-from pipeline.stages.attempts import Remeasured
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.source_info import report_checkpoint
@@ -75,20 +76,13 @@ class RecheckRequest:
 
 @dataclass(frozen=True)
 class RecheckOutcome:
-    """What a recheck found.
-
-    Args:
-        past: the version's verdict.
-        changed: members of the tuple that differ here.
-        report: the run that measured; None if nothing had to be measured.
-        refuted: an earlier recheck of this very tuple that failed.
-    """
+    """What a recheck found."""
 
     version: Version
-    past: RecordedVerdict
+    past: RecordedVerdict  # the version's verdict
     changed: tuple[TupleDifference, ...]
-    report: RunReport | None = None
-    refuted: RecheckRecord | None = None
+    report: RunReport | None = None  # None if nothing had to be measured
+    refuted: RecheckRecord | None = None  # an earlier recheck of this very tuple that failed
 
     @property
     def now(self) -> VariantReport | None:
@@ -146,7 +140,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     if not request.trust_remote_code:
         refuse_code(version, past)
     node = this_node()
-    profile = _profile(request, past, node)
+    profile = _profile(request, past, node, settings.store)
     accelerator = Accelerator(profile.accelerator)
 
     def made(spec: StageSpec) -> Path:  # nothing is made before a change is known
@@ -199,7 +193,8 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     session = RunSession("recheck", command, accelerator, settings, progress)
 
     def measure() -> ExitCode:
-        session.carry_out(_plan(choices, past, folder, draft, gates, session))
+        plan = _plan(choices, past, folder, draft, gates, session)
+        carry_out(PlanProgress(plan, session.stages.store), session)
         (report,) = session.log.variants()
         kernels, find = None, session.stages.store.find
         for key in claims_of(session.log.report()).judges.values():
@@ -259,14 +254,16 @@ def _plan(
     gates: frozenset[str],
     session: RunSession,
 ) -> Plan:
-    """Locate the source, check the machine, and return the plan.
+    """Check the machine, locate the source, and return the plan.
 
-    Args:
-        folder: of the registered files, which have been checked.
-        gates: to measure again.
+    `folder` has the registered files, which have been checked; `gates` are measured again.
     """
     settings, progress, run = session.settings, session.progress, session.log.run_id
-    sources, source = find_data(choices, settings, progress), choices.reference.text
+    source, name = choices.reference.text, past.recipe.name
+    try:
+        sources = check_early(choices, session, frozenset({name})).sources
+    except CheckpointError as error:
+        raise _no_source(error, choices, source) from error
     try:
         checkpoint = locate(choices, settings, session.stages.output_of, progress)
         if checkpoint.digest != past.checkpoint_digest:
@@ -278,9 +275,6 @@ def _plan(
     except (CheckpointError, UsageError) as error:
         raise _no_source(error, choices, source) from error
     session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
-    name = past.recipe.name
-    if preflight := preflight_of(choices, settings):
-        check_early(replace(preflight, made=frozenset({name})), choices, progress)
     registered = inspect_folder(
         folder, ref=str(folder), kind="folder", revision=None, digests=settings.digests
     )
@@ -300,14 +294,14 @@ def _plan(
         settings.store,
     )
     _discard_if_gone(adopt, session.stages.store, settings)
-    planner = make_planner(choices, checkpoint, settings, sources, draft)
+    planner = make_planner(choices, Located(checkpoint, draft=draft), settings, sources)
     return replace(
         planner,
         policy=past.policy,  # to the letter
         made={name: adopt},
         tried=past.tried,
         run=run,
-        remeasured=Remeasured(gates, frozenset({run})),
+        remeasured=gates,
     ).plan()
 
 
@@ -336,7 +330,9 @@ def _discard_if_gone(adopt: StageSpec, store: Store, settings: Settings) -> None
     store.discard(adopt.stage, adopt.key)
 
 
-def _profile(request: RecheckRequest, past: RecordedVerdict, node: NodeInfo) -> ServingProfile:
+def _profile(
+    request: RecheckRequest, past: RecordedVerdict, node: NodeInfo, store: Path
+) -> ServingProfile:
     """Return the judged or requested profile; UsageError if it cannot serve here."""
     profile = past.profile
     if request.profile:
@@ -345,13 +341,9 @@ def _profile(request: RecheckRequest, past: RecordedVerdict, node: NodeInfo) -> 
             profile = profile.spread_as(past.profile)
     profile = served_profile(profile, past.recipe)
     # Before a GPU environment is built for a node without one.
-    if profile.accelerator == "cuda" and node.gpu_name is None:
-        raise UsageError(
-            f"the profile '{profile.name}' is for a GPU, and this machine has none",
-            where="--profile",
-            hint="run it on the machine that is to serve, or name that of this machine: "
-            "--profile cpu",
-        )
+    machine = machine_of(node, store, with_gpu=profile.accelerator == "cuda")
+    if (missing := find_missing_gpus(profile, machine)) is not None:
+        raise missing
     if profile.accelerator == "cpu":
         check_processor(profile, node.cpu_features)
     refuse_unfit(profile, request.profile or profile.name)

@@ -16,8 +16,8 @@ from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.lots import Needs
 from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import Accelerator
-from pipeline.plan.plan import Arm, Plan
-from pipeline.plan.screening import MADE, screening_stages
+from pipeline.plan.plan import MAKING, Arm, Plan
+from pipeline.plan.screening import screening_stages
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.stage_run import StageRunner
@@ -67,8 +67,8 @@ class ScreeningRun:
     def _measure(self, arm: Arm) -> ScreenedModel:
         (suite,) = self._plan.policy.suites
         stages = screening_stages(self._plan, arm)
-        self._make([stages[role] for role in MADE if role in stages], arm.recipe.name)
-        served = {role: spec for role, spec in stages.items() if role not in MADE}
+        self._make(arm.making, arm.recipe.name)
+        served = {role: spec for role, spec in stages.items() if role not in MAKING}
         self._serving.hold(replace(arm, stages=served), list(served.values()))
         own, first = self._answers(stages[suite]), self._plan.baseline.stages[suite]
         before = own if arm is self._plan.baseline else self._answers(first)

@@ -20,7 +20,8 @@ from pipeline.core.private_files import private_umask
 from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
-from pipeline.plan.plan import Arm, Plan
+from pipeline.plan.plan import Arm
+from pipeline.plan.progress import PlanProgress
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.served_model import SERVED_NAME, ExternalEndpoint, ServingSpec
@@ -173,8 +174,10 @@ def facts_of(endpoint: ExternalEndpoint) -> dict[str, Any]:
 class Serving:
     """Runs the stages of a plan that a served model answers."""
 
-    def __init__(self, plan: Plan, stages: StageRunner, endpoints: Endpoints, node: Node) -> None:
-        self._plan = plan
+    def __init__(
+        self, state: PlanProgress, stages: StageRunner, endpoints: Endpoints, node: Node
+    ) -> None:
+        self.state = state
         self._stages = stages
         self.endpoints = endpoints
         self.node = node
@@ -195,8 +198,8 @@ class Serving:
         if self._stages.accelerator is not Accelerator.CUDA:
             return Needs(cores=True)
         sides = [variant.arguments]
-        if any(spec.stage == SPEED.name for spec in asked) and self._plan.baseline.arguments:
-            sides.append(self._plan.baseline.arguments)
+        if any(spec.stage == SPEED.name for spec in asked) and self.state.plan.baseline.arguments:
+            sides.append(self.state.plan.baseline.arguments)
         return Needs(gpus=max(count_gpus(side.engine_arguments) for side in sides))
 
     def hold(self, variant: Arm, specs: Sequence[StageSpec]) -> None:
@@ -220,13 +223,8 @@ class Serving:
 
     def check_screened(self, variant: Arm) -> None:
         """Raise BrokenModelError if the model was checked and is broken."""
-        spec = variant.stages.get(SCREEN.name)
-        record = self._stages.find_reusable(spec) if spec is not None else None
-        if record is not None and (why := self._fault(record)):
+        if why := self.state.fault(variant):
             raise BrokenModelError(why)
-
-    def _fault(self, record: StageRecord) -> str:
-        return SCREEN.result_of(record).fault(self._plan.policy.broken)
 
     def run(self, variant: Arm, specs: Sequence[StageSpec], lot: Lot) -> None:
         """Run the stages on the lot, with servers from the first one that needs them; stop these.
@@ -235,11 +233,10 @@ class Serving:
         """
         try:
             for spec in self.undone(specs):
-                is_load = spec.stage == SPEED.name
-                if is_load and self._plan.has_failed(variant, self._stages.find_reusable):
+                if spec.stage == SPEED.name and self.state.has_failed(variant):
                     continue
-                record = self._run(variant, spec, lot)
-                if spec.stage == SCREEN.name and self._fault(record):
+                self._run(variant, spec, lot)
+                if spec.stage == SCREEN.name and self.state.fault(variant):
                     return
         finally:
             # The user may interrupt several times, and the servers must end before us.
@@ -269,7 +266,7 @@ class Serving:
 
     @property
     def is_alone(self) -> bool:
-        speed = self._plan.policy.speed
+        speed = self.state.plan.policy.speed
         wanted = speed is not None and speed.quiet == "node"
         return wanted or self._stages.accelerator is not Accelerator.CUDA
 
@@ -281,7 +278,7 @@ class Serving:
         """Return the servers that the stage asks; a speed stage may have more than one."""
         if spec.stage != SPEED.name:
             return self.endpoints.open(variant.to_serve)
-        sides = {"baseline": self._plan.baseline.to_serve, "candidate": variant.to_serve}
+        sides = {"baseline": self.state.plan.baseline.to_serve, "candidate": variant.to_serve}
         wanted = SPEED.parameters_of(spec).sides
         return {"endpoints": {name: self.endpoints.open(sides[name]) for name in wanted}}
 

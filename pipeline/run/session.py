@@ -16,13 +16,11 @@ from pipeline.core.lots import Node
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Accelerator, identity, interpreters
 from pipeline.environments.settings import Settings
-from pipeline.plan.plan import Plan
-from pipeline.run.copies import JoinedRun, Lead
-from pipeline.run.pieces import Pieces
+from pipeline.plan.progress import PlanProgress
+from pipeline.run.copies import JoinedRun
 from pipeline.run.recorder import RecordingProgress, RunRecorder
 from pipeline.run.serving import LocalServers, Serving
 from pipeline.run.stage_run import StageRunner
-from pipeline.run.work import Copy, forget_tries
 
 
 class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
@@ -55,35 +53,13 @@ class RunSession:
         python_of = interpreters(accelerator, settings, self.progress)
         self.stages = StageRunner(store, python_of, self.log, self.progress, accelerator)
 
-    def serving(self, plan: Plan) -> Serving:
+    def serving(self, state: PlanProgress) -> Serving:
 
         def caches_of(name: str) -> Mapping[str, str]:
             found = identity(name, self.stages.accelerator, self.settings)
             return open_caches(self.settings.home, found, self.progress)
 
-        return Serving(plan, self.stages, LocalServers(self.stages, caches_of), self.node)
-
-    def carry_out(
-        self,
-        plan: Plan,
-        before_asking: Callable[[], None] = lambda: None,
-        further_copies: int = 0,
-    ) -> None:
-        """Work on the plan up to its verdicts, which the log has then.
-
-        Args:
-            before_asking: as for Pieces.
-            further_copies: for the main copy to start on this machine.
-
-        Raises:
-            PrepareError: the baseline or something that all variants share failed.
-        """
-        pieces = Pieces(plan, self.stages, self.serving(plan), self.log, before_asking)
-        copy = Copy(self.stages.store, self.log.folder, self.node, self.progress)
-        if self.log.is_main:
-            forget_tries(self.log.folder)
-        with Lead(self.log, self.progress, self.stages.store, further_copies) as lead:
-            pieces.do(copy, lead.try_to)
+        return Serving(state, self.stages, LocalServers(self.stages, caches_of), self.node)
 
     def run(self, work: Callable[[], ExitCode]) -> RunReport:
         """Do the work and close the run's record.

@@ -116,9 +116,6 @@ class StageRunner:
         self.run(spec)
         return self.store.stage_folder(spec.stage, spec.key) / "output"
 
-    def find_reusable(self, spec: StageSpec) -> StageRecord | None:
-        return self.store.find_current(spec.stage, spec.key)
-
     def find_finished(self, spec: StageSpec) -> StageRecord:
         """Return a finished stage's record; raise StoreError if it is gone."""
         record = self.store.find(spec.stage, spec.key)
@@ -158,7 +155,7 @@ class StageRunner:
         record = self.store.find(spec.stage, spec.key)
         if record is None:
             return None
-        if self.find_reusable(spec) is None:
+        if self.store.find_current(spec.stage, spec.key) is None:
             self.store.discard(spec.stage, spec.key)
             return None
         return record

@@ -29,22 +29,22 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.generation_settings import max_length_of
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
+from pipeline.plan.model_plan import served_arm
 from pipeline.plan.plan import Arm, Plan
-from pipeline.plan.preflight import refuse
+from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.screening import load_stage
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.survey import refuse
 from pipeline.plan.tuned_arm import TunedArm, add_candidate, claim_gain, make_defaults
 from pipeline.run.blocks import measure_blocks
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
-from pipeline.serving.served_model import ServedModel
 from pipeline.stages.speed import ROLE, SPEED
 from recipes.catalog import BASELINE
 from recipes.checkpoints.folder import Checkpoint
@@ -89,11 +89,8 @@ class TuneRequest:
 def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:
     """Screen, confirm, and write a profile if a gain is confirmed.
 
-    Returns:
-        the report, whose `exit_code` is 0 for a tuned profile, 4 for no gain, 5 for undecided.
-
-    Raises:
-        PrepareError: the request itself is invalid, so there is no run.
+    The report's `exit_code` is 0 for a tuned profile, 4 for no gain, 5 for undecided. Raises
+    PrepareError if the request itself is invalid, so that there is no run.
     """
     if (file := request.output) is not None:  # hours before it is written
         with raise_as(UsageError, NOT_THERE, f"--output {file}", ELSEWHERE):
@@ -187,7 +184,7 @@ class Tuning:
     sources: SourceResolver
     stages: StageRunner
     log: RunRecorder
-    serving_of: Callable[[Plan], Serving]
+    serving_of: Callable[[PlanProgress], Serving]
     trust_remote_code: bool = False
 
     def run(self, output: Path | None = None) -> ExitCode:
@@ -252,7 +249,8 @@ class Tuning:
         arm = plan.baseline if candidate == self.defaults else plan.variants[0]
         (claim,) = find_claims(plan.policy, self._served)
         loads = self.candidates.repetitions
-        spec = load_stage(arm, claim, self.identities["serve"], self._machine, loads)
+        machine = self.node.measured_on(self.profile.accelerator)
+        spec = load_stage(arm, claim, self.identities["serve"], machine, loads)
         rule = SPEED.parameters_of(spec).rule
         served = {"screen": arm.stages["screen"], f"{ROLE}screening": spec}
         arguments = candidate.serving(self.node).for_engine()
@@ -310,7 +308,6 @@ class Tuning:
             self._note(profile=str(output))
 
     def _plan(self, candidate: TunedArm) -> Plan:
-        run = self.log.run_id
         return Builder(
             policy=self.policy,
             baseline=self._arm(BASELINE, self.defaults),
@@ -319,38 +316,24 @@ class Tuning:
             sources=self.sources,
             identities=self.identities,
             store=self.stages.store.root,
-            machine=self._machine,
+            machine=self.node.measured_on(self.profile.accelerator),
             profile=self._served,
             tried=[_recipe(candidate.name)],
-            run=run,
+            run=self.log.run_id,
         ).build()
 
     def _arm(self, name: str, candidate: TunedArm) -> Arm:
-        serving = candidate.serving(self.node)
-        return Arm(
-            recipe=_recipe(name),
-            identity=ServedModel(
-                checkpoint=self.checkpoint.digest,
-                serving=serving,
-                engine=self.identities[find_engine(serving.engine).environment],
-                hardware=self.node.hardware(self.profile.accelerator),
-                trust_remote_code=self.trust_remote_code,
-            ),
-            folder=self.checkpoint.path,
-            max_length=max_length_of(candidate.profile, self.checkpoint),
-            arguments=serving,
+        return served_arm(
+            *(_recipe(name), self.checkpoint, candidate.profile, candidate.serving(self.node)),
+            *(self.identities, self.node),
             trust_remote_code=self.trust_remote_code,
-            ready_timeout_seconds=candidate.profile.ready_timeout_seconds,
         )
 
-    @property
-    def _machine(self) -> str:
-        return self.node.measured_on(self.profile.accelerator)
-
     def _hold(self, plan: Plan, arm: Arm) -> None:
-        serving = self.serving_of(plan)
-        serving.hold(arm, plan.served_stages(arm, self.stages.find_reusable))
-        measure_blocks(arm, plan, self.stages, serving)
+        state = PlanProgress(plan, self.stages.store)
+        serving = self.serving_of(state)
+        serving.hold(arm, state.served(arm))
+        measure_blocks(arm, self.stages, serving)
 
     def _measured(self, spec: StageSpec) -> tuple[StageRecord, list[LoadRun]]:
         folder = self.stages.store.stage_folder(spec.stage, spec.key)

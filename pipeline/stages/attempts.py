@@ -9,8 +9,6 @@ Verdict, report and card state their number. `attempts: N` of a policy gives eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,22 +85,6 @@ class History(Record):
             f"attempt {self.attempt} against this baseline: {self.variants} variants were judged "
             f"before{again}"
         )
-
-
-@dataclass(frozen=True)
-class Remeasured:
-    """Gates to measure again although they are finished.
-
-    Args:
-        gates: names of suites and speed gates.
-        runs: ids of the runs that request it; measurements that they began are continued.
-    """
-
-    gates: frozenset[str] = frozenset()
-    runs: frozenset[str] = frozenset()
-
-
-NOTHING = Remeasured()
 
 
 class Counted(Record):
@@ -196,25 +178,12 @@ class AttemptLedger:
             measurements=sum(n - 1 for measured in latest.values() for n in measured.values()),
         )
 
-    def next_number(
-        self,
-        trial: Trial,
-        gate: str,
-        is_over: Callable[[int], bool],
-        remeasured: Remeasured = NOTHING,
-    ) -> int:
-        """Return the number of a gate's measurement to continue or begin.
-
-        Args:
-            is_over: whether the measurement of that number is finished.
-        """
+    def measurement(self, trial: Trial, gate: str) -> tuple[int, set[str]]:
+        """Return the number of a gate's latest measurement, and ids of the runs that began it."""
         same = [each for each in self.attempts(trial.baseline) if trial.is_of(each.trial)]
         begun = [(each.measured.get(gate, 1), each.run) for each in same]
         latest = max((number for number, _ in begun), default=1)
-        if gate not in remeasured.gates or not begun:
-            return latest
-        runs = {run for number, run in begun if number == latest}
-        return latest if runs & remeasured.runs or not is_over(latest) else latest + 1
+        return latest, {run for number, run in begun if number == latest}
 
     def _refuse_more(self, trial: Trial, earlier: list[Attempt]) -> None:
         used = sum(each.trial.attempts is not None for each in earlier)

@@ -25,6 +25,8 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "function_call": "assistant",
 }
+# Any of these is found under a name that is one of them: recipes name what their own data has.
+COLUMNS = ("text", "messages", "conversations")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -36,7 +38,8 @@ def text_or_chat(row: Any, column: str) -> str | list[dict[str, Any]]:
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"it is {_kind(row)} and not an object with the key '{column}'")
-    key = next((name for name in (column, "text", "messages", "conversations") if name in row), "")
+    names = (column, *COLUMNS) if column in COLUMNS else (column,)
+    key = next((name for name in names if name in row), "")
     if not key:
         keys = ", ".join(map(str, row)) or "none"
         raise ValueError(f"it lacks the key '{column}'; it has {keys}")

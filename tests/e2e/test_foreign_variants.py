@@ -226,7 +226,7 @@ def test_what_no_engine_here_loads_is_refused_before_it_is_copied(
     for command in ("plan", "model"):
         options = ["--profile", "cpu", "--policy", policy, "--variant", f"it={other}"]
         done = prepare(store, command, str(demo_model), *options)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert words in done.stdout + done.stderr
         assert "gate-two-endpoints" in done.stdout + done.stderr
     assert not (store / "stages" / "adopt").exists()

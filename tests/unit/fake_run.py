@@ -20,7 +20,7 @@ answer log, judging, evidence, promotion. So a run of any shape is made by sayin
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from pipeline.core.store import Store
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
+from pipeline.plan.progress import PlanProgress
 from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import Lead
 from pipeline.run.pieces import Pieces
@@ -52,7 +53,6 @@ from pipeline.run.recorder import RunRecorder
 from pipeline.run.screening import ScreeningRun
 from pipeline.run.serving import Serving
 from pipeline.run.work import Copy
-from pipeline.stages.attempts import NOTHING, Remeasured
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 from recipes.checkpoints.source_info import CheckpointReport, find_source
 from recipes.checkpoints.weight_files import BUNDLE
@@ -249,7 +249,7 @@ class FakeRun:
             for each in self.adopted
         }
 
-    def plan(self, run: str = "", remeasured: Remeasured = NOTHING) -> Plan:
+    def plan(self, run: str = "", remeasured: Collection[str] = ()) -> Plan:
         """The real planner's."""
         return ModelPlanner(
             checkpoint=self.checkpoint,
@@ -291,9 +291,8 @@ class FakeRun:
         )
         stages = PretendStages(store, self.models, log)
         node = self.node
-        again = Remeasured(remeasured, frozenset({log.run_id}))
-        plan = replace(self.plan(log.run_id, again), until_pass=self.until_pass)
-        serving = Serving(plan, stages, self.models, node)
+        plan = replace(self.plan(log.run_id, remeasured), until_pass=self.until_pass)
+        serving = Serving(PlanProgress(plan, store), stages, self.models, node)
         copy = Copy(store, log.folder, node, stages.progress)
         if self.screen:
             code = ScreeningRun(plan, stages, serving, log, checkpoint.weights_bytes).run()
@@ -301,7 +300,7 @@ class FakeRun:
             self.report = log.report()
             return self.report
         with Lead(log, stages.progress, store) as lead:
-            Pieces(plan, stages, serving, log, self.before_asking).do(copy, lead.try_to)
+            Pieces(stages, serving, log, self.before_asking).do(copy, lead.try_to)
         if self.ablate:
             AblationRun(plan, stages, serving, log, "queries are quantized, too").run()
         for served in ("baseline", *command["recipes"]):

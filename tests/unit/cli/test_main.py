@@ -100,6 +100,8 @@ def test_plan_takes_the_very_same_options_and_gpus() -> None:
         ["--promote"],
         ["--sign"],
         ["--ablate"],
+        ["--screen"],
+        ["--until"],
         ["--remeasure"],
         ["--screen"],
         ["--until"],
@@ -174,10 +176,10 @@ def test_options_come_from_variables_too(tmp_path: Path) -> None:
     assert "there is no recipe 'one'" in done.stderr
 
 
-def test_a_missing_checkpoint_is_1_and_begins_no_run(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_2_and_begins_no_run(tmp_path: Path) -> None:
     missing = tmp_path / "no-such-checkpoint"
     done = prepare(tmp_path, "model", str(missing), "--profile", "cpu", "--json")
-    assert done.returncode == 1
+    assert done.returncode == 2
     report = json.loads(done.stdout)
     assert report["run"] is None
     assert report["error"]["message"] == "the folder does not exist"
@@ -194,7 +196,7 @@ def test_an_empty_checkpoint_is_2_and_its_run_says_so(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["status"] == "failed"
     assert report["exit_code"] == 2
-    assert report["error"]["kind"] == "PreflightError"
+    assert report["error"]["kind"] == "CheckpointError"
     assert report["error"]["where"] == str(empty)
     assert f"where: {empty}" in done.stderr
     assert "Traceback" not in done.stderr

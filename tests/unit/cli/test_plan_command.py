@@ -11,7 +11,7 @@ from small_checkpoint import write_files
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import PreflightError
+from pipeline.core.errors import CheckpointError
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_a_folder_of_gguf_is_named_so(model: Path, command: str) -> None:
     folder = write_files(model.parent / "gguf", {"m.gguf": b"GGUF"})
     words = [command, str(folder), "--profile", "cpu", "--policy", "demo"]
     done = CliRunner().invoke(app, words)
-    said = str(done.exception) + done.stderr
+    said = str(done.exception) + done.stdout + done.stderr
     assert "GGUF" in said
-    assert done.exit_code == 2 or isinstance(done.exception, PreflightError)
+    assert done.exit_code == 2 or isinstance(done.exception, CheckpointError)
 
 
 def test_a_refused_checkpoint_is_shown_once(model: Path) -> None:

@@ -136,6 +136,6 @@ def test_the_judging_step_does_what_it_says(file: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
         env=clean | given,
     )
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert "verdict=error" in (tmp_path / "prepare.env").read_text().splitlines()
     assert (tmp_path / "summary.md").is_file()

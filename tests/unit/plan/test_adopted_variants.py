@@ -19,8 +19,8 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import read_served, read_variant, served_profile
 from pipeline.plan.checkpoint_resolver import locate, locate_variants
 from pipeline.plan.gpu_fit import answer
-from pipeline.plan.preflight import preflight_of
 from pipeline.plan.resolved_options import Choice, choose
+from pipeline.plan.survey import survey
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
 from recipes.checkpoints.folder import Checkpoint
@@ -239,7 +239,7 @@ class TestChoices:
             self.located(settings)
 
     def test_the_plans_memory_is_of_its_own_headers(self, settings: Settings) -> None:
-        preflight = preflight_of(self.choices(settings), settings)
+        preflight = survey(self.choices(settings), settings, Listener()).preflight
         assert preflight is not None
         stored = read_folder(self.folder / "vendor")
         size = sum(tensor.size for tensor in stored.tensors.values())

@@ -10,8 +10,10 @@ from listener import Listener
 
 from pipeline.core.errors import UsageError
 from pipeline.environments.settings import Settings
-from pipeline.plan.model_plan import find_data, make_plan
+from pipeline.plan.checkpoint_resolver import Located
+from pipeline.plan.model_plan import make_plan
 from pipeline.plan.screening import screening_stages
+from pipeline.plan.survey import survey
 from pipeline.stages.evaluate import EVALUATE
 
 pytestmark = pytest.mark.usefixtures("programs")
@@ -23,8 +25,8 @@ class TestPlan:
         choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
         checkpoint = checkpoints.located(choices)
         listener = Listener()
-        sources = find_data(choices, settings, listener)
-        plan = make_plan(choices, checkpoint, settings, sources)
+        sources = survey(choices, settings, listener).sources
+        plan = make_plan(choices, Located(checkpoint), settings, sources)
         assert [variant.recipe.name for variant in plan.variants] == ["fp8-dynamic"]
         checked = plan.baseline.stages["screen"].parameters["checkpoint"]
         assert checked == checkpoint.digest
@@ -40,8 +42,9 @@ class TestPlan:
         install_driver(programs, "NVIDIA H100 80GB HBM3", "9.0")
         checkpoints.write()
         choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
-        sources = find_data(choices, settings, Listener())
-        plan = make_plan(choices, checkpoints.located(choices), settings, sources)
+        sources = survey(choices, settings, Listener()).sources
+        located = Located(checkpoints.located(choices))
+        plan = make_plan(choices, located, settings, sources)
         hardware = plan.variants[0].stages["screen"].parameters["hardware"]
         assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}
 
@@ -53,11 +56,13 @@ class TestPlan:
         file.write_text(f"name: few\nsummary: s\nsuites:\n  logs: {suite}\n")
         checkpoints.write()
         asked = {"policy": str(file), "recipes": ("fp8-dynamic",)}
-        with pytest.raises(UsageError, match="logs"):
-            find_data(checkpoints.choices(**asked), settings, Listener())
+        faults = survey(checkpoints.choices(**asked), settings, Listener()).faults
+        assert any(isinstance(each, UsageError) and "logs" in each.message for each in faults)
         choices = checkpoints.choices(**asked, screen=True)
-        sources = find_data(choices, settings, Listener())
-        plan = make_plan(choices, checkpoints.located(choices), settings, sources)
+        found = survey(choices, settings, Listener())
+        assert not any("logs" in each.message for each in found.faults)
+        located = Located(checkpoints.located(choices))
+        plan = make_plan(choices, located, settings, found.sources)
         stages = screening_stages(plan, plan.variants[0])
         assert list(stages) == ["quantize", "check_weights", "screen", "logs"]
         assert EVALUATE.parameters_of(stages["logs"]).rule is None

@@ -18,9 +18,11 @@ from three_suites import three_suites
 from pipeline.core.digest import FileDigests
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage import StageSpec
+from pipeline.core.store import Store
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm, Plan, repeat_role
+from pipeline.plan.progress import PlanProgress
 from pipeline.stages.judge import JudgeParameters
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.checkpoints.folder import Checkpoint
@@ -113,11 +115,12 @@ def wanted(tmp_path: Path) -> Wanted:
 
 def judge_of(plan: Plan, variant: Arm) -> StageSpec:
     """The verdict of a run that has not begun."""
-    return plan.judge_stage(variant, nothing_found)
+    return begun(plan).judge(variant)
 
 
-def nothing_found(spec: StageSpec) -> None:
-    """The store of a run that has not begun."""
+def begun(plan: Plan) -> PlanProgress:
+    """The progress of a run that has nothing in its store."""
+    return PlanProgress(plan, Store(Path(plan.baseline.stages["screen"].store)))
 
 
 def policy() -> Policy:
@@ -175,7 +178,7 @@ class TestStages:
 
     def test_every_input_comes_before(self, wanted: Wanted) -> None:
         seen: set[tuple[str, str]] = set()
-        for spec in wanted.plan().stages(nothing_found):
+        for spec in begun(wanted.plan()).stages():
             assert {(i.stage, i.key) for i in spec.inputs.values()} <= seen
             seen.add((spec.stage, spec.key))
         assert len(seen) == len(wanted.keys())
@@ -329,7 +332,7 @@ class TestMachine:
         assert awq.arguments is not None
         assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
         assert awq.arguments.engine_arguments["dtype"] == "float32"
-        judge = other.plan().judge_stage(awq, nothing_found)
+        judge = begun(other.plan()).judge(awq)
         assert set(judge.parameters["profile"]["cpu_overrides"]) == {"float32", "kv-cache-not-fp8"}
 
     def test_features_to_do_with_are_in_every_key(self, wanted: Wanted) -> None:

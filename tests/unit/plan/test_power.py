@@ -100,8 +100,8 @@ def made(**suite: Any) -> Policy:
     ("suite", "available", "words"),
     [
         ({}, 100, "cannot decide its margin"),
-        ({"margins": {"fp8": 0.75}}, 3000, "insensitive"),
-        ({"margins": {"fp8": {"recovery": 0.25}}}, 3000, "insensitive"),
+        ({"margins": {"fp8": 0.75}}, 3000, "could not tell a good variant"),
+        ({"margins": {"fp8": {"recovery": 0.25}}}, 3000, "could not tell a good variant"),
         ({"usual": {"fp8": {"flips": 0.3}}}, 400, "would pass only"),
     ],
 )

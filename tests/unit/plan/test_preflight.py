@@ -13,29 +13,36 @@ import pytest
 from listener import Listener
 from published_models import (
     DEEPSEEK_V3,
+    GPT_OSS_120B,
     LLAMA_3_8B,
     LLAMA_3_70B,
     LLAMA_3_405B,
     MIXTRAL_8X22B,
+    QWEN_3_235B,
     Shapes,
     deepseek,
     dense,
+    gpt_oss,
     mixtral,
+    qwen3_moe,
     source,
 )
 from small_checkpoint import safetensors, write_files
 
-from pipeline.core.errors import ExitCode, PreflightError, PrepareError, UsageError
+from pipeline.core.errors import ExitCode, HubError, PrepareError, UsageError
 from pipeline.core.gpus import VisibleGpu
 from pipeline.core.hardware import FEATURES
 from pipeline.environments.settings import Settings
+from pipeline.plan.checkpoint_faults import find_missing_matrix
 from pipeline.plan.machine import Machine
-from pipeline.plan.preflight import Preflight, early_faults, line, preflight_of
+from pipeline.plan.preflight import Preflight
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import check_processor
+from pipeline.plan.survey import line, survey
 from pipeline.run.model import run_model
 from pipeline.run.plan_report import forecast
 from recipes import catalog
+from recipes.quantizers.calibration import text_or_chat
 from recipes.schema import Recipe
 
 LARGE = Machine(memory_bytes=10**13, free_disk_bytes=10**13)
@@ -404,12 +411,9 @@ def test_small_files_refuse(
     settings: Settings, tmp_path: Path, files: dict[str, bytes], words: list[str]
 ) -> None:
     name = checkpoint(tmp_path / "model", files)
-    try:
-        report = forecast(request(name), settings, Listener())
-        found = "\n".join(map(line, report.faults))
-        assert report.exit_code == ExitCode.USAGE
-    except PreflightError as error:
-        found = str(error)
+    report = forecast(request(name), settings, Listener())
+    found = "\n".join(map(line, report.faults))
+    assert report.exit_code == ExitCode.USAGE
     for each in words:
         assert each in found
     assert run_model(request(name), settings, Listener()).exit_code == ExitCode.USAGE
@@ -467,7 +471,7 @@ def test_too_little_disk_is_told_with_other_faults(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = replace(LARGE, free_disk_bytes=1000)
-    monkeypatch.setattr("pipeline.plan.preflight.machine_of", lambda *_, **__: full)
+    monkeypatch.setattr("pipeline.plan.survey.machine_of", lambda *_, **__: full)
     name = checkpoint(tmp_path / "model", {}, max_position_embeddings=64)
     context, disk = map(line, forecast(request(name), settings, Listener()).faults)
     assert "serves 2,048 tokens" in context
@@ -481,7 +485,7 @@ class TestDownload:
     def early(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> Callable[[], list[PrepareError]]:
-        module = "pipeline.plan.preflight"
+        module = "pipeline.plan.survey"
         model = source(LLAMA_3_8B, dense(LLAMA_3_8B))
         tight = replace(LARGE, free_disk_bytes=20 * 10**9)
         monkeypatch.setattr(f"{module}.machine_of", lambda *_, **__: tight)
@@ -491,9 +495,7 @@ class TestDownload:
 
         def ask() -> list[PrepareError]:
             choices = choose(request("org/name", FP8, AWQ), settings)
-            found = preflight_of(choices, settings)
-            assert found is not None
-            return early_faults(found, choices)
+            return list(survey(choices, settings, Listener()).faults)
 
         return ask
 
@@ -518,3 +520,88 @@ def test_a_list_as_calibration_file(settings: Settings, tmp_path: Path) -> None:
         request(checkpoint(tmp_path / "model", {}), str(recipe)), settings, Listener()
     )
     assert any("jq -c '.[]' share.json" in fault.hint for fault in report.faults)
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("", ""),
+        ("model.layers.5.mlp.up_proj.weight", "model.layers.5.mlp.up_proj.weight"),
+        ("model.layers.5.", "model.layers.5 (all of it)"),
+        ("model.layers.31.", "model.layers.31 (all of it)"),
+        ("model.norm.weight", ""),
+    ],
+)
+def test_a_matrix_that_one_layer_lacks(lost: str, words: str) -> None:
+    shapes = {n: s for n, s in dense(LLAMA_3_8B).items() if not (lost and n.startswith(lost))}
+    assert find_missing_matrix(source(LLAMA_3_8B, shapes)) == words
+
+
+@pytest.mark.parametrize(
+    ("config", "shapes"),
+    [(DEEPSEEK_V3, deepseek), (GPT_OSS_120B, gpt_oss), (QWEN_3_235B, qwen3_moe)],
+)
+def test_layers_of_several_kinds_are_complete(config: dict[str, Any], shapes: Any) -> None:
+    assert find_missing_matrix(source(config, shapes(config))) == ""
+
+
+def test_a_weight_that_the_index_leaves_out(settings: Settings, tmp_path: Path) -> None:
+    name = checkpoint(tmp_path / "model", {})
+    folder = Path(name)
+    shard = "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors").rename(folder / shard)
+    listed = dict.fromkeys(
+        ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"], shard
+    )
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    report = forecast(request(name), settings, Listener())
+    (fault,) = report.faults
+    assert "leaves out 'model.layers.0.mlp." in fault.message
+    assert report.exit_code == ExitCode.USAGE
+
+
+def test_a_question_without_its_key(settings: Settings, tmp_path: Path) -> None:
+    name, data = checkpoint(tmp_path / "model", {}), tmp_path / "data"
+    data.mkdir()
+    row = {"subject": "s", "question": "q", "choices": list("abcd"), "answer": 1}
+    broken = {key: value for key, value in row.items() if key != "answer"}
+    (data / "mmlu_test.jsonl").write_bytes(lines(*[row] * 500, broken))
+    suites = {"mmlu": {"kind": "mmlu", "margins": {"fp8": 0.1}}}
+    (tmp_path / "p.yaml").write_text(json.dumps({"name": "p", "summary": "s", "suites": suites}))
+    asked = replace(request(name, policy=str(tmp_path / "p.yaml")), eval_data=data)
+    report = forecast(asked, settings, Listener())
+    (fault,) = report.faults
+    assert fault.where == f"{data / 'mmlu_test.jsonl'}, line 501"
+    assert report.exit_code == run_model(asked, settings, Listener()).exit_code == ExitCode.USAGE
+
+
+def test_a_short_context_is_told_of_all_suites_and_loads(
+    settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "short.yaml").write_text(
+        "{name: short, extends: cpu, summary: s, engine_arguments: {max-model-len: 20}}"
+    )
+    asked = replace(
+        request(checkpoint(tmp_path / "model", {})), profile=str(tmp_path / "short.yaml")
+    )
+    found = "\n".join(map(line, forecast(asked, settings, Listener()).faults))
+    for each in ("suite 'humaneval'", "suite 'rouge'", "speed.workloads.short"):
+        assert each in found
+
+
+def test_a_misspelled_column_is_refused() -> None:
+    with pytest.raises(ValueError, match="lacks the key 'mesages'; it has messages"):
+        text_or_chat(CHAT, "mesages")
+    assert text_or_chat({"text": "t"}, "messages") == "t"
+
+
+def test_a_hub_that_cannot_be_reached(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise HubError("the Hub is unreachable", where="org/name", hint="check the network")
+
+    for name in ("read_source", "bytes_to_download"):
+        monkeypatch.setattr(f"pipeline.plan.survey.{name}", fail)
+    report = forecast(request("org/name"), settings, Listener())
+    assert report.exit_code == run_model(request("org/name"), settings, Listener()).exit_code == 1
+    assert list(report.lines())[1].startswith("would be refused: the Hub is unreachable")
+    assert report.power  # the gates are the same for every checkpoint

@@ -40,11 +40,12 @@ from pipeline.core.errors import (
 from pipeline.core.store import RECORD, Store
 from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
-from pipeline.environments.settings import Settings, load_settings
+from pipeline.environments.settings import load_settings
 from pipeline.plan import model_plan
 from pipeline.plan.machine import Machine
 from pipeline.plan.preflight import Preflight
 from pipeline.plan.resolved_options import Choice
+from pipeline.plan.survey import refuse
 from pipeline.run import recheck, session
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
@@ -146,8 +147,8 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(session, "LocalServers", lambda *_: found.models)
     monkeypatch.setattr(recheck, "this_node", lambda: NODE)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
-    monkeypatch.setattr(recheck, "preflight_of", lambda *_: None)
-    monkeypatch.setattr(recheck, "find_data", lambda *_: Questions())
+    early: Any = SimpleNamespace(sources=Questions(), preflight=None)
+    monkeypatch.setattr(recheck, "check_early", lambda *_: early)
     return found
 
 
@@ -317,17 +318,20 @@ class TestPreflight:
     def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> RecheckOutcome:
         machine = Machine(2 * 10**9, 2 * 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
 
-        def preflight_of(choices: Choice, settings: Settings) -> Preflight:
-            return Preflight(
+        def check_early(choices: Choice, session: Any, made: frozenset[str]) -> Any:
+            found = Preflight(
                 source=source(LLAMA_3_8B, dense(LLAMA_3_8B)),
                 recipes=choices.recipes,
                 baseline=choices.baseline,
                 profile=load_profile("h100" if gpu else "cpu"),
                 machine=machine,
-                store=settings.store,
+                store=session.settings.store,
+                made=made,
             )
+            refuse([*found.faults(), *found.disk_fault(())])
+            return SimpleNamespace(sources=Questions(), preflight=found)
 
-        monkeypatch.setattr(recheck, "preflight_of", preflight_of)
+        monkeypatch.setattr(recheck, "check_early", check_early)
         site.serve = "3" * 64
         return site.recheck()
 
@@ -462,7 +466,7 @@ class TestErrors:
         else:
             assert outcome.report is not None
             assert outcome.report.error is not None
-            assert outcome.exit_code == 1
+            assert outcome.exit_code == 2
             told = outcome.report.error
         assert told["message"].startswith("the source checkpoint, which is the baseline,")
         assert "moved" in told["message"] + told["where"]
@@ -481,8 +485,8 @@ class TestErrors:
     def test_a_gpus_verdict_without_a_gpu(
         self, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        hint = self.refused(site, UsageError, "this machine has none", profile="h100")
-        assert "--profile cpu" in hint
+        hint = self.refused(site, UsageError, "none is found here", profile="h100")
+        assert "choose another profile" in hint
 
 
 class TestCommand:

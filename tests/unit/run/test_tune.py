@@ -82,7 +82,7 @@ class Tried:
             sources=Sources(self.models),  # type: ignore[arg-type]
             stages=stages,
             log=self.log,
-            serving_of=lambda plan: Serving(plan, stages, self.models, Node(self.store.root)),
+            serving_of=lambda state: Serving(state, stages, self.models, Node(self.store.root)),
         ).run(to)
 
     @property

@@ -10,6 +10,7 @@ from sample_reports import failed_variant_report, variant_report
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
 from pipeline.core.errors import ExitCode
 from pipeline.environments.settings import Settings
+from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run import model as whole_run
@@ -39,7 +40,7 @@ def run_to(
     monkeypatch: pytest.MonkeyPatch,
     registry: str | None = None,
 ) -> RunReport:
-    def judged(session: Any, *_: Any, **__: Any) -> None:
+    def judged(state: Any, session: Any, **_: Any) -> None:
         for report in verdicts:
             session.log.note_variant(report)
 
@@ -49,12 +50,11 @@ def run_to(
     object.__setattr__(checkpoint, "kind", "folder")
     object.__setattr__(checkpoint, "quantized", "")
     object.__setattr__(checkpoint, "path", folder)
-    monkeypatch.setattr(whole_run, "find_data", lambda *_: None)
-    monkeypatch.setattr(whole_run, "locate", lambda *_: checkpoint)
+    monkeypatch.setattr(whole_run, "locate_all", lambda *_: Located(checkpoint))
     policy = load_policy("demo")
     planned = Plan(policy, {}, None, (), None)  # type: ignore[arg-type]
     monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
-    monkeypatch.setattr(whole_run.RunSession, "carry_out", judged)
+    monkeypatch.setattr(whole_run, "carry_out", judged)
     monkeypatch.setattr(whole_run, "check_plan", lambda *_: None)
     monkeypatch.setattr(whole_run, "check_serving", lambda *_: None)
     request = ModelRequest(
@@ -111,7 +111,7 @@ def test_a_registry_that_would_refuse_is_told_before_the_work(
     registry = f"sqlite:///{tmp_path / 'file'}/registry.db"
     passed = [variant_report(promoted=False, registry_version=None)]
     report = run_to(passed, True, tmp_path, monkeypatch, registry)
-    assert (report.status, report.exit_code) == ("failed", 1)
+    assert (report.status, report.exit_code) == ("failed", 2)
     assert report.variants == []
     assert report.error is not None
     assert "--no-promote" in report.error["hint"]

@@ -8,7 +8,7 @@ from some_attempt import some_trial
 
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.store import Store
-from pipeline.stages.attempts import AttemptLedger, Counted, Remeasured, trial_of
+from pipeline.stages.attempts import AttemptLedger, Counted, trial_of
 from recipes.catalog import load_policy
 
 ONCE = Counted(trial=some_trial(), gate="mmlu", run="r1")
@@ -51,20 +51,13 @@ def test_history_counts_what_was_judged_before(ledger: AttemptLedger) -> None:
 
 def test_a_gate_measured_again_is_an_attempt(ledger: AttemptLedger) -> None:
     ledger.begin(counted())
-    again = Remeasured(frozenset({"mmlu"}), frozenset({"r2"}))
-    assert ledger.next_number(some_trial(), "mmlu", lambda n: True) == 1
-    assert ledger.next_number(some_trial(), "mmlu", lambda n: True, again) == 2
-    assert ledger.next_number(some_trial(), "code", lambda n: True, again) == 1
+    assert ledger.measurement(some_trial(), "mmlu") == (1, {"r1"})
     ledger.begin(counted(run="r2"), 2)
     ledger.begin(counted(run="r2"), 2)
     first, second = ledger.attempts(some_trial().baseline)
     assert (first.measured, second.measured) == ({}, {"mmlu": 2})
-    # The run that asked for it continues it, and so does any later run.
-    assert ledger.next_number(some_trial(), "mmlu", lambda n: True, again) == 2
-    assert ledger.next_number(some_trial(), "mmlu", lambda n: True) == 2
-    later = Remeasured(frozenset({"mmlu"}), frozenset({"r3"}))
-    assert ledger.next_number(some_trial(), "mmlu", lambda n: False, later) == 2
-    assert ledger.next_number(some_trial(), "mmlu", lambda n: True, later) == 3
+    assert ledger.measurement(some_trial(), "mmlu") == (2, {"r2"})
+    assert ledger.measurement(some_trial(), "code")[0] == 1
     assert ledger.history(some_trial()).measurements == 1
 
 

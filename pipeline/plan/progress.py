@@ -1,0 +1,102 @@
+"""How far a plan is, by the store: what is done, failed and still open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+from pipeline.core.stage import StageRecord, StageReference, StageSpec
+from pipeline.core.store import Store
+from pipeline.plan.plan import Arm, Plan, repeat_role
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
+from pipeline.stages.quantize import QUANTIZE
+from pipeline.stages.screen import SCREEN
+from pipeline.stages.speed import SPEED
+
+
+class PlanProgress:
+    """Reads the store at each call: other copies of the run write to it.
+
+    Methods raise StoreError if a record is damaged.
+    """
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self.plan = plan
+        self.store = store
+
+    def find(self, spec: StageSpec) -> StageRecord | None:
+        """Return the record of a stage that need not run again."""
+        return self.store.find_current(spec.stage, spec.key)
+
+    def is_done(self, specs: Iterable[StageSpec]) -> bool:
+        return all(self.find(spec) is not None for spec in specs)
+
+    def made(self) -> set[str]:
+        """Return the names of variants whose weights are in the store."""
+        variants = self.plan.variants
+        return {arm.recipe.name for arm in variants if self.find(arm.stages[QUANTIZE.name])}
+
+    def stages(self) -> list[StageSpec]:
+        """Return every stage of the run, in order."""
+        variants = self.plan.variants
+        made = chain.from_iterable(arm.making for arm in variants)
+        served = chain.from_iterable(map(self.served, self.plan.arms))
+        fresh = chain.from_iterable(self.fresh(arm).values() for arm in variants)
+        return [*self.plan.shared.values(), *made, *served, *fresh, *map(self.judge, variants)]
+
+    def served(self, arm: Arm) -> list[StageSpec]:
+        """Return the stages that one start of the arm's server answers, in order."""
+        speed, fresh = self.speed(arm), self.fresh(arm)
+        roles = [r for r in arm.served if r in speed or arm.stages[r].stage != SPEED.name]
+        return [arm.stages[role] for role in roles if role not in fresh]
+
+    def fresh(self, arm: Arm) -> dict[str, StageSpec]:
+        """Return the speed gates whose loads each have a fresh start of the server, by role."""
+        speed = self.speed(arm).items()
+        return {role: spec for role, spec in speed if SPEED.parameters_of(spec).is_fresh}
+
+    def speed(self, arm: Arm) -> dict[str, StageSpec]:
+        """Return the arm's speed gates, by role; of a failed variant those that are measured."""
+        speed = {role: spec for role, spec in arm.stages.items() if spec.stage == SPEED.name}
+        if self.has_failed(arm):
+            return {role: spec for role, spec in speed.items() if self.find(spec)}
+        return speed
+
+    def has_failed(self, arm: Arm) -> bool:
+        """Return whether the arm failed a suite that blocks it: it gets no further loads."""
+        suites = [n for n, s in self.plan.policy.suites.items() if s.tier != "advisory"]
+        records = (self.find(arm.stages[name]) for name in suites if name in arm.stages)
+        return any(each and EVALUATE.result_of(each).state == "fail" for each in records)
+
+    def fault(self, arm: Arm) -> str:
+        """Return why the served model is broken; '' if it is not, or was not screened."""
+        spec = arm.stages.get(SCREEN.name)
+        record = self.find(spec) if spec else None
+        return SCREEN.result_of(record).fault(self.plan.policy.broken) if record else ""
+
+    def judge(self, variant: Arm) -> StageSpec:
+        """Return the verdict's stage, of the suites' answers and the open speed gates."""
+        plan = self.plan
+        inputs: dict[str, StageSpec | StageReference] = {}
+        for suite in plan.policy.suites:
+            spec = variant.stages[suite]
+            inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
+            inputs[f"candidate.{suite}"] = spec
+            inputs[f"questions.{suite}"] = spec.inputs["questions"]
+            if repeat_role(suite) in plan.baseline.stages:
+                inputs[f"again.{suite}"] = plan.baseline.stages[repeat_role(suite)]
+        return JUDGE.spec(
+            variant.recipe.name,
+            JudgeParameters(
+                policy=plan.policy,
+                recipe=variant.recipe.name,
+                trial=plan.trial,
+                family=variant.recipe.family,
+                profile=variant.profile or plan.profile,
+            ),
+            inputs | self.speed(variant),
+            JudgeRuntime(run=plan.run),
+            Path(variant.stages[SCREEN.name].store),
+        )

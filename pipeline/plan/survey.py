@@ -1,0 +1,176 @@
+"""What options, files and this machine show of a run before any work.
+
+`model`, `plan` and `recheck` share it, so that the plan refuses what the run would refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from artifacts.registry import Registry
+from pipeline.core.errors import (
+    CheckpointError,
+    HubError,
+    PreflightError,
+    PrepareError,
+    RegistryError,
+    UsageError,
+)
+from pipeline.core.events import Progress
+from pipeline.environments.definition import EnvironmentName
+from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.settings import Settings
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.generation_settings import resolve_generation
+from pipeline.plan.gpu_fit import read_draft_bytes, read_source
+from pipeline.plan.machine import existing_folder, find_driver_fault, find_missing_gpus, machine_of
+from pipeline.plan.power import check_power
+from pipeline.plan.preflight import Preflight
+from pipeline.plan.resolved_options import Choice, registry_uri
+from recipes.checkpoints.hub import bytes_to_download
+from recipes.checkpoints.reference import CheckpointReference
+from recipes.policy import Policy
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Sources of questions, the checks of the checkpoint, all faults, and notes.
+
+    `preflight` is None if the checkpoint is not here: then only the machine is checked.
+    """
+
+    sources: SourceResolver
+    preflight: Preflight | None
+    faults: tuple[PrepareError, ...]
+    notes: tuple[str, ...]
+
+
+def survey(
+    choices: Choice,
+    settings: Settings,
+    progress: Progress,
+    made: frozenset[str] = frozenset(),
+    *,
+    registers: bool = False,
+) -> Survey:
+    """Read config.json, headers, small files and this machine.
+
+    Args:
+        made: recipes whose weights exist.
+        registers: whether this process promotes, so that the registry is checked.
+
+    Raises UsageError if the folder of evaluation data does not exist.
+    """
+    profile, policy = choices.profile, choices.policy
+    evaluate = identity("evaluate", Accelerator(profile.accelerator), settings)
+    sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
+    machine = machine_of(choices.node, settings.store, with_gpu=profile.accelerator == "cuda")
+    if {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys():
+        machine = replace(machine, driver="")  # the site's own interpreters may need another
+    faults: list[PrepareError | None] = []
+    preflight = None
+    try:
+        source = read_source(choices, settings)
+    except CheckpointError as error:
+        if choices.reference.kind == "demo" or isinstance(error, HubError):
+            faults += find_missing_gpus(profile, machine), find_driver_fault(profile, machine)
+            faults.append(_find_hub_fault(choices.reference))
+        else:
+            faults.append(error)
+    else:
+        policy = resolve_generation(policy, source.generation)
+        preflight = Preflight(
+            source=source,
+            recipes=choices.recipes,
+            baseline=choices.baseline,
+            profile=profile,
+            machine=machine,
+            store=settings.store,
+            policy=choices.policy,
+            trust_remote_code=choices.trust_remote_code,
+            made=made,
+            draft_bytes=read_draft_bytes(profile, settings),
+            adopted=choices.headers,
+        )
+        faults += preflight.faults()
+        faults += _disk_faults(preflight, choices)
+    faults += _question_faults(choices, policy, sources, progress)
+    if registers:
+        faults += _registry_faults(choices, settings)
+    notes = (*choices.left_out, *(preflight.notes() if preflight else ()))
+    return Survey(sources, preflight, tuple(f for f in faults if f is not None), notes)
+
+
+def _find_hub_fault(reference: CheckpointReference) -> HubError | None:
+    """Return why the checkpoint cannot be fetched: headers alone may be refused by a mirror."""
+    if reference.kind == "hub":
+        try:
+            bytes_to_download(reference.name, reference.revision)
+        except HubError as fault:
+            return fault
+    return None
+
+
+def _question_faults(
+    choices: Choice, policy: Policy, sources: SourceResolver, progress: Progress
+) -> Iterator[PrepareError]:
+    """Yield missing or damaged questions, or else a gate that could not decide."""
+    missing = list(sources.faults(policy))
+    yield from missing
+    if not missing and not choices.asked.screen:  # without gates nothing is to be decided
+        try:
+            check_power(choices.policy, choices.recipes, sources.counts(policy), progress)
+        except UsageError as fault:
+            yield fault
+
+
+def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
+    """Check the disk, only if the store has no variants: their checkpoint is known later."""
+    folder, reference = preflight.store / "stages" / "quantize", choices.reference
+    all_made = preflight.made.issuperset(recipe.name for recipe in preflight.recipes)
+    if not all_made and folder.is_dir() and any(folder.iterdir()):
+        return []
+    download = 0
+    if reference.kind == "hub" and _is_on_the_same_disk(preflight.store):
+        download = bytes_to_download(reference.name, reference.revision)
+    return preflight.disk_fault((), download)
+
+
+def _registry_faults(choices: Choice, settings: Settings) -> Iterator[PrepareError]:
+    """Yield the fault of a registry that would refuse a promotion."""
+    uri = registry_uri(choices.registry, settings)
+    try:
+        Registry(uri).check(choices.name)
+    except RegistryError as error:
+        kind = RegistryError if uri.startswith("http") else PreflightError
+        without = "or use `prepare model --no-promote`, and `prepare promote` the run later"
+        yield kind(error.message, where=error.where, hint=f"{error.hint}; {without}")
+
+
+def refuse(faults: Iterable[PrepareError]) -> None:
+    """Raise the only fault, or one error that lists all; return if there is none."""
+    if (found := refusal(list(faults))) is not None:
+        raise found
+
+
+def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
+    """Return the only fault, or one error that lists all; None if there is none."""
+    if len(faults) < 2:
+        return next(iter(faults), None)
+    listed = "\n".join(f"  {n}. {line(fault)}" for n, fault in enumerate(faults, start=1))
+    return PreflightError(f"{len(faults)} things would make this run fail\n{listed}")
+
+
+def line(fault: PrepareError) -> str:
+    """Return message, place and hint in one line."""
+    place = f"; where: {fault.where}" if fault.where else ""
+    return f"{fault.message}{place}" + (f"; hint: {fault.hint}" if fault.hint else "")
+
+
+def _is_on_the_same_disk(store: Path) -> bool:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    places: Iterable[Path] = (store, Path(HF_HUB_CACHE))
+    return len({existing_folder(place).stat().st_dev for place in places}) == 1
