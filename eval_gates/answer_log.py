@@ -31,15 +31,14 @@ class AnswerSegment:
     writer: int
     start: int
     path: Path
-    rows: int = 0  # how many they are, of a part that came from elsewhere
 
 
 def parts_of(book: Path) -> list[AnswerSegment]:
     """Return a log's files, in the order of their writers."""
     found = []
     for path in book.parent.glob(f"{book.stem}.*{book.suffix}"):
-        if named := re.fullmatch(r"(\d+)-(\d+)(?:-(\d+))?", path.name.split(".")[-2]):
-            found.append(AnswerSegment(int(named[1]), int(named[2]), path, int(named[3] or 0)))
+        if named := re.fullmatch(r"(\d+)-(\d+)", path.name.split(".")[-2]):
+            found.append(AnswerSegment(int(named[1]), int(named[2]), path))
     return sorted(found)
 
 

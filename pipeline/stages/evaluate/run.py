@@ -37,7 +37,7 @@ from pipeline.stages.evaluate import (
     EvaluateRuntime,
     log_key,
 )
-from pipeline.stages.evaluate.answer_logs import begin_log, book_file, open_book
+from pipeline.stages.evaluate.answer_logs import book_file, open_book
 from pipeline.stages.questions import QUESTIONS as ASKED
 from recipes.engines import find_engine
 
@@ -75,7 +75,7 @@ def run(context: Context) -> EvaluateResult:
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {}
     with open_book(context.store, todo.book_file, context.progress.note):
-        count_answers(context, todo.book_file.stem)
+        count_answers(context)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             facts = context.run_worker(
@@ -167,11 +167,10 @@ def book_key(spec: StageSpec, store: Store) -> str:
     return log_key(spec, lambda role: record_of(spec, store, role).result)
 
 
-def count_answers(context: Context, key: str) -> None:
+def count_answers(context: Context) -> None:
     """Record the attempt before an answer is stored; raises as `AttemptLedger.begin`."""
     if (counted := context.runtime.counted) is not None:
         AttemptLedger(context.store).begin(counted, context.parameters.measurement)
-    begin_log(context.store, key)
 
 
 def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from some_attempt import some_trial
 from artifacts.mlflow_store import make_database
 from artifacts.run_record import find_run
 from eval_gates.answer_log import AnswerLog
+from eval_gates.rows import Answer
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.private_files import private_umask, write_atomically
 from pipeline.core.store import RECORD, Store
@@ -140,8 +141,8 @@ def answer(root: Path, first: int) -> list[str]:
     with private_umask(root), open_book(store, book, lambda _: None):
         kept = AnswerLog(book, IDS, writer=1)
         kept.rows()
-        kept.append([{"id": IDS[first]}])
-        return [row["id"] for row in kept.rows()]
+        kept.append([Answer(IDS[first], "p", 1.0)])
+        return [row.id for row in kept.rows()]
 
 
 def begin_run(root: Path, end: str) -> str:

@@ -87,7 +87,7 @@ def test_a_run_s_record(make: Make, store: Store) -> None:
 @pytest.mark.parametrize("make", [pipe, endless, deep, binary])
 def test_kept_answers(make: Make, store: Store) -> None:
     answers = store.root / "answers"
-    lay(answers / f"{BOOK}.000001-00000000-00000001.jsonl", make)
+    lay(answers / f"{BOOK}.000001-00000000.jsonl", make)
     for name in ("x", "x.jsonl", "1-2.jsonl", "a-b-c.jsonl", "1-2-3-4.jsonl"):
         lay(answers / f"{BOOK}.{name}", binary)
     try:

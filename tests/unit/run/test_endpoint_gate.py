@@ -22,7 +22,6 @@ from pipeline.run.gate import GateRequest, plan_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.evaluate.answer_logs import begin_log
 from recipes.catalog import load_policy
 
 
@@ -113,7 +112,6 @@ def test_a_gate_that_is_tried_again_is_another_attempt(
 def finish_asking(plan: Plan, request: GateRequest) -> None:
     (variant,), store = plan.variants, Store(request.tokenizer.parent / "store")
     for spec in (plan.baseline.stages["code"], variant.stages["code"]):
-        begin_log(store, spec.key)
         if (counted := EVALUATE.runtime_of(spec).counted) is not None:
             AttemptLedger(store).begin(counted, EVALUATE.parameters_of(spec).measurement)
         put_record(
