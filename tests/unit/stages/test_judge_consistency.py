@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from eval_gates.rows import Answer, Question
 from pipeline.core.stage import StageRecord
 from pipeline.stages.judge.consistency import find_other_questions, find_wrong_counts
 
-QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]
+QUESTIONS = [Question(str(n), cluster=f"c{n // 2}") for n in range(6)]
+ANSWERS = [Answer(each.id, "", 1.0, cluster=each.cluster) for each in QUESTIONS]
 
 
 ASKED = {"suite": {"kind": "rouge"}, "environment": "", "max_length": 9}
@@ -36,7 +38,7 @@ def answered(n: int, **parameters: Any) -> StageRecord:
 def asked(n: int, *, told: int | None = None, **parameters: Any) -> list[str]:
     suite = {"kind": "rouge", "cluster_by": "passage"}
     evaluate = answered(n if told is None else told, suite=suite, **parameters)
-    return list(find_other_questions("r", evaluate, QUESTIONS[:n], QUESTIONS))
+    return list(find_other_questions("r", evaluate, ANSWERS[:n], QUESTIONS))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_answers_are_all_that_had_to_be_asked(
 
 def test_another_order() -> None:
     evaluate = answered(6, rule=RULE)
-    (fault,) = find_other_questions("r", evaluate, QUESTIONS[::-1], QUESTIONS)
+    (fault,) = find_other_questions("r", evaluate, ANSWERS[::-1], QUESTIONS)
     assert "not those to the first of the questions" in fault
 
 
