@@ -124,7 +124,12 @@ class Candidate:
         """Return the deployable tuple and its origin as text tags."""
         judge, source = self.judged.judge.record, self.verdict.source
         return {
-            **self.judged.tags(self.deployable, self.verdict),
+            **self.judged.tags(
+                self.deployable,
+                self.verdict.recipe,
+                self.verdict.variant.verdict,
+                self.verdict.override,
+            ),
             MANIFEST_TAG: manifest,
             EVIDENCE_TAG: self.identity,
             JUDGE_TAG: judge.key,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from artifacts.deployable import Deployable, as_tag, unservable_error
-from artifacts.evidence.bundle import BundleVerdict
 from artifacts.registry import POLICY_TAG
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import StageRecord, StageReference, TypedStageRecord
@@ -115,15 +114,17 @@ class VerdictInputs:
         except (ValueError, LookupError) as error:
             raise unservable_error(error, f"stage judge {self.judge.record.key}") from error
 
-    def tags(self, deployable: Deployable, bundle: BundleVerdict) -> dict[str, str]:
+    def tags(
+        self, deployable: Deployable, recipe: str, verdict: str, override: str | None
+    ) -> dict[str, str]:
         """Return the version's tags that follow from the evidence."""
         made_by = {"prepare.made_by": self.made_by} if self.made_by else {}
         return {
             **deployable.tags(),
             POLICY_TAG: policy_digest(self.judge.record),
-            "prepare.recipe": bundle.recipe,
-            "prepare.verdict": bundle.variant.verdict,
-            "prepare.override": bundle.override or "",
+            "prepare.recipe": recipe,
+            "prepare.verdict": verdict,
+            "prepare.override": override or "",
             "prepare.trust_remote_code": as_tag(self.trust_remote_code),
             **made_by,
         }

@@ -41,7 +41,10 @@ class RecordedVerdict:
 
     @property
     def tags(self) -> dict[str, str]:
-        return self.judged.tags(self.deployable, self.bundle)
+        bundle = self.bundle
+        return self.judged.tags(
+            self.deployable, bundle.recipe, bundle.variant.verdict, bundle.override
+        )
 
     @property
     def checkpoint_digest(self) -> str:

@@ -352,7 +352,12 @@ class FakeRun:
         folder = self.bundle(recipe)
         judged = VerdictInputs.load_by_key(self.store.find, self.folder("judge", recipe).name)
         verdict = read_verdict(folder / BUNDLE)
-        tags = judged.tags(judged.deployable(self.store.find), verdict)
+        tags = judged.tags(
+            judged.deployable(self.store.find),
+            verdict.recipe,
+            verdict.variant.verdict,
+            verdict.override,
+        )
         listed = {MANIFEST_TAG: folder.name}
         return Version(NAME, "1", ("champion",), str(folder), {**tags, **listed, **changes})
 
