@@ -25,7 +25,7 @@ from pipeline.core.digest import FileDigests, digest_bytes
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.escape import clip
 from pipeline.core.events import Progress
-from pipeline.core.untrusted import parse_json
+from pipeline.core.untrusted import parse_json, read_json_file
 from recipes.checkpoints.hub import LOG_IN
 from recipes.checkpoints.weight_files import ARCHIVE, plain_files
 
@@ -389,20 +389,23 @@ def _find_login(host: str) -> str | None:
     ]
     for place in places:
         try:
-            config = json.loads(place.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            config = dict(read_json_file(place))
+            auths, helpers = dict(config.get("auths", {})), dict(config.get("credHelpers", {}))
+            login = dict(auths.get(host, {})).get("auth")
+        except (OSError, TypeError, ValueError):
             continue
-        if login := config.get("auths", {}).get(host, {}).get("auth"):
+        if login:
             return str(login)
-        helper = config.get("credHelpers", {}).get(host) or config.get("credsStore")
+        helper = helpers.get(host) or config.get("credsStore")
         if helper:
             command = [f"docker-credential-{helper}", "get"]
             try:
                 done = subprocess.run(
                     command, input=host, capture_output=True, text=True, timeout=60, check=True
                 )
-                told = json.loads(done.stdout)
-            except (OSError, ValueError, subprocess.SubprocessError):
+                told = parse_json(done.stdout)
+                secret = f"{told['Username']}:{told['Secret']}"
+            except (OSError, LookupError, TypeError, ValueError, subprocess.SubprocessError):
                 continue
-            return base64.b64encode(f"{told['Username']}:{told['Secret']}".encode()).decode()
+            return base64.b64encode(secret.encode()).decode()
     return None

@@ -80,7 +80,7 @@ class AnswerLog:
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines()):
             try:
-                row = Answer.from_row(json.loads(line))
+                row = Answer.from_row(json.loads(line))  # noqa: TID251
                 fits = row.id == self._ids[part.start + number]
             except (ValueError, LookupError, RecursionError):
                 fits = False
@@ -142,6 +142,6 @@ def parse_answers(content: bytes) -> list[Answer]:
     """Parse an `answers.jsonl`; ValueError for a damaged line."""
     try:
         # Not splitlines: an answer may hold Unicode's line separators.
-        return [Answer.from_row(json.loads(line)) for line in content.split(b"\n") if line]
+        return [Answer.from_row(json.loads(line)) for line in content.split(b"\n") if line]  # noqa: TID251
     except RecursionError as error:
         raise ValueError("an answer is nested too deep") from error

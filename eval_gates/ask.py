@@ -265,7 +265,7 @@ class Client:
         if question.messages:
             return list(question.messages)
         if question.is_rendered:
-            return list(json.loads(question.prompt))
+            return list(json.loads(question.prompt))  # noqa: TID251
         return [{"role": "user", "content": question.prompt}]
 
     async def _choose(self, questions: Sequence[Question]) -> list[list[Reply]]:

@@ -8,12 +8,12 @@ checks the others (pipeline/serving/argument_check.py).
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.core.untrusted import parse_json
 from recipes.engines import DEFAULT, find_engine
 
 # A dot leads into an argument that is a mapping.
@@ -190,8 +190,8 @@ def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
 def _words(text: str, *, keys: bool = False) -> Iterator[str]:
     """Yield every string, or every key, in the text or its JSON."""
     try:
-        pending: list[Any] = [json.loads(text)]
-    except (ValueError, RecursionError):
+        pending: list[Any] = [parse_json(text, finite=False)]
+    except ValueError:
         pending = [text]
     while pending:
         found = pending.pop()

@@ -153,7 +153,7 @@ def render(request: ExportRequest, target: str) -> dict[str, str]:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(q=quote, literal=_literal, from_yaml=yaml.safe_load)
+    environment.filters.update(q=quote, literal=_literal, from_yaml=yaml.safe_load)  # noqa: TID251
     facts = _facts(request)
     return {
         name.removeprefix(f"{target}/").removesuffix(".j2"): environment.get_template(name).render(

@@ -313,7 +313,7 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         # The plain reader is ten times as fast as the one for untrusted files. The answer's limit
         # bounds memory, counts are checked, and text is only repeated in errors.
         try:
-            part = json.loads(content)
+            part = json.loads(content)  # noqa: TID251
         except RecursionError as error:
             raise BadAnswerError("a part of the answer is nested too deep") from error
         if not isinstance(part, dict):

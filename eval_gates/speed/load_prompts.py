@@ -69,7 +69,7 @@ class PromptSource:
         An earlier prompt is in the prefix cache, but not under this load's salt.
         """
         with Path(self.workload["file"]).open() as lines:
-            prompts = [json.loads(line)["prompt"] for line in lines]
+            prompts = [json.loads(line)["prompt"] for line in lines]  # noqa: TID251
         random.Random(seed).shuffle(prompts)  # noqa: S311  # traffic, no secret
         return [
             Prompt(

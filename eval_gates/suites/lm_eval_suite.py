@@ -33,7 +33,7 @@ def known_tasks() -> dict[str, dict[str, Any]]:
 
     `questions`: their number in the split that is asked; `cluster`: a field that several share.
     """
-    found: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))  # noqa: TID251
     return found
 
 

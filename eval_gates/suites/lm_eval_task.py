@@ -206,7 +206,7 @@ def open_task(suite: Config, folder: Path) -> LoadedTask:
     """Return the tasks that were laid out in the folder."""
     from datasets import load_from_disk
 
-    places = json.loads((folder / PLACE).read_text())
+    places = json.loads((folder / PLACE).read_text())  # noqa: TID251
     configs = [_config(folder, suite, place) for place in places]
     metric = _shared_metric(configs, suite)
     loaded: dict[str, Any] = {}

@@ -54,7 +54,7 @@ class MmluTask(EvalTask):
 @cache
 def subject_groups() -> dict[str, list[str]]:
     """Return MMLU's 57 subjects in lm-eval's four groups."""
-    found: dict[str, list[str]] = json.loads((DATA / "mmlu_groups.json").read_text("utf-8"))
+    found: dict[str, list[str]] = json.loads((DATA / "mmlu_groups.json").read_text("utf-8"))  # noqa: TID251
     return found
 
 

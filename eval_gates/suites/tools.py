@@ -34,6 +34,7 @@ from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Row
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.limited_call import CallError, LimitError, call_limited
+from pipeline.core.untrusted import parse_json
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 
@@ -183,12 +184,12 @@ def calls_in(reply: Reply, category: str, form: CallForm) -> Calls | None:
         return decode(reply.text, category)
     try:
         return [_arguments_read(call) for call in reply.calls] or None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
 def _arguments_read(call: ToolCall) -> dict[str, Any]:
-    return {call.name: json.loads(call.arguments or "{}")}
+    return {call.name: parse_json(call.arguments or "{}", finite=False, whole_text=False)}
 
 
 def _question(case: BfclCase, task: ToolsTask) -> Question:

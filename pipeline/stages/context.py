@@ -168,7 +168,7 @@ class StageContext(Generic[Parameters, Runtime]):
                 where=str(log),
                 hint="read the log, then run the same command again",
             )
-        answer = json.loads(result_file.read_text())
+        answer = json.loads(result_file.read_text())  # noqa: TID251
         self.peak_memory_bytes = answer.get("peak_memory_bytes")
         if not answer["ok"]:
             error = errors.from_dict(answer["error"])

@@ -127,14 +127,14 @@ def _generation_config(tokenizer: Any) -> Any:
 
 def _make_readable_by_transformers_4(path: Path) -> None:
     """Write `rope_theta` where 4.x reads it too; 5.x reads it from `rope_parameters`."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads(path.read_text(encoding="utf-8"))  # noqa: TID251
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _clean_tokenizer_config(path: Path, context: int) -> None:
     """Name a class that 4.x and 5.x have, the real length, and leave spaces in code unchanged."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads(path.read_text(encoding="utf-8"))  # noqa: TID251
     for key in ("backend", "is_local", "local_files_only", "model_type", "legacy"):
         config.pop(key, None)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"

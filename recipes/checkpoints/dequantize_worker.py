@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.events import Progress
+from pipeline.core.untrusted import read_json_file
 from pipeline.core.worker_protocol import versions_of
 from recipes.checkpoints.weight_files import read_headers
 
@@ -95,6 +95,6 @@ def compressed(source: Path, unquantized: list[str]) -> Any:
 
 def quantization_config(source: Path) -> dict[str, Any]:
     """Return config.json's key."""
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = read_json_file(source / "config.json", finite=False)
     found: dict[str, Any] = config["quantization_config"]
     return found

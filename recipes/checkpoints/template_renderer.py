@@ -76,7 +76,7 @@ def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Re
 def _render_limited(template: str, arguments: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = call_limited(
-            lambda: _render_all(template, json.loads(arguments)),
+            lambda: _render_all(template, json.loads(arguments)),  # noqa: TID251
             seconds=CPU_SECONDS,
             memory_bytes=MEMORY_BYTES,
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
+from pipeline.core.untrusted import read_json_file
 from pipeline.core.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import ROUTERS
 from recipes.ignored_modules import is_ignored
@@ -40,7 +41,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
     checkpoint = Path(spec["checkpoint"])
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config = read_json_file(checkpoint / "config.json", finite=False)
     model_type, heads, fault = config.get("model_type"), config.get("num_attention_heads"), ""
     if model_type not in AWQ_CAUSAL_LM_MODEL_MAP:
         known = ", ".join(sorted(AWQ_CAUSAL_LM_MODEL_MAP))
@@ -221,7 +222,7 @@ def keep_sources_config(source: Path, output: Path) -> None:
     The saved one has transformers 4's form and lacks newer keys.
     """
     saved = output / "config.json"
-    added = json.loads(saved.read_text(encoding="utf-8"))["quantization_config"]
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    added = read_json_file(saved, finite=False)["quantization_config"]
+    config = read_json_file(source / "config.json", finite=False)
     config["quantization_config"] = added
     saved.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

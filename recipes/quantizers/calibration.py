@@ -147,7 +147,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
             raise StageError(
                 f"the calibration line cannot be used: {error}",
                 where=f"{file}, line {number}",
-                hint=f'each line is a JSON object with the key "{column}" or "text"',
+                hint=f"each line is a JSON object with the key '{column}'; the recipe names it",
             ) from error
     return texts
 

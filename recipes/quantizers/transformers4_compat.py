@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import StageError
+from pipeline.core.untrusted import read_json_file
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 
@@ -27,7 +28,7 @@ def transformers4_view(checkpoint: Path, view: Path) -> Path:
         file = checkpoint / name
         if not file.is_file():
             continue
-        now = json.loads(file.read_text(encoding="utf-8"))
+        now = read_json_file(file, finite=False)
         then = rewrite(now)
         if then != now:
             rewritten[name] = then

@@ -61,10 +61,11 @@ class TestReadTexts:
         name = jsonl(file, {"text": "first", "id": 1}, {"id": 2, "text": "second"})
         assert read_texts(calibration(), name, LetterTokenizer()) == ["first", "second"]
 
-    def test_the_recipes_column_wins_over_text(self, file: Path) -> None:
-        name = jsonl(file, {"text": "no", "body": "yes"}, {"text": "only this"})
-        found = read_texts(calibration(column="body"), name, LetterTokenizer())
-        assert found == ["yes", "only this"]
+    def test_the_recipes_column_alone_is_read(self, file: Path) -> None:
+        name = jsonl(file, {"text": "no", "body": "yes"})
+        assert read_texts(calibration(column="body"), name, LetterTokenizer()) == ["yes"]
+        with pytest.raises(StageError, match="lacks the key 'bodi'; it has text, body"):
+            read_texts(calibration(column="bodi"), name, LetterTokenizer())
 
     def test_chat_messages(self, file: Path) -> None:
         name = jsonl(file, {"messages": MESSAGES}, {"messages": "as it is"})
