@@ -105,7 +105,7 @@ class TestReadTexts:
         with pytest.raises(StageError, match="calibration line") as caught:
             read_texts(calibration(), str(file), LetterTokenizer())
         assert caught.value.where == f"{file}, line 3"
-        assert '"text"' in caught.value.hint
+        assert "'text'" in caught.value.hint
 
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
