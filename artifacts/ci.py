@@ -1,7 +1,6 @@
 """A run's results for CI: JUnit XML, a Markdown summary, and outputs.
 
-JUnit's `failure` prevents promotion: a failed gate or an undecided critical one. `error`: a variant
-was not made or served, or the run did not finish.
+JUnit's `failure` prevents promotion; `error` is a run or variant that did not finish.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ WHOLE_VARIANT = "verdict"  # a case that no gate explains: not made, broken, not
 
 
 def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:
-    """Return every gate with its variant; the run's own error comes first."""
+    """Return every gate with its variant, the run's own error first."""
     cases = []
     if report.error is not None:
         error, kind = str(from_dict(report.error)), report.error.get("kind", "")
@@ -59,7 +58,7 @@ def _gates(variant: VariantReport) -> list[GateResult]:
 
 
 def junit_xml(report: RunReport) -> bytes:
-    """Return JUnit XML in UTF-8: a suite per variant, a case per gate."""
+    """Return a suite per variant with a case per gate."""
     from junitparser.xunit2 import JUnitXml, TestSuite
 
     xml = JUnitXml(f"prepare {report.kind}")
@@ -120,7 +119,7 @@ def _case(variant: str, gate: GateResult) -> object:
 
 
 def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
-    """Return the run as Markdown of at most `limit` bytes."""
+    """Return at most `limit` bytes."""
     text = "".join(_blocks(report)).encode()
     if len(text) <= limit:
         return text.decode()
@@ -157,7 +156,7 @@ def _blocks(report: RunReport) -> Iterator[str]:
 
 
 def outputs(report: RunReport, junit: str) -> str:
-    """Return `name=value` lines for $GITHUB_OUTPUT and GitLab's dotenv; unknown ones are empty."""
+    """Return `name=value` lines for $GITHUB_OUTPUT and GitLab's dotenv."""
     champion = champion_of(report)
     values = {
         "verdict": verdict_of(report),
@@ -184,13 +183,13 @@ class ReportPaths:
     def of(
         cls, environ: Mapping[str, str], junit: Path | None, outputs: Path | None
     ) -> ReportPaths:
-        """Return the CI system's paths; a user's path takes precedence."""
+        """Return the CI system's paths where the user gave none."""
         named = {name: Path(environ[name]) for name in (SUMMARY, OUTPUTS) if environ.get(name)}
         return cls(junit, named.get(SUMMARY), outputs or named.get(OUTPUTS))
 
 
 def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) -> None:
-    """Write all reports; `say` receives files and write errors, which do not change the verdict."""
+    """Write all reports; write errors do not change the verdict."""
     written = ""
     if places.junit is not None:
         with _report_failure(places.junit, say):

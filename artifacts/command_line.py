@@ -1,4 +1,4 @@
-"""The command that repeats a run, from its record."""
+"""The command that repeats a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RunKind = Literal["model", "gate", "recheck", "tune"]
 
 
 class CommandOptions(CheckedCopyModel):
-    """Options that readers use, all optional; commands add others."""
+    """Options that readers use; commands add others."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -49,7 +49,7 @@ class CommandOptions(CheckedCopyModel):
 
 
 class RecordedCommand(CommandOptions):
-    """The options and their resolved values."""
+    """Resolved options."""
 
     requested: CommandOptions | None = None  # as the user wrote them
     recheck: str | None = None
@@ -69,7 +69,7 @@ class RecordedCommand(CommandOptions):
 
 
 def read_command(command: Mapping[str, Any]) -> RecordedCommand:
-    """Parse a run's options; raises ValueError with the name of an option of the wrong type."""
+    """Parse a run's options; ValueError names a mistyped one."""
     try:
         return RecordedCommand.model_validate(dict(command))
     except ValidationError as error:
@@ -99,10 +99,9 @@ PATHS = ("tokenizer", "eval_data", "weights")
 
 
 def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = False) -> str:
-    """Return one shell line, without passwords in URLs.
+    """Return a shell line without passwords in URLs.
 
-    `public` omits private data: paths become `./NAME`, and there is no registry. Raises StoreError
-    for an option of the wrong type.
+    `public` turns paths into `./NAME` and omits the registry.
     """
     try:
         options = read_command(command)
@@ -147,7 +146,7 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
 
 
 def without_password(text: str) -> str:
-    """Remove a URL's user and password from the text."""
+    """Remove a URL's user and password."""
     return re.sub(r"//[^/@\s]+@", "//***@", text)
 
 

@@ -1,7 +1,6 @@
 """The deployable tuple, the subject of a verdict: another member, another verdict.
 
-Registry tags are untrusted. Commands come from the evidence: a digest covers it, and the verdict
-can be recomputed.
+Commands come from the evidence, because registry tags are untrusted.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
 
     @classmethod
     def of_tags(cls, version: Version) -> Deployable:
-        """Parse a version's tags; raises RegistryError if they are malformed."""
+        """Parse a version's tags."""
         try:
             names = [field.alias or name for name, field in cls.model_fields.items()]
             known = {"prepare.kernels": "null", **version.tags}
@@ -100,7 +99,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
 
     @property
     def digest(self) -> str:
-        """Hexadecimal digest of all members; it identifies versions."""
+        """Hexadecimal digest, which identifies versions."""
         return digest_json(self.members)
 
     @property
@@ -116,7 +115,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         }
 
     def tags(self) -> dict[str, str]:
-        """Return the digest and each member as text tags."""
+        """Return the digest and each member as text."""
         return {
             TUPLE_TAG: self.digest,
             **{f"prepare.{name}": as_tag(member) for name, member in self.model_dump().items()},
@@ -134,10 +133,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         ]
 
     def kernel_differences(self, facts: Mapping[str, str]) -> list[TupleDifference]:
-        """Return the kernels and fusions that a server's log `facts` has otherwise.
-
-        [] if either side is unknown.
-        """
+        """Return differing kernels and fusions; [] if either side is unknown."""
         if self.kernels is None:
             return []
         both = [(name, self.kernels.get(name, ABSENT), facts.get(name, ABSENT)) for name in KERNELS]
@@ -148,7 +144,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         ]
 
     def check_servable(self, where: str) -> None:
-        """Raise EvidenceError if an argument or variable, from `where`, is not permitted."""
+        """Raise EvidenceError for an argument or variable that is not permitted."""
         serving = self.serving
         of_a_profile = {k: v for k, v in serving.engine_arguments.items() if k != KV_DTYPE}
         try:
@@ -163,14 +159,14 @@ class Deployable(SparseRecord, serialize_by_alias=True):
 
     @property
     def unfit(self) -> str:
-        """Return why this serving must not be promoted, or ''."""
+        """Why this serving must not be promoted, or ''."""
         speculative = self.serving.speculative
         why = speculative.unfit(self.serving.engine) if speculative is not None else ""
         return f"{ACCEPTANCE_KEY}: {why}" if why else ""
 
 
 def unservable_error(error: Exception, where: str) -> EvidenceError:
-    """Return the error for evidence at `where` without a permitted tuple."""
+    """Return the error for evidence without a permitted tuple."""
     return EvidenceError(
         f"what was judged cannot be served: {_words(error)}",
         where=where,

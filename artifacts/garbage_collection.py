@@ -1,7 +1,6 @@
 """Finds and removes unreferenced stages, runs and answers.
 
-A registry's aliases and history keep stages, as do runs younger than some days, with all that these
-depend on. Everything younger than those days stays too.
+A registry's aliases and history reference, as do young runs. Everything young stays too.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def find_garbage(
 ) -> list[GarbageItem]:
     """Return everything that may be removed, the largest first.
 
-    `registries` are asked in addition to those of the store's promotions. Runs with unreadable
-    records stay. Raises RegistryError if a registry cannot be asked, as its references are unknown.
+    `registries` add to those of the store's promotions; all must answer. Runs with unreadable
+    records stay.
     """
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = _Kept(store)
@@ -69,7 +68,7 @@ def find_garbage(
 
 
 def remove(garbage: GarbageItem, store: Store) -> None:
-    """Remove it, unless another process holds it; raise StoreError if that fails."""
+    """Remove it unless another process holds it."""
     path = garbage.path
     if garbage.kind == "stage":
         store.discard(path.parent.name, path.name)
@@ -122,10 +121,7 @@ class _Kept:
                 self.runs.add(folder.name)
 
     def keep_named(self, registry: Registry) -> None:
-        """Keep what an alias or history of the registry references.
-
-        Raises RegistryError if a model that this store promoted is not visible there.
-        """
+        """Keep what an alias or history of the registry references."""
         noted = [each for each in registrations(self._store) if each.registered]
         promoted = {each.name for each in noted if each.registry == registry.uri}
         for name in sorted({*registry.names(), *promoted}):
@@ -151,7 +147,7 @@ class _Kept:
                     self.runs |= {tags.get(RUN_TAG, ""), *(r.run for r in rechecks_of(version))}
 
     def keep_inputs(self) -> None:
-        """Keep the kept stages' inputs, and the answer logs that they used."""
+        """Keep the kept stages' inputs and answer logs."""
         pending = [each for each in self.stages if each[1]]
         while pending:
             record = self._store.find(*pending.pop())
@@ -164,7 +160,7 @@ class _Kept:
             pending += inputs
 
     def others(self) -> Iterator[GarbageItem]:
-        """Yield all that is not kept, of any age."""
+        """Yield all that is not kept."""
         root = self._store.root
         for folder in sorted((root / "stages").glob("*/*")):
             finished = (folder / RECORD).is_file() and "." not in folder.name
@@ -205,8 +201,7 @@ def _book_of(record: StageRecord, store: Store) -> str | None:
 def freed_bytes(paths: Sequence[Path]) -> list[int]:
     """Return the bytes that removing all these paths frees, by path.
 
-    A file with several names (versions link the weights of `quantize`) is freed only with its last
-    name; it counts for the first path that has one.
+    A file with several names is freed with its last one, and counts for the first path.
     """
     names: Counter[tuple[int, int]] = Counter()
     first: dict[tuple[int, int], tuple[int, int, int]] = {}

@@ -1,4 +1,4 @@
-"""MLflow's model registry: a SQLite file, or a server by URI. Errors are RegistryErrors.
+"""MLflow's model registry: a SQLite file, or a server. Errors are RegistryErrors.
 
 A file is read without MLflow, which needs seconds to open one.
 """
@@ -53,10 +53,7 @@ class StoredModel:
 
 
 class MlflowStore:
-    """One registry: `sqlite:////FOLDER/FILE.db`, a server, or another URI of MLflow.
-
-    Raises UsageError for an address of copies.
-    """
+    """One registry: `sqlite:////FOLDER/FILE.db`, a server, or another URI of MLflow."""
 
     def __init__(self, uri: str) -> None:
         if uri.startswith(COPIES):
@@ -87,7 +84,7 @@ class MlflowStore:
             return self._ask(name) if self._file is None else self._read_file(name)
 
     def check_writable(self) -> None:
-        """Raise RegistryError if a file cannot be written; write nothing."""
+        """Raise RegistryError if a file cannot be written."""
         if self._file is None:
             return
         with self._errors():
@@ -125,7 +122,7 @@ class MlflowStore:
                 self._client.set_registered_model_alias(name, alias, version)
 
     def fetch(self, name: str, number: str, source: Path, folder: Path) -> None:
-        """Copy a version's files into an existing, empty folder."""
+        """Copy into an empty folder."""
         with self._errors():
             if source.is_absolute():
                 copy_checkpoint(source, folder)
@@ -143,7 +140,7 @@ class MlflowStore:
             (folder / ARTIFACTS).rmdir()
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return the reentrant lock against other writers of a file."""
+        """Return the reentrant lock of a file."""
         if self._file is None:
             return nullcontext()
         from filelock import FileLock
@@ -212,7 +209,7 @@ class MlflowStore:
     def _place(self, name: str, source: Path) -> tuple[str, str | None]:
         """Return the weights' place, and the MLflow run that has them.
 
-        A server refuses local folders, so its artifact store gets the files.
+        A server refuses local folders; its artifact store gets the files.
         """
         if not self.uri.startswith(HTTP):
             return str(source), None
@@ -245,9 +242,9 @@ class MlflowStore:
 
 
 def make_database(file: Path) -> None:
-    """Create the file with MLflow's tables, if there is none; the caller holds its lock.
+    """Create the file with MLflow's tables, if there is none; the caller locks.
 
-    MLflow cannot complete its tables after a kill, so the file is renamed last.
+    MLflow cannot complete tables after a kill, so the file is renamed last.
     """
     for left in file.parent.glob(f".{file.name}.new*"):
         left.unlink()
@@ -275,9 +272,7 @@ def fill(file: Path) -> None:
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Copy the regular files of a checkpoint that a registry names.
 
-    Raises:
-        RegistryError: it is not a checkpoint; another user may have named a private folder.
-        EvidenceError: it contains something that is neither a file nor a folder.
+    RegistryError if it is none, as another user may name a private folder.
     """
     if not (source / "config.json").is_file() or not any(
         file.suffix == ".safetensors" for file in source.iterdir()

@@ -1,6 +1,6 @@
-"""Copies of registered versions on the Hugging Face Hub and in OCI registries, by digest.
+"""Copies of registered versions on the Hugging Face Hub and in OCI registries.
 
-A copy has no aliases. Recorded questions and answers are sent only if a user asks for it.
+Copies have no aliases, and answers only on request.
 """
 
 from __future__ import annotations
@@ -65,14 +65,9 @@ def push(
     progress: Progress,
     insecure: bool = False,
 ) -> Copy:
-    """Send a version's folder, whose files were checked.
+    """Send a version's checked folder to hf://ORG/REPO[@TAG] or oci://HOST/REPO[:TAG].
 
-    Args:
-        destination: hf://ORG/REPO[@TAG], or oci://HOST/REPO[:TAG].
-        tag: if the destination has none.
-        insecure: use HTTP for the OCI registry.
-
-    Raises UsageError for another destination, RegistryError if it refuses or does not answer.
+    `insecure` means HTTP for OCI.
     """
     files = dict(plain_files(folder, () if with_questions else (ARCHIVE,)))
     if destination.startswith(HUB):
@@ -84,8 +79,7 @@ def push(
 def fetch(source: str, folder: Path, progress: Progress, *, insecure: bool = False) -> str:
     """Copy hf://ORG/REPO@REVISION or oci://HOST/REPO@DIGEST into an empty folder.
 
-    Returns the reference by digest. Raises UsageError for another source, RegistryError if it is
-    missing or a file differs from its digest.
+    Returns the reference by digest.
     """
     if source.startswith(HUB):
         return _fetch_from_hub(source, folder)
@@ -164,7 +158,7 @@ def _hub_errors(where: str) -> Iterator[None]:
 
 
 def read_layers(manifest: bytes, where: str) -> list[ManifestFile]:
-    """Return the files of a copy; raises RegistryError for other manifests."""
+    """Return the files of a copy's manifest."""
     try:
         return [
             ManifestFile(
@@ -342,7 +336,7 @@ class _Oci:
         return {"Authorization": self._authorization} if self._authorization != "none" else {}
 
     def _log_in(self) -> None:
-        """Get the login that the registry asks for: none, a password or a token."""
+        """Get the login that the registry asks for, if any."""
         answer = self._client.get(f"{self._base}/v2/")
         asked = answer.headers.get("WWW-Authenticate", "") if answer.status_code == 401 else ""
         if not asked:
@@ -381,7 +375,7 @@ class _Oci:
 
 
 def _find_login(host: str) -> str | None:
-    """Return the login of `docker login` or `podman login`, as Basic's base64."""
+    """Return docker's or podman's login as Basic's base64."""
     folder = os.environ.get("DOCKER_CONFIG")
     places = [
         Path(folder or Path.home() / ".docker") / "config.json",

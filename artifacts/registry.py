@@ -1,9 +1,8 @@
 """Versions and aliases in MLflow's model registry: the only authority on aliases.
 
 A move compares, writes a note, moves the previous alias, moves the alias, and marks the note as
-done. Notes are tags of the model, since MLflow deletes a version's tags with it. Moves in a SQLite
-file hold a lock next to it. On a server two moves within one second are not excluded: the later one
-wins, and both are in the history.
+done. Notes are tags of the model, since a version's tags are deleted with it. On a server, the
+later of two moves within one second wins.
 """
 
 from __future__ import annotations
@@ -113,10 +112,7 @@ class Cause:
 
 
 class Registry:
-    """A model registry at a URI of `MlflowStore`; methods raise RegistryError.
-
-    Those that need a model raise UsageError if there is none.
-    """
+    """A model registry; methods raise RegistryError, or UsageError for a missing model."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -131,7 +127,7 @@ class Registry:
         return self._parse(name, found) if found is not None else None
 
     def existing(self, name: str) -> Model:
-        """Return a model; raise UsageError if there is none."""
+        """Return a model, or raise UsageError."""
         found = self.model(name)
         if found is None:
             raise UsageError(
@@ -143,7 +139,7 @@ class Registry:
         return found
 
     def versions(self, name: str) -> list[Version]:
-        """Return all versions, newest first; [] if there is no such model."""
+        """Return all versions, newest first."""
         found = self.model(name)
         return list(found.versions) if found else []
 
@@ -152,17 +148,17 @@ class Registry:
         return dict(found.aliases) if found else {}
 
     def history(self, name: str) -> list[Move]:
-        """Return the moves of all aliases, the oldest first."""
+        """Return all moves, the oldest first."""
         found = self.model(name)
         return found.history if found else []
 
     def check(self, name: str) -> None:
-        """Raise RegistryError if registration must fail; write nothing."""
+        """Raise RegistryError if registration must fail."""
         self._store.check_writable()
         self.model(name)
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Make a version of the folder, or return the one with the same files."""
+        """Register the folder, or return the version with the same files."""
         with self._store.lock():
             for version in self.versions(name):
                 if version.tags.get(MANIFEST_TAG) == tags[MANIFEST_TAG]:
@@ -170,7 +166,7 @@ class Registry:
             return self._store.create_version(name, folder, tags)
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
-        """Add or change tags of a version; its other tags stay."""
+        """Add or change tags; others stay."""
         with self._store.lock():
             for key, value in tags.items():
                 self._store.set_version_tag(name, version, key, value)
@@ -191,13 +187,8 @@ class Registry:
     ) -> Move | None:
         """Point the alias to the version; None if it points there already.
 
-        A killed move of this kind is completed.
-
-        Args:
-            replaces: version that it must point to now; None: to none.
-            previous_alias: gets the replaced version.
-
-        Raises RegistryError with the user who moved it if it points elsewhere.
+        It completes a killed move. The alias must point to `replaces` (None: nowhere), which
+        `previous_alias` gets.
         """
         with self._store.lock():
             model, current, last = self._find_killed(name, alias)
@@ -226,7 +217,7 @@ class Registry:
         to: str | None = None,
         replaces: str | None = None,
     ) -> Move:
-        """Point the alias to the previous version on its way (or to `to`) that still exists.
+        """Point the alias to `to`, or to the previous version that still exists.
 
         A killed rollback is completed, and goes no further. The alias must point to `replaces`, if
         given.
@@ -272,7 +263,7 @@ class Registry:
     def _find_killed(
         self, name: str, alias: str
     ) -> tuple[Model, str | None, tuple[str, Move] | None]:
-        """Return the model, the alias' version, and its last move, which may be incomplete."""
+        """Return model, alias' version and its last move, which may be incomplete."""
         model = self.existing(name)
         last = next((each for each in reversed(model.notes) if each[1].alias == alias), None)
         return model, model.aliases.get(alias), last

@@ -1,8 +1,7 @@
 """Promotion: makes a version's folder, registers it, and moves the alias.
 
-`STORE/versions/<manifest digest>/` has the weights (hard links, or copies on another file system),
-the model card and the evidence; it is renamed last. `STORE/registries.jsonl` names every registry
-and model that this store promoted to, for garbage collection.
+`STORE/versions/<manifest digest>/` has weights (hard links, or copies), model card and evidence.
+`STORE/registries.jsonl` lists promoted models for garbage collection.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class Candidate:
         return self.report.recipe
 
     def preference(self, prefer: str) -> tuple[float, int]:
-        """Return the sort key, larger is better: throughput if measured, then small weights."""
+        """Return the sort key: throughput, then small weights."""
         ratio = next((s.estimate for s in self.report.speed if s.is_ratio), None)
         measured = ratio or 0.0 if prefer == "throughput" else 0.0
         return measured, -self.judged.quantize.result.weights_bytes
@@ -146,12 +145,7 @@ class Candidate:
 def promote_run(
     run: RunReport, store: Store, request: PromotionRequest, progress: Progress
 ) -> Promoted:
-    """Promote from a finished run, after checking that its evidence gives its verdicts.
-
-    Raises, in addition to `promote`:
-        UsageError: the run or variant cannot be promoted, or did not pass.
-        StoreError: the evidence does not give the recorded verdict.
-    """
+    """Promote from a finished run, after checking its evidence."""
     chosen = choose_variants(run, request)
     if request.override is not None and chosen[0].verdict == "pass":
         progress.note(f"{chosen[0].recipe} passed: there is nothing to override")
@@ -169,13 +163,8 @@ def promote(
 ) -> Promoted:
     """Register the chosen variants, and move the alias to the preferred one.
 
-    The same call completes a promotion that was killed.
-
-    Raises:
-        EvidenceError: stages or files are missing or changed, or do not give the verdict.
-        UsageError: a variant was not judged, or must not be served as it was.
-        RegistryError: the registry failed, the alias has moved, or the version was rolled back. The
-            versions stay registered, no alias has moved.
+    The same call completes a killed promotion. If the alias cannot move, the versions stay
+    registered.
     """
     candidates = [find_candidate(run, variant, store, request) for variant in chosen]
     policy = candidates[0].judged.judge.parameters.policy.promotion
@@ -252,7 +241,7 @@ def _describe_preference(candidates: Sequence[Candidate], best: Candidate, prefe
 
 
 def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantReport]:
-    """Return the requested variants; raise UsageError if there is none."""
+    """Return the requested variants, or raise UsageError."""
     where = f"run {run.run}"
     if run.kind == "gate":
         raise UsageError(
@@ -316,10 +305,7 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
 
 
 def check_evidence(run: RunReport, store: Store) -> None:
-    """Compute every verdict of the run again: a variant's bundle has the others' too.
-
-    Raises StoreError if one does not follow from the evidence.
-    """
+    """Compute every verdict of the run again: a variant's bundle has the others' too."""
     missing = find_missing(run)
     for check in check_run(run, store):
         if problems := [*check.differences, *missing]:
@@ -358,7 +344,7 @@ def _note_registration(store: Store, told: Registration) -> None:
 
 
 def _has_files(version: Version) -> bool:
-    """Return whether the files are there; EvidenceError if one on this machine changed."""
+    """Return whether the files are there, unchanged."""
     folder = Path(version.source)
     if folder.is_absolute() and folder.is_dir():
         _check_unchanged(folder)
@@ -377,7 +363,7 @@ def _is_done(model: Model, wanted: Promoted, candidates: Sequence[Candidate]) ->
 def _find_pointed_to(
     history: Sequence[Move], alias: str, at: datetime, current: str | None
 ) -> str | None:
-    """Return the version that the alias pointed to at that time.
+    """Return the version that the alias pointed to.
 
     A move by another program has no known time, so it counts as earlier.
     """
@@ -388,7 +374,7 @@ def _find_pointed_to(
 def _refuse_after_rollback(
     where: str, name: str, model: Model, alias: str, best: Candidate, run: RunReport
 ) -> None:
-    """Raise RegistryError if the last move rolled back this tuple, with any evidence."""
+    """Raise RegistryError if the last move rolled back this tuple."""
     moves = [move for move in model.history if move.alias == alias]
     if not moves or moves[-1].action != "rollback" or moves[-1].replaced is None:
         return
@@ -406,7 +392,7 @@ def _refuse_after_rollback(
 def find_candidate(
     run: RunReport, variant: VariantReport, store: Store, request: PromotionRequest
 ) -> Candidate:
-    """Return a judged variant with its evidence; raises as `promote`."""
+    """Return a judged variant with its evidence."""
     claims = claims_of(run)
     recipe = variant.recipe
     if recipe not in claims.judges or run.checkpoint is None:
@@ -462,10 +448,7 @@ def find_candidate(
 
 
 def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
-    """Make the folder of weights, card and evidence, unless it is there.
-
-    Raises EvidenceError if its files or their sources were changed.
-    """
+    """Make the folder of weights, card and evidence, unless it is there."""
     parent = store.root / VERSIONS
     with store.explain_errors(), _private_folder(store, parent) as partial:
         source = store.stage_folder(
@@ -499,7 +482,7 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
 
 @contextmanager
 def _private_folder(store: Store, parent: Path) -> Iterator[Path]:
-    """Yield a new folder below `parent`; remove it unless it was renamed."""
+    """Yield a new folder; remove it unless it was renamed."""
     partial = parent / f".{uuid4().hex}.partial"
     with store.in_use():
         try:
@@ -523,7 +506,7 @@ def _link_files(source: Path, output: Path) -> None:
 
 
 def _check_unchanged(folder: Path) -> None:
-    """Raise EvidenceError if a file was changed, added or removed."""
+    """Raise EvidenceError for a changed, added or removed file."""
     bundle = folder / BUNDLE
     found = find_changes(bundle, read_manifest(bundle), has_weights=True)
     if not (folder / ARCHIVE).exists():

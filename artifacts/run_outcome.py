@@ -23,14 +23,14 @@ VERDICTS: dict[int, RunVerdict] = {
 
 
 def verdict_of(report: RunReport) -> RunVerdict:
-    """Return the verdict of the exit code; raises ValueError for an unfinished run."""
+    """Return the verdict of the exit code; ValueError for an unfinished run."""
     if report.exit_code is None:
         raise ValueError(f"the run {report.run} has not ended")
     return VERDICTS[report.exit_code]
 
 
 def baseline_lines(report: RunReport) -> list[str]:
-    """Return a note on a baseline that was released quantized; [] for others."""
+    """Return a note on a quantized baseline."""
     source = report.checkpoint.source if report.checkpoint is not None else None
     if source is None or not source.quantized:
         return []
@@ -51,7 +51,7 @@ def serving_lines(options: RecordedCommand) -> list[str]:
 
 
 def drafting_lines(report: RunReport) -> list[str]:
-    """Return the results of speculative decoding, one line per variant."""
+    """Return the results of speculative decoding."""
     return [
         f"{variant.recipe}, speculative decoding: "
         + "; ".join(f"{name}: {each.words}" for name, each in variant.spec_decode.items())
@@ -61,7 +61,7 @@ def drafting_lines(report: RunReport) -> list[str]:
 
 
 def further_tables(report: RunReport) -> dict[str, list[dict[str, str]]]:
-    """Return by title the rows of `--screen` and `--ablate`, each by heading."""
+    """Return the rows of `--screen` and `--ablate` by title."""
     found = {}
     if report.screened:
         found["screened: nothing was gated"] = front_rows(report.screened)
@@ -74,7 +74,7 @@ def further_tables(report: RunReport) -> dict[str, list[dict[str, str]]]:
 
 
 def front_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
-    """Return a row per arm, the smallest first; those that no other one beats are the front."""
+    """Return a row per arm, the smallest first."""
     baseline, *variants = screened
     rows = []
     for each in sorted(screened, key=lambda each: each.weights_bytes or math.inf):
@@ -100,7 +100,7 @@ def front_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
 
 
 def champion_of(report: RunReport) -> VariantReport | None:
-    """Return the variant that the alias was moved to, if any."""
+    """Return the variant that got the alias, if any."""
     return next((variant for variant in report.variants if variant.promoted), None)
 
 
@@ -110,7 +110,7 @@ def list_passed(report: RunReport) -> list[str]:
 
 
 def outcome(report: RunReport) -> str:
-    """Return the outcome in one word."""
+    """Return one word."""
     if champion_of(report) is not None:
         return "promoted"
     if report.screened and report.exit_code == ExitCode.SUCCESS:
@@ -119,12 +119,12 @@ def outcome(report: RunReport) -> str:
 
 
 def verdict_word(variant: VariantReport) -> str:
-    """Return a variant's outcome in one word."""
+    """Return one word."""
     return "promoted" if variant.promoted else variant.verdict
 
 
 def headline(report: RunReport) -> str:
-    """Return one sentence on the outcome or the state."""
+    """Return one sentence."""
     champion = champion_of(report)
     if champion is not None:
         return (
@@ -154,7 +154,7 @@ def headline(report: RunReport) -> str:
 def repeating_command(report: RunReport) -> str:
     """Return the command that continues the run.
 
-    A gate without a deployment id stores its answers under the run's id.
+    A gate without a deployment id stores answers under the run's id.
     """
     command = dict(report.command)
     if report.kind == "gate" and report.run:
@@ -175,13 +175,13 @@ def how_to_continue(report: RunReport) -> str:
 
 
 def describe_weights(report: RunReport, variant: VariantReport) -> str:
-    """Return the size of a variant's weights, unknown for an endpoint."""
+    """Return the weights' size, unknown for an endpoint."""
     nothing = "" if variant.gates or report.kind == "gate" else "not made"
     return format_megabytes(variant.weights_bytes, nothing=nothing)
 
 
 def next_command_after_show(report: RunReport) -> str:
-    """Return the next command for a user of `prepare runs RUN`."""
+    """Return the next command after `prepare runs RUN`."""
     command = next_command(report)
     if command != f"prepare runs {report.run}":
         return command
@@ -207,7 +207,7 @@ def next_command(report: RunReport) -> str:
 
 
 def next_steps(report: RunReport) -> list[str]:
-    """Return the next steps, the likeliest first; raises ValueError for an unfinished run."""
+    """Return the next steps, the likeliest first; ValueError for an unfinished run."""
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
     if report.screened and verdict == "pass":

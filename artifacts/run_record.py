@@ -169,12 +169,12 @@ class VariantReport(Record):
         return [gate for gate in self.gates if isinstance(gate, SpeedGateResult)]
 
     def rate(self, side: Side) -> float | None:
-        """Return a side's median output tokens/s; None if no ratio was measured."""
+        """Return a side's median output tokens/s, if measured."""
         return next((each.typical(side) for each in self.speed if each.is_ratio), None)
 
 
 def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:
-    """Return the report of a judged variant before promotion."""
+    """Return a judged variant's report before promotion."""
     return VariantReport(recipe=recipe, weights_bytes=weights, promoted=False, **dict(judged))
 
 
@@ -238,12 +238,12 @@ class RunReport(Record):
 
     @property
     def options(self) -> RecordedCommand:
-        """The validated command; keys of other versions are ignored."""
+        """Command, without keys of other versions."""
         return read_command(self.command)
 
 
 def read_run(folder: Path) -> RunReport:
-    """Return the record in a run's folder; raises StoreError if it is missing or damaged."""
+    """Return the record in a run's folder; StoreError if it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
         content = read_regular(path, MAX_RECORD_BYTES)
@@ -263,9 +263,9 @@ def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
 
 
 def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
-    """Return the run of an id, an unambiguous prefix or 'latest'; raises UsageError.
+    """Return the run of an id, an unambiguous prefix or 'latest'.
 
-    With `judged`, 'latest' is the last run whose gates judged a variant, if there is one.
+    With `judged`, 'latest' is the last run that judged a variant, if any.
     """
     folders = RunFolders(store).all()
     if not folders:

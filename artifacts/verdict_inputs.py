@@ -72,7 +72,7 @@ class VerdictInputs:
 
     @property
     def made_by(self) -> str:
-        """Who made the weights; '' if a recipe did."""
+        """Maker of the weights; '' if a recipe made them."""
         quantization = self.quantize.parameters.quantization
         return quantization.made_by if isinstance(quantization, AdoptedQuantization) else ""
 
@@ -90,7 +90,7 @@ class VerdictInputs:
         }
 
     def deployable(self, find: Find) -> Deployable:
-        """Return the verdict's tuple; raises EvidenceError if records are incomplete."""
+        """Return the verdict's tuple; EvidenceError if records are incomplete."""
         try:
             served = self.screen.parameters
             evaluated, *_ = self.evaluations(find).values()
@@ -117,7 +117,7 @@ class VerdictInputs:
     def tags(
         self, deployable: Deployable, recipe: str, verdict: str, override: str | None
     ) -> dict[str, str]:
-        """Return the version's tags that follow from the evidence."""
+        """Return the tags that follow from the evidence."""
         made_by = {"prepare.made_by": self.made_by} if self.made_by else {}
         return {
             **deployable.tags(),
@@ -130,14 +130,14 @@ class VerdictInputs:
         }
 
     def is_of(self, weights: str) -> bool:
-        """Return whether these are the judged weights, by digest."""
+        """Return whether the digest is of the judged weights."""
         checked, made = self.check_weights.result, self.quantize.result
         return weights == checked.weights_digest == made.weights_digest
 
     def has_auxiliary_files(self, files: str) -> bool:
         """Return whether the files next to the weights have the checked digest.
 
-        Linked weights have no digest in their record, because adoption checks each file.
+        Linked weights have none on record: adoption checks each file.
         """
         made = self.quantize.parameters
         linked = isinstance(made, AdoptParameters) and not made.copied
@@ -145,7 +145,7 @@ class VerdictInputs:
 
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:
-    """Return a stage's record; raises EvidenceError if it is missing."""
+    """Return a stage's record, or raise EvidenceError."""
     record = find(reference.stage, reference.key)
     if record is None:
         raise EvidenceError(
@@ -157,10 +157,7 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
 
 
 def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
-    """Return these stages and all that they depend on, once each, sorted by place.
-
-    Raises EvidenceError if one is missing.
-    """
+    """Return these stages and all their inputs, once each, sorted by place."""
     found: dict[tuple[str, str], StageRecord] = {}
     pending = list(roots)
     while pending:

@@ -1,7 +1,7 @@
-"""Answer logs: stored answers, so that no question is asked twice of one served model.
+"""Answer logs: no question is asked twice of one served model.
 
-Each writer has its own file of JSON lines, `<log>.<number>-<first row>.jsonl`, under a lock. Rows
-that a writer appends after it lost the lock count only up to the first row of the next writer.
+Each writer has a file of JSON lines, `<log>.<number>-<first row>.jsonl`, under a lock. Rows after
+the lock is lost count only up to the next writer's first row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AnswerSegment:
 
 
 def parts_of(book: Path) -> list[AnswerSegment]:
-    """Return a log's files, in the order of their writers."""
+    """Return a log's files, in the writers' order."""
     found = []
     for path in book.parent.glob(f"{book.stem}.*{book.suffix}"):
         if named := re.fullmatch(r"(\d+)-(\d+)", path.name.split(".")[-2]):
@@ -43,12 +43,12 @@ def parts_of(book: Path) -> list[AnswerSegment]:
 
 
 def book_of_part(path: Path) -> str:
-    """Return the name of the log that a file belongs to."""
+    """Return the name of a file's log."""
     return path.name.partition(".")[0]
 
 
 class AnswerLog:
-    """Answers of one served model to one ordered list of questions; `writer` None: read-only."""
+    """Answers of one served model to ordered questions; read-only without a writer."""
 
     def __init__(self, path: Path, ids: Sequence[str], writer: int | None = None) -> None:
         self._path = path
@@ -134,12 +134,12 @@ def _end_of_whole_lines(file: BinaryIO) -> int:
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """Return a stage folder's answers, in the order of asking."""
+    """Return answers in the order of asking."""
     return parse_answers((folder / ANSWERS).read_bytes())
 
 
 def parse_answers(content: bytes) -> list[Answer]:
-    """Parse an `answers.jsonl`; ValueError for a damaged line."""
+    """Parse lines; ValueError for a damaged one."""
     try:
         # Not splitlines: an answer may hold Unicode's line separators.
         return [Answer.from_row(json.loads(line)) for line in content.split(b"\n") if line]  # noqa: TID251

@@ -1,7 +1,6 @@
 """Checks whether one arm's answers can be judged.
 
-A verdict on empty, refused, cut off, unreadable or identical answers would describe the server's
-configuration, not its model.
+Faulty answers show the server's configuration, not its model.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ def check_answers(
 ) -> None:
     """Raise StageError, with cause and cure, if most answers are none.
 
-    Args:
-        rows: of one arm.
-        is_complete: no more answers follow; else nearly all of the first ones must be faulty.
+    Unless `is_complete`, nearly all must be faulty.
     """
     if not rows or (not is_complete and len(rows) < _FIRST_ANSWERS):
         return
@@ -129,7 +126,7 @@ def _calls(row: Answer) -> list[Any]:
 
 
 def _identity(row: Answer) -> str | None:
-    """Return what identical answers share; None where a right answer may be equal."""
+    """Return what identical answers share, unless a right answer may be equal."""
     if row.tokens and (row.score or _calls(row)):
         return None
     return json.dumps(row.answer)

@@ -1,8 +1,8 @@
-"""Client of an OpenAI-compatible endpoint: texts, samples, tool calls and choices, with limits.
+"""Client of an OpenAI-compatible endpoint: texts, samples, tool calls and choices.
 
-Choices of one token each are one request (vLLM: `logprob_token_ids`). Otherwise each choice is
-scored as a prompt's end. A chat API alone writes its choice (16 tokens). Chat APIs differ in the
-fields that they accept: the first answered request shows the endpoint's form.
+Choices of one token each are one request (vLLM: `logprob_token_ids`), others are scored as prompts'
+ends. A chat API writes its choice. The first answered request shows which fields the endpoint
+accepts.
 """
 
 from __future__ import annotations
@@ -93,14 +93,9 @@ class Request(NamedTuple):
 class Client:
     """Asks one endpoint the questions of one suite.
 
-    Args:
-        url: without `/v1`.
-        settings: of generation; a question's own are preferred.
-        max_length: tokens of prompt and answer.
-        tokenizer: None if only the chat API is used.
-        is_chat: prompts are one user's message, in the tokenizer's chat template.
-        socket: of our own server, which gets no key.
-        asks_once: try one request for all choices of a question.
+    `url` has no `/v1`. A question's own settings precede `settings`. `max_length` counts prompt and
+    answer. `tokenizer` is None for the chat API alone. Our own server's `socket` gets no key. With
+    `asks_once` one request has all choices.
     """
 
     def __init__(
@@ -134,7 +129,7 @@ class Client:
         self.counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
 
     def render(self, messages: Sequence[Any], **settings: Any) -> str:
-        """Return messages as a prompt; as JSON, for an endpoint that renders them itself."""
+        """Return messages as a prompt, or as JSON for an endpoint that renders them."""
         if self._tokenizer is not None:
             return self._tokenizer.render(messages, **settings)
         if settings.get("continue_final_message"):
@@ -142,7 +137,7 @@ class Client:
         return json.dumps(list(messages), ensure_ascii=False)
 
     def shown(self, question: Question) -> str:
-        """Return the text that a question asks, as the model reads it."""
+        """Return a question's text as the model reads it."""
         if question.messages:
             tools = question.server.get("tools")
             return self.render(question.messages, **({"tools": tools} if tools else {}))
@@ -153,17 +148,12 @@ class Client:
     def ask(self, questions: Sequence[Question]) -> list[list[Reply]]:
         """Return the replies to each question, in order.
 
-        Raises:
-            StageError: a prompt is too long, the endpoint refuses a request or does not answer.
+        StageError if a prompt is too long, or the endpoint refuses or does not answer.
         """
         return self._run(self._ask(questions))
 
     def send(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Any]:
-        """Return what is read of the answers, in order; raises as :meth:`ask`.
-
-        Args:
-            in_flight: requests in flight at most; None for the client's own number.
-        """
+        """Return what is read of the answers, in order; raises as :meth:`ask`."""
 
         async def work() -> list[Any]:
             async with self._open(in_flight):
@@ -214,7 +204,7 @@ class Client:
         return found
 
     def requests_of(self, question: Question) -> list[Request]:
-        """Return the requests for a question's texts, one a sample."""
+        """Return a request per sample."""
         settings = {**self._settings, **question.generate}
         samples = int(settings.get("samples", 1))
         is_drawn = samples > 1 or bool(settings.get("do_sample"))
@@ -358,7 +348,7 @@ class Client:
         return self._tokenizer.encode(text)
 
     def _check_fit(self, lengths: Sequence[int]) -> None:
-        """Raise StageError if a prompt with its answer is too long: a server could cut it."""
+        """Raise StageError for a length that a server could cut."""
         too_long = [length for length in lengths if length > self.max_length]
         if too_long and not self._by_chat:
             raise StageError(
@@ -443,7 +433,7 @@ class Client:
 
 
 def choice_body(model: str, context: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
-    """Return the request for one token, with these tokens' log-probabilities."""
+    """Return the request of these tokens' log-probabilities."""
     ids = sorted(set(tokens))
     return {
         "model": model,
@@ -494,7 +484,7 @@ def _checked(values: Sequence[tuple[float, bool]]) -> tuple[tuple[float, bool], 
 
 
 async def _receive(response: Any) -> bytes:
-    """Return a complete answer of at most :data:`MAX_BYTES`; _FailedRequestError for any other."""
+    """Return an answer of at most :data:`MAX_BYTES`, or raise _FailedRequestError."""
     if 300 <= response.status_code < 400:
         raise _FailedRequestError(f"it answered {response.status_code}: redirects are not followed")
     if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":

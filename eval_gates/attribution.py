@@ -1,4 +1,4 @@
-"""Losses by weights and by KV cache: bounds of a 2 x 2 comparison, which decides nothing."""
+"""Losses by weights and by KV cache: a 2 x 2 comparison, which decides nothing."""
 
 from __future__ import annotations
 
@@ -82,12 +82,9 @@ class AttributionReport(Record):
 def measure_effect(
     scores: Sequence[Sequence[float]], nats: Sequence[Sequence[float]] | None, alpha: float
 ) -> Effect:
-    """Return the change of paired mean scores in [0, 1], and of nats a token.
+    """Return the change of paired mean scores, and of nats a token.
 
-    Args:
-        scores: before and after.
-        nats: likewise; None without log-probabilities.
-        alpha: error rate of each bound.
+    `scores` in [0, 1] and `nats` are before and after; each bound errs at `alpha`.
     """
     differences, lost = _changes(*scores), _changes(*nats) if nats else None
     return _effect(differences, lost, alpha).model_copy(update={"score": fmean(scores[1])})
@@ -111,14 +108,6 @@ def attribute(
     """Compare the four cells, question by question; ValueError if prompts differ.
 
     The interaction is a difference of differences, in -2 to 2.
-
-    Args:
-        baseline: in the order of asking.
-        weights: the variant's weights with the baseline's KV cache.
-        kv_cache: the baseline's weights with the variant's KV cache.
-        both: the variant as judged.
-        alpha: error rate of each bound.
-        note: other changes by the KV cache's type.
     """
     for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
         check_paired(f"{suite}, {name}", baseline, cell)

@@ -1,4 +1,4 @@
-"""Clusters of questions, such as those about one passage: one unit of evidence each."""
+"""Clusters of questions: one unit of evidence each."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def labels_of(rows: Sequence[Clustered]) -> list[str]:
 
 
 def group_by_cluster(rows: Sequence[Row]) -> list[list[Row]]:
-    """Group the rows by cluster; a row without one is alone."""
+    """Group the rows by cluster, if they have one."""
     pairs = zip(labels_of(rows), rows, strict=True)
     return [[row for _, row in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
 
 
 def means(clusters: Sequence[Sequence[Any]], key: str) -> list[float]:
-    """Return each cluster's mean of that number of its answers."""
+    """Return each cluster's mean of that key."""
     return [sum(float(getattr(row, key)) for row in rows) / len(rows) for rows in clusters]
 
 
@@ -51,7 +51,7 @@ def whole_end(labels: Sequence[str], end: int) -> int:
 
 
 def partners(labels: Sequence[str]) -> list[int]:
-    """Return for each question one of another cluster, to which its answer is unrelated.
+    """Return for each question one of another cluster.
 
     Clusters swap in independent pairs; an odd last one uses the first.
     """
@@ -69,7 +69,7 @@ def partners(labels: Sequence[str]) -> list[int]:
 
 
 def shared_text(documents: Documents) -> str | None:
-    """Return the field of a long text that some documents share, if any."""
+    """Return the field of a long text that documents share."""
     for field in documents[0] if documents else ():
         texts = Counter(
             text

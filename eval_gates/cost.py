@@ -1,4 +1,4 @@
-"""Cost and verbosity: tokens per solved task and tokens of an answer, variant over baseline."""
+"""Tokens per solved task and tokens of an answer, variant over baseline."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ class RatioInterval:
 
 
 def tokens_ratio(before: FloatArray, after: FloatArray, level: float) -> RatioInterval:
-    """Compare mean tokens of each problem's answers; shape [n] each, above 0.
-
-    `level` is the error rate of each bound.
-    """
+    """Compare mean tokens of each problem's answers; shape [n] each."""
     return _interval([(after, 1), (before, -1)], level)
 
 
@@ -49,20 +46,14 @@ def cost_ratio(
     """Compare tokens per solved task: E[T] / E[S], for tokens T and solved shares S of problems.
 
     The log of a ratio of means is asymptotically normal (delta method; Cox 1990, Statistics &
-    Probability Letters 9:83-90). From MIN_PROBLEMS problems on, a bound at the limit errs in 4.5 to
-    5.5 % with usual lengths, and in up to 8 % where one problem in 40 has answers ten times as
-    long.
-
-    Args:
-        before: tokens and solved shares of each problem, of the baseline; shape [n] each.
-        after: of the variant.
-        level: error rate of each bound.
+    Probability Letters 9:83-90). From MIN_PROBLEMS on, a 5 % bound errs in 4.5 to 5.5 %, or up to 8
+    % with extreme lengths.
     """
     return _interval([(after[0], 1), (after[1], -1), (before[0], -1), (before[1], 1)], level)
 
 
 def _interval(factors: list[tuple[FloatArray, int]], level: float) -> RatioInterval:
-    """Return the product of means, each to a power of 1 or -1, over the same problems."""
+    """Return the product of means, each to a power of 1 or -1."""
     import numpy as np
 
     check_level(level)
@@ -99,7 +90,7 @@ class CostResult(GateResult):
 def cost_rule_of(
     gate: CostGate, suite: EvalTask, family: str, alpha: float, max_length: int
 ) -> CostRule:
-    """Return a gate's rule on one suite; LookupError without a ratio for the family."""
+    """Return a gate's rule on one suite; LookupError without a ratio."""
     asked = suite.max_tokens if isinstance(suite, Generation) else None
     ratio = gate.ratio_of(family)
     if ratio is None:
@@ -111,11 +102,7 @@ def cost_rule_of(
 def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers) -> CostResult:
     """Compare the work of both sides on the questions that both answered.
 
-    ValueError if their questions differ, or an answer lacks tokens.
-
-    Args:
-        baseline: in the order of asking.
-        candidate: answers to the same questions, or to the first of them.
+    Answers are in the order of asking. ValueError if questions differ, or an answer lacks tokens.
     """
     baseline = baseline[: len(candidate)]
     if [row.id for row in baseline] != [row.id for row in candidate]:
@@ -165,7 +152,7 @@ def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers
 
 
 def work_of(suite: str, rows: Answers) -> tuple[FloatArray, FloatArray]:
-    """Return mean tokens and solved share of each problem, or cluster; shape [n] each."""
+    """Return mean tokens and solved share by cluster; shape [n] each."""
     import numpy as np
 
     tokens, solved = [], []

@@ -17,10 +17,9 @@ _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+([-+.\deE]+)")
 
 
 def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
-    """Return values of Prometheus' text format, each summed over its labels.
+    """Return values of Prometheus' text format, summed over labels.
 
-    Raises:
-        ValueError: a value is no count.
+    ValueError if one is no count.
     """
     ours = {theirs: name for name, theirs in names.items()}
     found: dict[str, float] = {}
@@ -53,9 +52,7 @@ def counts_between(
 class SpecDecodeCounter:
     """Counters of an endpoint's speculative decoding from now on.
 
-    Args:
-        names: as in `counters_in`; if empty, nothing is requested.
-        socket: of our own server.
+    Without `names`, nothing is requested.
     """
 
     def __init__(self, url: str, names: Mapping[str, str], socket: str | None = None) -> None:
@@ -63,7 +60,7 @@ class SpecDecodeCounter:
         self._before = asyncio.run(self._look())
 
     def facts(self) -> dict[str, Any]:
-        """Return drafted and accepted tokens since then, for a stage's result; {} if unknown."""
+        """Return drafted and accepted tokens since then; {} if unknown."""
         found = counts_between(self._before, asyncio.run(self._look()))
         return {} if found is None else {"spec_decode": found}
 
@@ -75,7 +72,7 @@ class SpecDecodeCounter:
 
 
 def open_session(socket: str | None) -> Any:
-    """Return a client session to that Unix socket, or to any address; nothing is unpacked."""
+    """Return a client session to that Unix socket, or to any address."""
     import aiohttp
 
     connector: Any = aiohttp.TCPConnector(limit=0)
@@ -93,7 +90,7 @@ class MetricsReader:
     names: Mapping[str, str]  # as in `counters_in`
 
     async def counters(self) -> dict[str, int] | None:
-        """Return the counters; None if there are none, or the answer is unreadable."""
+        """Return the counters, if there are any that are readable."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)

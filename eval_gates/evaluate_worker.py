@@ -1,7 +1,4 @@
-"""Worker: asks an endpoint one suite's questions in batches, until its gate is decided.
-
-A batch's answers are appended to the log before the next look, so a kill loses one batch at most.
-"""
+"""Worker: asks an endpoint one suite's questions in batches, until its gate is decided."""
 
 from __future__ import annotations
 
@@ -27,13 +24,11 @@ from pipeline.core.events import Progress
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Ask until the gate is decided or the questions are exhausted.
 
-    Args:
-        spec: name and suite, questions (file), book (file of the answer log), stopping,
-            concurrency, url, model, tokenizer (folder), max_length (tokens), trust_remote_code,
-            asks_once (try one request a question), backwards (each batch from its end), baseline
-            (files of its rows, if the suite reads them), socket (of our server), counters (the
-            engine's names, if it drafts), by_chat (its chat API alone is asked). Or `first_rows`:
-            such objects of the two sides of each suite, whose first question is asked, not stored.
+    `spec` has name, suite, questions (file), book (file of the answer log), stopping, concurrency,
+    url, model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once, backwards
+    (batches from their end), baseline (files of rows), socket, counters (the engine's names),
+    by_chat. Or `first_rows`: such objects of both sides of each suite, whose first question is
+    asked, not stored.
     """
     if "first_rows" in spec:
         for sides in spec["first_rows"]:
@@ -50,7 +45,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
-    """Ask the baseline and then the candidate a suite's first question."""
+    """Ask baseline and candidate a suite's first question."""
     baseline: dict[str, Answer] | None = None
     for each in sides:
         suite = OpenSuite(each["suite"], Path(each["questions"]))
@@ -69,7 +64,7 @@ def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
 def ask_until_over(
     book: AnswerLog, stopping: StoppingPlan, ask: Callable[[range], list[Answer]]
 ) -> None:
-    """Ask batch after batch; append each one's answers before the next look."""
+    """Ask in batches, and append each one's answers before the next look."""
     answers = book.rows()
     while batch := stopping.next_batch(answers):
         asked = ask(batch)
@@ -78,11 +73,7 @@ def ask_until_over(
 
 
 class OpenSuite:
-    """A suite with its laid-out questions.
-
-    Args:
-        suite: what an answer depends on.
-    """
+    """A suite with its laid-out questions."""
 
     def __init__(self, suite: dict[str, Any], file: Path) -> None:
         self._kind = kind_named(suite["kind"])
@@ -141,7 +132,7 @@ class BatchAsker:
         self.client = open_client(spec, suite, self._count, progress)
 
     def ask(self, batch: range) -> list[Answer]:
-        """Return the answers to these questions; StageError if nearly all are empty."""
+        """Return the answers; StageError if nearly all are empty."""
         self._done = batch.start
         asked, replies = self.replies(batch)
         rows = self._suite.score(batch, asked, replies, self._progress)
@@ -179,7 +170,7 @@ def join_rows(files: Sequence[Path]) -> dict[str, Answer]:
 
 
 def template_of(client: Client) -> Render:
-    """Return the client's chat template in the form that lm-eval calls one."""
+    """Return the chat template in lm-eval's form."""
 
     def render(messages: Sequence[Any], add_generation_prompt: bool = True) -> str:
         return client.render(
@@ -194,7 +185,7 @@ def template_of(client: Client) -> Render:
 def open_client(
     spec: dict[str, Any], suite: OpenSuite, answered: Callable[[int], None], progress: Progress
 ) -> Client:
-    """Return the client of the worker's endpoint."""
+    """Return the endpoint's client."""
     arguments = spec["suite"].get("chat_template_kwargs") or {}
     by_chat, tokenizer = bool(spec.get("by_chat")), None
     if not by_chat:

@@ -14,8 +14,7 @@ from pipeline.core.events import Progress
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Return the prompt, the choices if there are any, and the tools.
 
-    Args:
-        spec: as of the workers `questions` and `evaluate`.
+    `spec` is as of the workers `questions` and `evaluate`.
     """
     questions.run(spec, progress, output)
     suite = OpenSuite(spec["suite"], output / QUESTIONS)

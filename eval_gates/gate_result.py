@@ -1,4 +1,4 @@
-"""One gate's result of one variant. Figures are exact; only `show` rounds."""
+"""One gate's result of one variant. Only `show` rounds figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RATIO: Literal["ratio"] = "ratio"
 
 
 def blocks(verdict: str, tier: Tier) -> bool:
-    """Return whether a gate's verdict keeps its variant from passing."""
+    """Return whether a verdict keeps its variant from passing."""
     return (verdict == "fail" and tier != "advisory") or (
         verdict == "undecided" and tier == "critical"
     )
@@ -56,12 +56,12 @@ class GateResult(Record):
 
     @property
     def lengths(self) -> str:
-        """Lengths of generated answers, and the unfinished; '' for others."""
+        """Lengths of generated answers, and the unfinished; else ''."""
         return ""
 
     @property
     def shares(self) -> str:
-        """Conversations by their share of kept tokens; '' for other suites."""
+        """Conversations by their share of kept tokens; else ''."""
         return ""
 
     @property
@@ -95,7 +95,7 @@ class GateResult(Record):
         return "" if self.tier == "critical" else f", {self.tier}"
 
     def cells(self, places: int = 2) -> dict[str, str]:
-        """Return the columns of every table of gates, by heading."""
+        """Return cells by heading."""
         before, after = self.show_sides(places)
         return {
             "gate": f"{self.title} ({self.counted})" if self.counted else self.title,
@@ -132,7 +132,7 @@ class GateResult(Record):
 
 
 def show(value: float | None, unit: str, places: int) -> str:
-    """Return a figure as text, '' for None."""
+    """Return a figure as text."""
     if value is None:
         return ""
     if unit == SCORE:
@@ -145,7 +145,7 @@ def show(value: float | None, unit: str, places: int) -> str:
 
 
 def format_points(fraction: float, places: int = 2) -> str:
-    """Format a difference of scores from 0 to 1 as signed percentage points."""
+    """Format a fraction as signed percentage points."""
     return f"{100 * fraction:+.{places}f}"
 
 

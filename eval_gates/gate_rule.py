@@ -28,5 +28,5 @@ class GateRule(Record):
 
 
 def gate_rule_of(suite: AnySuite, family: Family, alpha: float) -> GateRule:
-    """Return the rule of a policy's suite at level `alpha`."""
+    """Return the rule of a policy's suite."""
     return GateRule(tier=suite.tier, margin=suite.margins[family], alpha=alpha)

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer and chat template, as lm-eval's client of completions uses them."""
+"""A checkpoint's tokenizer and chat template, as lm-eval uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str, template_arguments: Mapping[str, Any], *, trust: bool) -> Tokenizer:
-        """Read the tokenizer of a checkpoint's folder; `trust` allows its own code to run."""
+        """Read the tokenizer; `trust` allows its own code to run."""
         from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
@@ -32,9 +32,9 @@ class Tokenizer:
         return ids
 
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the token ids of a context and its continuation.
+        """Return both sides' tokens of the whole text.
 
-        Spaces at the context's end belong to the continuation; tokens are those of the whole text.
+        Spaces at the context's end belong to the continuation.
         """
         if not context:
             ids = self.encode(continuation)
@@ -46,7 +46,7 @@ class Tokenizer:
         return first, whole[len(first) :]
 
     def render(self, messages: Sequence[Any], **settings: Any) -> str:
-        """Return the prompt of the messages; StageError if the chat template refuses them."""
+        """Return the prompt; StageError if the chat template refuses the messages."""
         from jinja2 import TemplateError
 
         try:
@@ -64,7 +64,7 @@ class Tokenizer:
         return prompt
 
     def special_texts(self) -> list[str]:
-        """Return special tokens' texts; `all_special_tokens` lacks some, such as `<|channel|>`."""
+        """Return special tokens' texts; `all_special_tokens` lacks some."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
         texts = [*self.tokenizer.all_special_tokens, *(str(t) for t in added if t.special)]
         return list(dict.fromkeys(filter(None, texts)))

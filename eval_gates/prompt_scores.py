@@ -1,6 +1,6 @@
 """Log-probabilities of a prompt's own tokens (vLLM: `prompt_logprobs`).
 
-Each arm reads the baseline's greedy answer. The method is that of llama.cpp's `--kl-divergence`.
+Each arm reads the baseline's greedy answer, as in llama.cpp's `--kl-divergence`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Generated(NamedTuple):
 
 
 def generate_body(model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-    """Return the request of a greedy answer."""
+    """Return a request."""
     return {
         "model": model,
         "prompt": list(prompt),
@@ -65,9 +65,9 @@ def score_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
 
 
 def read_rendered(body: Any) -> tuple[list[int], bool]:
-    """Return the tokens of `/tokenize`'s answer, and whether they end within a thought.
+    """Return `/tokenize`'s tokens, and whether they end within a thought.
 
-    The latter needs a server that gives the tokens' texts (`return_token_strs`).
+    The latter needs `return_token_strs`.
     """
     ids, texts = read_tokens(body), body.get("token_strs")
     text = "".join(map(str, texts)) if isinstance(texts, list) else ""
@@ -75,7 +75,7 @@ def read_rendered(body: Any) -> tuple[list[int], bool]:
 
 
 def read_tokens(body: Any) -> list[int]:
-    """Return the tokens of `/tokenize`'s answer, else ValueError."""
+    """Return `/tokenize`'s tokens, else ValueError."""
     return _ids(body.get("tokens") if isinstance(body, dict) else None, "its answer has no tokens")
 
 
@@ -87,7 +87,7 @@ def read_generated(body: Any) -> Generated:
 
 
 def read_scores(body: Any, tokens: Sequence[int]) -> list[ScoredToken]:
-    """Return the scores of a prompt's last tokens; ValueError if the server gives none.
+    """Return the scores of a prompt's last tokens, else ValueError.
 
     BrokenNumbersError for an invalid log-probability.
     """
@@ -99,7 +99,7 @@ def read_scores(body: Any, tokens: Sequence[int]) -> list[ScoredToken]:
 
 
 def share_kept(scored: Sequence[ScoredToken]) -> float:
-    """Return the share of tokens that are the arm's first choice; ValueError without tokens."""
+    """Return the share of tokens that are the arm's first choice."""
     if not scored:
         raise ValueError("an answer without tokens shows nothing")
     return sum(each.is_kept for each in scored) / len(scored)
@@ -111,11 +111,7 @@ def nats(scored: Sequence[ScoredToken]) -> float:
 
 
 def thought_end(scored: Sequence[ScoredToken], *, has_begun: bool = False) -> int:
-    """Return the number of thought tokens, markers included.
-
-    Args:
-        has_begun: the prompt ends within a thought.
-    """
+    """Return the number of thought tokens, markers included."""
     text = "".join(each.text for each in scored)
     for markers in THOUGHT_MARKERS:
         closed = text.find(markers.end)
@@ -129,7 +125,7 @@ def thought_end(scored: Sequence[ScoredToken], *, has_begun: bool = False) -> in
 
 
 def digest_of_tokens(tokens: Sequence[int]) -> str:
-    """Return the SHA-256 of token ids, in hex."""
+    """Return the SHA-256 in hex."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()
 
 

@@ -115,7 +115,7 @@ def report_groups(
     *,
     is_subject: bool = True,
 ) -> list[GroupReport]:
-    """Return both sides' mean scores and flips by group, over the same questions.
+    """Return both sides' mean scores and flips by group.
 
     `order` has the known groups; others follow by name.
     """

@@ -31,9 +31,7 @@ Choices = Sequence[tuple[str, float]]
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write questions.jsonl, each row with an `id`.
 
-    Args:
-        spec: suite (what an answer depends on), source, folder (of --eval-data, or of a task's
-            file; None for other sources), seed.
+    `spec` has suite, source, folder (of --eval-data or a task's file), seed.
     """
     kind = kind_named(spec["suite"]["kind"])
     task = kind.task.model_validate(spec["suite"])
@@ -62,12 +60,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def without_copies(questions: Questions, progress: Progress, place: str = "") -> Questions:
-    """Return the questions without copies, each of which would count as separate evidence.
+    """Return the questions without copies, which would count as separate evidence.
 
-    Copies within one cluster stay; they count as one value.
-
-    Args:
-        place: names of the files, for the error.
+    Copies within one cluster stay. `place` names the files, for the error.
     """
     ids = Counter(each.id for each in questions)
     name, times = ids.most_common(1)[0] if ids else ("", 1)
@@ -100,7 +95,7 @@ def without_copies(questions: Questions, progress: Progress, place: str = "") ->
 
 
 def with_fields(questions: Questions, files: list[Path]) -> Questions:
-    """Return the questions with all fields of their files, so that any can be a cluster."""
+    """Return the questions with all fields of their files."""
     found = [row for file in files for _, row in read_rows(file)]
     fields = found + [{}] * len(questions)
     return [
@@ -110,7 +105,7 @@ def with_fields(questions: Questions, files: list[Path]) -> Questions:
 
 
 def with_clusters(questions: Questions, field: str) -> Questions:
-    """Return the questions with a cluster, equal for equal values of that field."""
+    """Return the questions clustered by equal values of that field."""
     found = []
     for each in questions:
         fields = each.data.get(FIELDS) or each.to_row()
@@ -135,7 +130,7 @@ def with_clusters(questions: Questions, field: str) -> Questions:
 def shuffle(questions: Questions, seed: int) -> Questions:
     """Return all questions in an order that depends on the seed alone.
 
-    Questions of one cluster stay together; the clusters are shuffled, large and small alike.
+    Clusters stay together.
     """
     together: dict[str, Questions] = {}
     for each in questions:
@@ -146,12 +141,9 @@ def shuffle(questions: Questions, seed: int) -> Questions:
 
 
 def guessing(questions: Sequence[Question], choices: Mapping[str, Choices]) -> float:
-    """Return the mean score of a guess, or of always giving one answer such as 'A', if higher.
+    """Return the mean score of a guess, or of one constant answer such as 'A', if higher.
 
-    Each cluster of questions counts as one.
-
-    Args:
-        choices: by question's id; empty if answers are not chosen: then guessing scores 0.
+    Each cluster counts as one. `choices` are by question's id.
     """
     labels = labels_of(questions)
     sizes = Counter(labels)

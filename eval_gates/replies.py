@@ -1,4 +1,4 @@
-"""Replies, read from a server's JSON: without thoughts, cut at their stop strings."""
+"""Replies, read from a server's JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Completion(NamedTuple):
 
 
 def read_completion(body: Any) -> Completion:
-    """Parse an answer of `/v1/completions`; ValueError if it lacks a part."""
+    """Parse `/v1/completions`, or raise ValueError."""
     choice = choice_of(body)
     text = choice.get("text")
     if not isinstance(text, str):
@@ -35,7 +35,7 @@ def read_completion(body: Any) -> Completion:
 
 
 def read_chat(body: Any) -> Completion:
-    """Parse an answer of `/v1/chat/completions`; ValueError if it lacks a part."""
+    """Parse `/v1/chat/completions`, or raise ValueError."""
     choice = choice_of(body)
     message = choice.get("message")
     if not isinstance(message, dict):
@@ -59,7 +59,7 @@ def read_chat(body: Any) -> Completion:
 
 
 def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
-    """Return chosen tokens' log-probabilities, and whether each is greedy, else ValueError."""
+    """Return each token's log-probability, and whether it is greedy, else ValueError."""
     try:
         scored = body["choices"][0]["logprobs"]
         found = {str(token): float(value) for token, value in scored["top_logprobs"][0].items()}
@@ -73,11 +73,9 @@ def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
 
 
 def read_scored(body: Any, prompt: int, begin: int) -> tuple[float, bool]:
-    """Return a prompt's end's log-probability, and whether it is greedy, else ValueError.
+    """Return log-probability of a prompt's end, and whether it is greedy, else ValueError.
 
-    Args:
-        prompt: its number of tokens, end included.
-        begin: where its end begins.
+    `prompt` counts its tokens; its end begins at `begin`.
     """
     try:
         scored = body["choices"][0]["logprobs"]
@@ -101,11 +99,8 @@ def finish(
 ) -> Reply:
     """Return the reply that is scored.
 
-    Args:
-        stops: the server has applied them unless the model thinks.
-        thinking: markers of thoughts; None if the model does not think.
-        has_begun: the prompt ends within a thought.
-        special_tokens: removed from the answer.
+    The server has applied `stops` unless the model thinks (`thinking` has its markers).
+    `has_begun`: the prompt ends within a thought.
     """
     is_truncated = found.finish_reason == "length"
     text, is_unclosed = found.text, False
@@ -136,7 +131,7 @@ def remove_thoughts(
 ) -> tuple[str, bool]:
     """Return the text without its thoughts, and whether the last one has no end.
 
-    Templates may write the start of the first thought into the prompt.
+    Templates may begin the first thought in the prompt.
     """
     closed, at = text.find(markers.end), 0
     if has_begun and closed < 0:
@@ -162,8 +157,8 @@ def cut_at(text: str, stops: Sequence[str]) -> str:
 def find_choice(text: str, choices: Sequence[str]) -> int | None:
     """Return the place of the only choice that a text names, or None.
 
-    The choice is the text's first or last word, follows the word 'answer', or is the only choice in
-    the text. A single letter counts in capitals alone.
+    It is the first or last word, follows the word 'answer', or is the only one in the text. A
+    single letter counts in capitals alone.
     """
     places = {choice.strip(): place for place, choice in enumerate(choices)}
     folded = {name if len(name) == 1 else name.casefold(): n for name, n in places.items()}

@@ -1,4 +1,4 @@
-"""Questions, replies and answers: the lines of `questions.jsonl` and `answers.jsonl`."""
+"""Questions, replies and answers: lines of `questions.jsonl` and `answers.jsonl`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = 1 << 31
 class Question:
     """One question; the answer is generated unless there are continuations.
 
-    `data` has what its suite scores with. Its keys are keys of the line.
+    `data`, what its suite scores with, are keys of the line.
     """
 
     id: str
@@ -34,13 +34,13 @@ class Question:
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_row(self) -> dict[str, Any]:
-        """Return the question as a line, without defaults."""
+        """Return a line without defaults."""
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "data"}
         return {**{key: value for key, value in own.items() if value}, **self.data}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Question:
-        """Return the question of a line; ValueError without an id."""
+        """Parse a line; ValueError without an id."""
         if not isinstance(row.get("id"), str):
             raise ValueError("a question has no id")
         own = {each.name for each in fields(cls)} - {"data"}
@@ -128,7 +128,7 @@ class Answer:
 
     @classmethod
     def of(cls, asked: Asked, scored: Score, *, thinks: bool) -> Answer:
-        """Return the answer to a question; `thinks`: an unfinished text is not read."""
+        """Return an answer; if the model thinks, an unfinished text is not read."""
         question, replies = asked.question, asked.replies
         found = cls(
             question.id,
@@ -170,9 +170,9 @@ class Answer:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Answer:
-        """Return the answer of a line; ValueError if a value is missing or impossible.
+        """Parse a line; ValueError if a value is missing or impossible.
 
-        Verdicts are read without texts, so that `answer` may be missing.
+        Verdicts are read without texts: `answer` may be missing.
         """
         if not isinstance(row, Mapping):
             raise ValueError("an answer is not an object")
@@ -214,14 +214,14 @@ def _is_number(value: Any) -> bool:
 
 
 def digest(question: Question) -> str:
-    """Return the SHA-256 of a question's prompt, in hex."""
+    """Return the SHA-256 of a prompt, in hex."""
     keys = ("prompt", "messages", "server", "continuations", "contexts", "generate")
     content = json.dumps([getattr(question, key) for key in keys], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def sample_seed(question: str, number: int) -> int:
-    """Return a sample's seed. Common seeds would make questions dependent."""
+    """Return a sample's seed; common ones would make questions dependent."""
     content = hashlib.sha256(f"{number}/{question}".encode()).hexdigest()
     return int(content[:12], 16) % SEEDS
 

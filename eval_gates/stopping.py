@@ -1,4 +1,4 @@
-"""Stopping rules: whether the gate is decided, and the next questions otherwise."""
+"""Stopping rules: whether the gate is decided, and the next questions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StoppingPlan:
 
     @cached_property
     def _findings(self) -> dict[int, Finding]:
-        """Findings by number of answers, cached: a bound of graded scores takes a second."""
+        """Findings by number of answers; a bound of graded scores takes a second."""
         return {}
 
     def _find(self, rows: Answers, reached: int) -> Finding:
@@ -91,7 +91,7 @@ class StoppingPlan:
         return self.look_ends()[found.number - 1]
 
     def next_batch(self, rows: Answers) -> range:
-        """Return the next questions' positions; empty if the gate is decided, or at the end."""
+        """Return the next questions' positions, if any."""
         done = len(rows)
         found = self.decided(rows)
         if done >= self.end or (found is not None and found.state != "open"):
@@ -101,20 +101,20 @@ class StoppingPlan:
         return range(done, whole_end(self.clusters, end) if self.clusters else end)
 
     def _sizes(self, end: int) -> list[int]:
-        """Return the number of questions of each value among the first `end`."""
+        """Return the number of questions of each value."""
         if not self.clusters:
             return [1] * end
         return [len(list(group)) for _, group in groupby(self.clusters[:end])]
 
     def _means(self, scores: Sequence[float]) -> list[float]:
-        """Return each value: a score, or a cluster's mean."""
+        """Return scores, or clusters' means."""
         sizes = self._sizes(len(scores))
         ends = accumulate(sizes)
         return [sum(scores[end - n : end]) / n for n, end in zip(sizes, ends, strict=True)]
 
 
 def read_stopping(data: dict[str, Any]) -> StoppingPlan:
-    """Parse plain data made by :func:`dataclasses.asdict`."""
+    """Parse the result of :func:`dataclasses.asdict`."""
     rule = data["rule"]
     if rule is not None:
         rule = StoppingRule(**{**rule, "comparison": Comparison(**rule["comparison"])})
@@ -122,7 +122,7 @@ def read_stopping(data: dict[str, Any]) -> StoppingPlan:
 
 
 def comparison_of(margin: Margin) -> Comparison:
-    """Return the comparison of a policy's margin."""
+    """Return a margin as a comparison."""
     if margin.recovery is not None:
         return Comparison.recovery(margin.recovery)
     assert margin.points is not None

@@ -34,14 +34,9 @@ def judge_suite(
 ) -> QualityResult:
     """Compare a variant's answers with the baseline's.
 
-    Args:
-        baseline: all of its answers, in the order of asking.
-        candidate: answers to the same questions, or to the first of them.
-        again: the baseline's second answers to its first questions; may be empty.
-        guessing: the chance-level mean score: 0.25 with four choices.
-
-    Raises:
-        ValueError: prompts differ, or answers are missing.
+    `baseline` is in the order of asking; `candidate` may end earlier. `again` has the baseline's
+    second answers. `guessing` is the chance-level mean score. ValueError if prompts differ, or
+    answers are missing.
     """
     floor = floor_of(name, baseline, again)
     kind = kind_of(suite)
@@ -136,7 +131,7 @@ def _describe_scores(scores: Scores, n: int, nats: NatsLost | None) -> str:
 
 
 def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
-    """Return the loss of a token's log-probability; None for rows without any."""
+    """Return the loss of a token's log-probability, if recorded."""
     if any(row.nats is None for row in (*baseline, *candidate)):
         return None
     before, after = (means(group_by_cluster(rows), "nats") for rows in (baseline, candidate))
@@ -147,7 +142,7 @@ def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
 
 
 def mean_of(rows: Answers, key: str) -> float:
-    """Return the mean of that key; each cluster counts as one."""
+    """Return a key's mean; each cluster counts as one."""
     values = means(group_by_cluster(rows), key)
     return sum(values) / len(values)
 
@@ -178,7 +173,7 @@ def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
 
 
 def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
-    """Return how often the repeated baseline's scores changed, if it was repeated."""
+    """Return how often the repeated baseline's scores changed."""
     asked = min(len(first), len(again))
     if not asked:
         return None
@@ -188,11 +183,11 @@ def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
 
 
 def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
-    """Return the variant's verdict, its reason, and its p-value; ValueError without quality gates.
+    """Return verdict, reason and p-value; ValueError without quality gates.
 
-    Critical gates must pass and supporting gates must not fail. A fail takes precedence over an
-    undecided gate. The p-value is the largest of the critical gates' on quality and speed: several
-    gates need no correction (intersection-union test; Berger 1982, Technometrics 24:295-300).
+    Critical gates must pass and supporting gates must not fail. The p-value is the critical gates'
+    largest: several gates need no correction (intersection-union test; Berger 1982, Technometrics
+    24:295-300).
     """
     suites = [gate for gate in gates if isinstance(gate, QualityResult)]
     if not suites:

@@ -53,13 +53,13 @@ PROFILE_KEYS = {"accelerator", "engine_arguments", "environment", "kv_cache_dtyp
 def load_recipe(name: str) -> Recipe:
     """Return the recipe of that name or YAML file, merged over what it `extends`.
 
-    Raises UsageError if it is unknown, malformed, or extends itself.
+    UsageError if it is unknown, malformed, or extends itself; so for all loaders.
     """
     return _extended(_find(name, RECIPES, "recipe"), RECIPES, "recipe", Recipe)
 
 
 def load_policy(name: str) -> Policy:
-    """Return the policy of that name or YAML file; raises as load_recipe."""
+    """Return the policy of that name or YAML file."""
     path = _find(name, RECIPES / "policies", "policy")
     policy = parse(path, "policy", Policy)
     if policy.speed is None:
@@ -69,14 +69,14 @@ def load_policy(name: str) -> Policy:
 
 
 def load_profile(name: str) -> ServingProfile:
-    """Return the profile of that name or YAML file, as load_recipe."""
+    """Return the profile of that name or YAML file."""
     path = _find(name, RECIPES / "profiles", "profile")
     profile = _extended(path, RECIPES / "profiles", "profile", ServingProfile)
     return profile.model_copy(update={"workloads": _find_files(profile.workloads, path)})
 
 
 def load_shown(name: str) -> ConfigModel:
-    """Return the recipe, profile or policy of that name or YAML file; raises as load_recipe."""
+    """Return the recipe, profile or policy of that name or YAML file."""
     if not _is_path(name):
         is_policy, is_profile = name in policy_names(), name in profile_names()
     else:
@@ -99,8 +99,7 @@ def load_workload(
 ) -> tuple[AnyWorkload, str]:
     """Return the workload, and its location for messages.
 
-    Policy, profile, package and YAML files are searched in this order. `profile` is None for
-    external endpoints. Raises as load_recipe.
+    Policy, profile, package and YAML files are searched in this order.
     """
     policys, profiles = (each.workloads if each else {} for each in (speed, profile))
     if name in policys:
@@ -113,9 +112,9 @@ def load_workload(
 
 
 def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, AnyWorkload]:
-    """Return the workloads with their files resolved relative to the directory of `path`.
+    """Return the workloads with their files relative to the directory of `path`.
 
-    An absolute path becomes its last part, because records must not name local directories.
+    An absolute path becomes its last part, as records must not name local directories.
     """
     found = dict(workloads)
     for name, workload in workloads.items():
@@ -128,15 +127,12 @@ def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, A
 
 
 def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    """Return a file of the package's directory, or a YAML file, as `kind`; raises as load_recipe.
-
-    `noun` names the kind in messages.
-    """
+    """Return a file of the package, or a YAML file, as `kind`; `noun` is for messages."""
     return parse(_find(name, RECIPES / folder, noun), noun, kind)
 
 
 def load_gpu(name: str) -> GpuType:
-    """Return the GPU of that name or YAML file; raises as load_recipe."""
+    """Return the GPU of that name or YAML file."""
     return load_described(name, "gpus", "gpu", GpuType)
 
 
@@ -161,7 +157,7 @@ def policy_names() -> list[str]:
 
 
 def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
-    """Return the built-in profile for a driver's GPU name, or None."""
+    """Return the built-in profile for a driver's GPU name."""
     for profile in map(load_profile, profile_names()):
         # Whole words: an H200 is not an H20, and a GH200 is not an H200.
         words = (rf"\b{re.escape(word)}\b" for word in profile.gpu_name_contains)
@@ -171,7 +167,7 @@ def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
 
 
 def gpu_of_driver(gpu_name: str) -> GpuType | None:
-    """Return the built-in GPU with that driver name, or None."""
+    """Return the built-in GPU with that driver name."""
     return next((gpu for gpu in map(load_gpu, gpu_names()) if gpu.driver_name == gpu_name), None)
 
 
@@ -184,7 +180,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
-    """Return the file of that name; the error lists known names and `also`."""
+    """Return the file of that name; the error also lists `also`."""
     is_path = _is_path(name)
     path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
@@ -241,7 +237,7 @@ def _merge_file(
 
 
 def _find_calibration_file(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a recipe's keys with its calibration file relative to the recipe's directory."""
+    """Return a recipe with its calibration file relative to its directory."""
     quantization = data.get("quantization")
     calibration = quantization.get("calibration") if isinstance(quantization, dict) else None
     name = calibration.get("dataset") if isinstance(calibration, dict) else None
@@ -255,7 +251,7 @@ def _find_calibration_file(data: dict[str, Any], path: Path) -> dict[str, Any]:
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Merge the changes over the base, mappings key by key.
 
-    A mapping with another `kind` replaces the base's, because its keys differ in meaning.
+    A mapping with another `kind` replaces the base's.
     """
     merged = dict(base)
     for key, value in changes.items():

@@ -20,15 +20,12 @@ BRIEF = 120  # characters of a name that a message repeats
 
 
 def parse(path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
-    """Read one YAML file as `kind`.
-
-    Raises UsageError: not YAML, or a key that is unknown, missing or of the wrong type.
-    """
+    """Read one YAML file as `kind`; UsageError names a faulty key."""
     return validate(read(path, noun, kind), path, noun, kind)
 
 
 def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the keys of a file; raises UsageError as :func:`parse`."""
+    """Return the keys of a file; raises as :func:`parse`."""
     with raise_as(
         UsageError, f"the {noun} cannot be read", path, "fix the file", errors=(OSError, ValueError)
     ):
@@ -42,7 +39,7 @@ def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
-    """Return a file's data as `kind`; raises UsageError as :func:`parse`."""
+    """Return a file's data as `kind`; raises as :func:`parse`."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -58,7 +55,7 @@ def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> 
 
 
 def shorten(text: str) -> str:
-    """Return at most `BRIEF` characters of the user's text."""
+    """Return at most `BRIEF` characters."""
     return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
 
 
@@ -96,7 +93,7 @@ def _explain(fault: ErrorDetails) -> str:
 
 
 def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
-    """Return the purpose of the faulty key, or the known keys."""
+    """Return the faulty key's purpose, or the known keys."""
     if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
         return f"write {number}: YAML reads quoted values, and 1e7 or 1.0e7, as strings"
     node = schema = kind.model_json_schema()
@@ -129,7 +126,7 @@ def _written_out(text: Any) -> str:
 def _look_inside(
     node: dict[str, Any], part: int | str, data: Any, schema: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the JSON schema at that part of a location, by the data's `kind` for a union."""
+    """Return the JSON schema at that part, by the data's `kind` for a union."""
 
     def resolve(node: dict[str, Any]) -> dict[str, Any]:
         reference = node.get("$ref", "").rpartition("/")[2]

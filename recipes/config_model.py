@@ -19,10 +19,7 @@ Tier = Literal["critical", "supporting", "advisory"]
 
 
 class ConfigModel(CheckedCopyModel):
-    """Frozen and strict model: no unknown keys, type coercion, NaN or infinity.
-
-    Every number has a minimum and a maximum.
-    """
+    """Frozen and strict model: no unknown keys, type coercion, NaN or infinity."""
 
     # Defaults are converted too: stage keys are digests of JSON text, where 10 and 10.0 differ.
     model_config = ConfigDict(

@@ -1,9 +1,8 @@
 """Engine arguments and variables that a profile or a registry tag may set.
 
-Only `prepare` sets arguments that decide access to the server and what it loads. The engine's
-parser accepts any unique beginning of a name, so that of such an argument is refused, too. No value
-may name a file or a Python object, because the engine would open or import it. The engine's parser
-checks the others (pipeline/serving/argument_check.py).
+Only `prepare` sets arguments that decide access to the server and what it loads, or their
+beginnings, which the engine accepts. No value may name a file or a Python object, because the
+engine would open or import it.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ DEFAULT_MEMORY_SHARE = 0.92  # vLLM 0.33's
 
 
 def memory_share(arguments: Mapping[str, Any]) -> float:
-    """Return the part of each GPU's memory that a server with checked arguments may use."""
+    """Return the part of each GPU's memory that a server may use."""
     return float(arguments.get(MEMORY_SHARE, DEFAULT_MEMORY_SHARE))
 
 
 def count_gpus(arguments: Mapping[str, Any]) -> int:
-    """Return the number of GPUs of a server with checked arguments."""
+    """Return a server's GPUs."""
     return math.prod(int(arguments.get(name, 1)) for name in DIVIDES_GPUS)
 
 
@@ -98,7 +97,7 @@ def explain_ours(name: str, engine: str = DEFAULT) -> str:
 def check_arguments(arguments: Mapping[str, Any], engine: str = DEFAULT) -> None:
     """Raise EngineArgumentError for an argument that is not permitted.
 
-    `arguments` are by long name without dashes; true is a bare flag, false omits it.
+    Names are long, without dashes; true is a bare flag, false omits it.
     """
     serving = find_engine(engine)
     for name, value in arguments.items():
@@ -115,7 +114,7 @@ def check_arguments(arguments: Mapping[str, Any], engine: str = DEFAULT) -> None
 
 
 def check_counts(arguments: Mapping[str, Any]) -> None:
-    """Check the numbers that plans compute with; raises EngineArgumentError."""
+    """Check the numbers that plans compute with."""
     for name in _COUNTS:
         value = arguments.get(name, 1)
         if type(value) is not int or value < 1:
@@ -176,7 +175,7 @@ def _fault_in_value(value: Any) -> str:
 
 
 def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
-    """Return the fault of a value that depends on its argument, or ''."""
+    """Return the fault of a value that depends on its argument."""
     if value not in words:
         return f"is none of {', '.join(words)}, so the engine would read it as a directory"
     texts = value if isinstance(value, list) else [value]

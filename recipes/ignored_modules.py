@@ -1,8 +1,7 @@
-"""Interpretation of lists of modules: names, shell patterns, and `re:` expressions.
+"""Lists of modules: names, shell patterns, and `re:` expressions.
 
-Expressions come from recipes and from configs of downloaded checkpoints. RE2 matches them, in time
-linear in the name: Python's `re` may take years for one. RE2 refuses lookahead, backreferences and
-more than 1,000 repetitions.
+Expressions come from users and downloads. RE2 matches in linear time, where Python's `re` may take
+years. It refuses lookahead, backreferences and more than 1,000 repetitions.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ MAX_WORDS, MAX_EXPRESSIONS, MAX_CHARACTERS = 100_000, 1_000, 50_000
 
 
 def is_ignored(module: str, ignore: Sequence[str]) -> bool:
-    """Return whether the ignore list matches the module by name, glob or `re:` expression.
-
-    Globs are converted for llm-compressor (:mod:`recipes.checkpoints.unquantized_modules`).
-    """
+    """Return whether an ignore list matches the module."""
     names, expressions = _compile_all(tuple(ignore))
     if module in names:
         return True
@@ -35,7 +31,7 @@ def is_ignored(module: str, ignore: Sequence[str]) -> bool:
 
 
 def to_expression(word: str) -> str | None:
-    """Return the regular expression of an entry; None for a plain name."""
+    """Return an entry's regular expression; None for a plain name."""
     if word.startswith("re:"):
         return word.removeprefix("re:")
     return _translate(word) if any(character in word for character in "*?[") else None
@@ -57,7 +53,7 @@ def check_patterns(words: list[str]) -> list[str]:
 
 
 def _translate(pattern: str) -> str:
-    """Return a shell pattern's expression; `fnmatch`'s own has atomic groups, which RE2 lacks."""
+    """Return a shell pattern's expression; `fnmatch`'s has atomic groups, which RE2 lacks."""
     parts = re.findall(r"\[!?\]?[^\]]*\]|.", pattern, re.DOTALL)
     return "".join(_ANY.get(part) or _translate_set(part) for part in parts) + "$"
 

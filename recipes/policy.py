@@ -33,7 +33,7 @@ class CostGate(ConfigModel):
     )
 
     def ratio_of(self, family: str) -> float | None:
-        """Return the largest ratio for recipes of that family, if it has one."""
+        """Return the largest ratio for recipes of that family."""
         return next((ratio for name, ratio in self.max_ratio.items() if name == family), None)
 
 
@@ -68,7 +68,7 @@ class Margin(ConfigModel):
 
     @property
     def words(self) -> str:
-        """Short form for tables: `1 point`, `99 % recovery`."""
+        """Short form: `1 point`, `99 % recovery`."""
         if self.recovery is not None:
             return f"{100 * self.recovery:g} % recovery"
         points = 100 * (self.points or 0)
@@ -126,7 +126,7 @@ class Suite(EvalTask):
 
 
 class SuiteModels(ABC):
-    """Models of a kind of suite that a policy needs."""
+    """Models of a kind of suite."""
 
     task: type[EvalTask]
     """Settings that an answer depends on."""
@@ -140,7 +140,7 @@ def _models(kind: str) -> type[SuiteModels]:
 
 
 def _is_generating(suite: Any) -> bool:
-    """Return whether these keys are of a kind of suite whose answers are generated."""
+    """Return whether these keys are of a suite of generated answers."""
     if not isinstance(suite, dict):
         return False
     try:
@@ -230,11 +230,11 @@ class Policy(ConfigModel):
     promotion: PromotionRule = PromotionRule()
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
-        """Return the speed gates for this accelerator; None for external endpoints."""
+        """Return the speed gates; None for external endpoints."""
         return self.speed.claims_on(accelerator) if self.speed is not None else ()
 
     def file_keys(self) -> dict[str, Any]:
-        """Return the keys of this policy's file; its suites lack those that `generation` fills."""
+        """Return the keys of the file; its suites lack those that `generation` fills."""
         found = self.model_dump(exclude_none=True)
         if self.generation is None:
             return found

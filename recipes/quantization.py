@@ -1,7 +1,7 @@
 """Base of quantization kinds: recipe keys, verification limits and descriptions.
 
-A kind is a subclass of :class:`Quantization` in the entry point group `prepare.quantizers`. Only
-the core imports it. Its worker runs in another environment and receives plain data.
+A kind is a subclass of :class:`Quantization` in the entry point group `prepare.quantizers`. Its
+worker runs in another environment.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Calibration(ConfigModel):
 
 
 def names_file(dataset: str) -> bool:
-    """Return whether a calibration dataset is a file, and not a name on the Hub."""
+    """Return whether a dataset is a file, not a name on the Hub."""
     return dataset.startswith((".", "/", "~")) or dataset.endswith((".jsonl", ".txt"))
 
 
@@ -80,7 +80,7 @@ class Quantization(ConfigModel):
 
         `spec` has checkpoint (directory), quantization (the recipe's keys, with `ignore` resolved),
         group_sizes, calibration_file (None for a Hub dataset), trust_remote_code, compute_dtype. At
-        module level it may import only the standard library and packages of `environment`.
+        module level it imports only the standard library and packages of `environment`.
         """
 
     @property
@@ -97,23 +97,23 @@ class Quantization(ConfigModel):
     def rounding(self) -> Rounding:
         """Change of weights in addition to rounding.
 
-        nearest: none. compensated: later weights absorb an error, so rows may differ locally.
-        rescaled: columns are scaled, and the preceding layers by the inverse.
+        compensated: later weights absorb an error, so rows may differ locally. rescaled: columns
+        are scaled, and the preceding layers by the inverse.
         """
         return "nearest"
 
     @property
     def kv_cache_strategy(self) -> str | None:
-        """Unit of the stored scales of an FP8 KV cache, tensor or attn_head; None without any."""
+        """Unit of an FP8 KV cache's stored scales, tensor or attn_head; None without any."""
         return None
 
     @property
     def parts(self) -> tuple[Quantization, ...]:
-        """The kinds of layers by format: one, unless a recipe gives some modules another format."""
+        """Kinds of layers by format: one, unless a recipe gives some modules another."""
         return (self,)
 
     def part_of(self, module: str) -> int:
-        """Return the place in `parts` of the one that quantizes this module."""
+        """Return the place in `parts` of the one for this module."""
         return 0
 
     def for_module(self, module: str) -> Quantization:
@@ -127,7 +127,7 @@ class Quantization(ConfigModel):
 
     @property
     def keeps_stacked_experts(self) -> bool:
-        """Whether experts that share one tensor stay as they are; else such models are refused."""
+        """Whether experts in one tensor stay as they are; else such models are refused."""
         return False
 
     def format_description(self, group_size: int | None) -> str:
@@ -144,7 +144,7 @@ class Quantization(ConfigModel):
         return all((each.number, each.bits) == ("float", 8) for each in self.weight_formats)
 
     def floor_of(self, module: str, form: WeightFormat) -> float:
-        """Return the minimum SQNR of a module, in dB."""
+        """Return a module's minimum SQNR in dB."""
         return self.for_module(module).sqnr_floor_db
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
@@ -153,7 +153,7 @@ class Quantization(ConfigModel):
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Columns that may share a scale, in the order to try; empty without groups."""
+        """Columns that may share a scale, in the order to try."""
         sizes = (form.shared_columns for form in self.weight_formats)
         return tuple(size for size in sizes if size is not None)
 
@@ -219,5 +219,5 @@ AnyQuantization = Annotated[Quantization, OfKind(QUANTIZERS, _model)]
 
 
 def for_worker(quantization: Quantization) -> dict[str, str]:
-    """Return the data with which a worker imports the kind's package."""
+    """Return how a worker imports the kind's package."""
     return find_plugin(QUANTIZERS, quantization.kind).for_worker()

@@ -87,7 +87,7 @@ class Recipe(ConfigModel):
         return ""
 
     def remark_on(self, compute_capability: float) -> str:
-        """Return how a GPU computes otherwise than the recipe states; empty if it does not."""
+        """Return how a GPU computes otherwise than the recipe states."""
         full = self.full_compute_capability
         if full is None or compute_capability >= full:
             return ""
@@ -280,8 +280,7 @@ class ServingProfile(ConfigModel):
     def carried_out(self, draft: str | None = None) -> ServingProfile:
         """Return the profile for a verdict, without machine-specific values.
 
-        `draft` is the digest of the draft model's checkpoint. A speed gate's rule records its
-        workload.
+        `draft` is the draft model's digest. A speed gate's rule records its workload.
         """
         speculative = self.speculative
         if speculative is not None:

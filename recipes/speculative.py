@@ -47,7 +47,7 @@ class SpeculativeConfig(ConfigModel):
         return self
 
     def check(self, accelerator: str, engine: str) -> None:
-        """Check that the engine supports it on that machine; raises ValueError."""
+        """Raise ValueError unless the engine supports it there."""
         serving, rule_name = find_engine(engine), self.rejection_sample_method
         if reason := serving.refused_drafting.get(self.method):
             raise ValueError(f"a profile must not use method '{self.method}': {reason}")
@@ -80,7 +80,7 @@ class SpeculativeConfig(ConfigModel):
                 raise ValueError(fault)
 
     def unfit(self, engine: str) -> str:
-        """Return why a model served this way must not be promoted, or ''."""
+        """Return why a model served this way must not be promoted."""
         return find_engine(engine).acceptance[self.rejection_sample_method].unfit
 
     def words(self, engine: str) -> str:

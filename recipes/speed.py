@@ -56,7 +56,7 @@ class ThroughputRatioGate(ConfigModel):
         return workloads
 
     def is_about(self, accelerator: Accelerator | None) -> bool:
-        """Return whether it applies to the accelerator; None for unknown machines."""
+        """Return whether it applies; None is an unknown machine."""
         if accelerator is None:
             return len(self.min_ratio) > 1 and len(set(self.min_ratio.values())) == 1
         return accelerator in self.min_ratio
@@ -64,7 +64,7 @@ class ThroughputRatioGate(ConfigModel):
     def minimum_on(self, accelerator: Accelerator | None) -> float:
         """Return the smallest acceptable ratio; None stands for endpoints on unknown machines.
 
-        Raises ValueError without a minimum for that accelerator, or without a common one for None.
+        ValueError without a minimum, or for None without a common one.
         """
         if not self.is_about(accelerator):
             raise ValueError(f"no minimum for {accelerator or 'endpoints on unknown machines'}")
@@ -138,7 +138,7 @@ class SpeedPolicy(ConfigModel):
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
         """Return the gates that apply to the accelerator, None for unknown machines.
 
-        On those, a ratio applies only if its minimum is the same for all accelerators.
+        On those, a ratio needs the same minimum for all accelerators.
         """
         return tuple(
             claim

@@ -32,10 +32,10 @@ class TrafficFile:
 
 
 def check_workload(workload: AnyWorkload, where: str, max_length: int | None) -> None:
-    """Check that the model can serve the workload, which is at `where`; reads its file.
+    """Check that the model can serve the workload; reads its file.
 
-    `max_length` counts tokens of a prompt with its answer. Raises UsageError if the file is wrong,
-    a prompt is too long, or the hit rate is impossible.
+    `max_length` counts a prompt with its answer. UsageError if the file is wrong, a prompt too
+    long, or the hit rate impossible.
     """
     longest, key = workload.longest, "input_tokens"
     if isinstance(workload, FileWorkload):
@@ -59,7 +59,7 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
 
 
 def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
-    """Summarize the workload's file; raises UsageError with the line and the key."""
+    """Summarize the workload's file; UsageError has the line and the key."""
     path, key = workload.path, f"{where}, key file: {workload.path}"
     damage = (UntrustedLinesError, UntrustedJsonError)
     with (
@@ -83,9 +83,8 @@ def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
 def prompts_of(path: Path) -> Iterator[str]:
     """Yield the prompts of JSON Lines, or the first turns of ShareGPT conversations.
 
-    Raises:
-        UsageError: a prompt is missing or empty.
-        OSError, UntrustedJsonError, UntrustedLinesError: the file cannot be read.
+    UsageError for a missing prompt; OSError, UntrustedJsonError and UntrustedLinesError for an
+    unreadable file.
     """
     if path.name.endswith(".json"):
         for number, row in enumerate(read_json_items(path, limit=LARGEST_FILE), start=1):

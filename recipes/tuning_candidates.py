@@ -63,8 +63,5 @@ class CandidateFile(ConfigModel):
 
 
 def load_candidates(name: str) -> CandidateFile:
-    """Return the candidates of that name or YAML file.
-
-    Raises UsageError if the file is missing or malformed.
-    """
+    """Return the candidates of that name or YAML file."""
     return load_described(name, "tuning", "candidates", CandidateFile)

@@ -10,7 +10,7 @@ from pipeline.core.errors import StageError
 
 
 def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
-    """Return the first size that divides all columns; None if none does."""
+    """Return the first size that divides all columns."""
     widths = set(columns)
     return next((size for size in sizes if all(width % size == 0 for width in widths)), None)
 
@@ -18,8 +18,7 @@ def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
 def dividing_group_size(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
     """Return the group size to use; None without sizes.
 
-    `sizes` are in the order to try, `columns` those of all quantized matrices. Raises StageError if
-    no size divides all.
+    `sizes` are in the order to try. StageError if none divides all columns.
     """
     widths = set(columns)
     size = find_dividing(sizes, widths)
@@ -97,7 +96,7 @@ class WeightFormat:
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         """Return the memory of `size` bytes of weights on a CPU server, which widens most.
 
-        `wide`: the model is served in float32; FP8 weights always get 32 bits.
+        `wide`: the model is in float32; FP8 weights always get 32 bits.
         """
         if self.bits > 8 or self.name == "int-quantized":
             return size

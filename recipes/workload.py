@@ -66,7 +66,7 @@ class WorkloadBase(ConfigModel):
 
     @property
     def declared_hit_rate(self) -> float | None:
-        """Share of prompt tokens that the prefix cache should answer, or None."""
+        """Share of prompt tokens that the prefix cache should answer."""
         return None
 
 
@@ -206,6 +206,6 @@ def read_pinned(plain: Mapping[str, Any]) -> AnyWorkload:
 
 
 def change_arrivals(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:
-    """Return the same requests with other arrivals; raises ValidationError if impossible."""
+    """Return the same requests with other arrivals; ValidationError if impossible."""
     type(workload).model_validate({**workload.model_dump(), "arrivals": arrivals.model_dump()})
     return workload.model_copy(update={"arrivals": arrivals})

@@ -23,7 +23,7 @@ from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNA
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:
     """Return `weights`, the version's own source, or this store's folder of it.
 
-    Raises RegistryError with a hint that ends in `command` if none is on this machine.
+    `command` ends the hint of the RegistryError.
     """
     digest = version.tags.get(MANIFEST_TAG, "")
     places = [Path(version.source), *([store / VERSIONS / digest] if digest.isalnum() else [])]
@@ -39,7 +39,7 @@ def folder_of(version: Version, weights: Path | None, store: Path, command: str)
 
 
 def find_version(registry: Registry, reference: str) -> Version:
-    """Return the version NAME@ALIAS or NAME@NUMBER, or raise UsageError."""
+    """Return the version NAME@ALIAS or NAME@NUMBER."""
     name, mark, wanted = reference.rpartition("@")
     if not (mark and name and wanted):
         raise UsageError(
@@ -74,13 +74,9 @@ def check_files(
     public_key: Path | None,
     added: tuple[str, ...] = ADDED_LATER,
 ) -> int:
-    """Compare a folder with the registered digests; return the number of its files.
+    """Compare a folder with the registered digests; return its number of files.
 
-    Files in `added` are optional. With a public key, its signature is required.
-
-    Raises:
-        RegistryError: files differ, or there is no digest to compare with.
-        EvidenceError: the signature does not fit, or there is neither a file nor a folder.
+    Files in `added` are optional.
     """
     registered, bundle = version.tags.get(MANIFEST_TAG), folder / BUNDLE
     hint = (
@@ -122,12 +118,7 @@ def check_files(
 
 
 def check_signed(version: Version, folder: Path, public_key: Path | None) -> None:
-    """Check the version's signature, if a key is named.
-
-    Raises:
-        EvidenceError: unsigned, changed, or signed as a version of another model.
-        UsageError: the key cannot be used.
-    """
+    """Check that the key's owner signed this version, if a key is named."""
     if public_key is None:
         return
     check_with_key(folder, public_key)
@@ -154,16 +145,9 @@ def pull_version(
     public_key: Path | None,
     required_tags: Mapping[str, str] | None = None,
 ) -> tuple[Version, int]:
-    """Copy a version's files into a new folder, which appears when it is complete.
+    """Copy a version into a new folder, which appears when it is complete.
 
-    Args:
-        fetch: copies the files into an existing, empty folder.
-        required_tags: values that the version must have, by name.
-
-    Raises:
-        UsageError: the folder exists.
-        RegistryError: files are unavailable or not as judged, or a tag differs.
-        EvidenceError: they are not signed with the given key.
+    `fetch` fills an empty folder.
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(
@@ -207,7 +191,7 @@ def pull_copy(
     *,
     insecure: bool,
 ) -> tuple[Version, int]:
-    """Copy what `prepare push` sent to hf:// or oci://; as `pull_version`."""
+    """Copy from hf:// or oci://, as `pull_version`."""
 
     def fetch_copy(folder: Path) -> Version:
         reference = fetch(source, folder, progress, insecure=insecure)

@@ -1,4 +1,4 @@
-"""Exports of a registered version as files that deploy it."""
+"""Deployment files of a registered version."""
 
 from __future__ import annotations
 
@@ -58,14 +58,7 @@ _LOCAL = ("sqlite:", "file:")
 def read_version(
     version: Version, weights: Path | None, settings: Settings, *, trust_remote_code: bool = False
 ) -> ExportedVersion:
-    """Return an export's input, after the checks of `prepare serve`.
-
-    Raises:
-        RegistryError: files are missing, or files or tags are not as judged.
-        EvidenceError: the evidence does not give the verdict.
-        CheckpointError: it comes with code, without a user's consent.
-        UsageError: its name cannot be exported, or it has a draft model.
-    """
+    """Return an export's input, after the checks of :class:`Deployment`."""
     service_of(version.name, version.version)
     command = "prepare export {reference} --weights FOLDER"
     folder = folder_of(version, weights, settings.store, command)
@@ -90,7 +83,7 @@ def read_version(
 
 
 def certified_by(past: RecordedVerdict) -> Certified:
-    """Return what the passed gates on limits showed."""
+    """Return what passed gates on limits showed."""
     limits: list[CertifiedLimit] = []
     rates, concurrencies, hit_rates = [], [], []
     for report in past.bundle.variant.speed:
@@ -114,10 +107,7 @@ def certified_by(past: RecordedVerdict) -> Certified:
 
 
 def write_export(request: ExportRequest, target: str, destination: Path) -> list[Path]:
-    """Write the target's files into a new folder; return their paths.
-
-    Raises UsageError if it is not empty, or containers would need a registry of this machine.
-    """
+    """Write the target's files into a new folder."""
     if target in FETCHING and is_of_this_machine(request.source):
         reference = f"{request.version.name}@{request.version.version}"
         raise UsageError(
@@ -142,7 +132,7 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
 
 
 def render(request: ExportRequest, target: str) -> dict[str, str]:
-    """Return the target's files as text, by name."""
+    """Return the target's files by name."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -165,7 +155,7 @@ def render(request: ExportRequest, target: str) -> dict[str, str]:
 
 
 def quote(value: Any) -> str:
-    """Return data as YAML on one line; double quotes leave nothing a meaning."""
+    """Return inert YAML on one line."""
     if isinstance(value, str):
         return yaml.safe_dump(value, default_style='"', width=10**9).strip()
     return f"[{', '.join(map(quote, value))}]"
@@ -246,10 +236,7 @@ def is_of_this_machine(source: str) -> bool:
 def other_versions(
     registry: Registry, version: Version, canary: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the canary's version, and the alias' version before `version`.
-
-    Raises UsageError if the canary is missing or is `version`.
-    """
+    """Return the canary's version, and the alias' version before `version`."""
     number = find_version(registry, f"{version.name}@{canary}").version if canary else None
     if number == version.version:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""An export's data, and the command that starts its server in a container."""
+"""An export's data, and its server's command in a container."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ExportedVersion:
 
     @property
     def app(self) -> str:
-        """The name as a DNS label, equal for all versions."""
+        """Name as a DNS label, equal for all versions."""
         return app_of(self.name)
 
     @property
@@ -123,7 +123,7 @@ class ExportedVersion:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of the server, without its key."""
+        """Environment of the server, without its key."""
         caches = {name: f"{CACHES}/{place}" for name, place in VARIABLES.items()}
         own = dict(self.deployable.serving.environment)
         compiler = {}
@@ -154,7 +154,7 @@ class ExportRequest:
 
     @property
     def fetch(self) -> list[str]:
-        """Command that pulls the judged files, unless the volume has them."""
+        """Command that pulls the files, unless the volume has them."""
         version = self.version
         where = [f"{version.name}@{version.version}", WEIGHTS, f"--registry={self.source}"]
         if self.source.startswith(("oci://", "hf://")):
@@ -172,7 +172,7 @@ class ExportRequest:
 
 
 def app_of(name: str) -> str:
-    """Return a name as a DNS label; UsageError if it has other characters."""
+    """Return a name as a DNS label, or raise UsageError."""
     label = re.sub("[^a-z0-9]+", "-", name.lower())[:_LONGEST].strip("-")
     if not _NAME.fullmatch(name) or not label[:1].isalpha():
         raise UsageError(

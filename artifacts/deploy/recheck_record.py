@@ -1,7 +1,6 @@
 """A recheck's tags in the registry: one per tuple, and the newest.
 
-Anyone with write access to the registry can set a tag. So a pass counts only if its evidence is
-available and gives the verdict; a failure always counts.
+Tags are untrusted: a pass counts only with evidence, a failure always.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def record_of(
     report: VariantReport,
     run: str,
 ) -> RecheckRecord | None:
-    """Return the record of the tuple `here` for the registry; None without a verdict."""
+    """Return the registry's record of the tuple `here`; None without a verdict."""
     held = stands(past.bundle.variant.verdict, report.verdict)
     if held is None or report.verdict in ("error", "skipped"):
         return None
@@ -71,7 +70,7 @@ def record_of(
 
 
 def rechecks_of(version: Version) -> list[RecheckRecord]:
-    """Return each tuple's newest recheck; raises RegistryError for a damaged tag."""
+    """Return each tuple's newest recheck."""
     found = []
     for tag in sorted(version.tags):
         if not tag.startswith(f"{RECHECK_TAG}."):
@@ -91,7 +90,7 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
 def stands(then: str, now: str) -> bool | None:
     """Return whether a verdict holds after a later one; None for an error.
 
-    A variant that was promoted without a pass holds if it does no worse.
+    One that is not a pass holds if it does no worse.
     """
     if now not in ("pass", "fail", "undecided"):
         return None
@@ -99,7 +98,7 @@ def stands(then: str, now: str) -> bool | None:
 
 
 def proven_tuple(record: RecheckRecord, past: RecordedVerdict, store: Store) -> Deployable | None:
-    """Return the rechecked tuple if this store's evidence confirms it, else None."""
+    """Return the rechecked tuple if this store's evidence confirms it."""
     try:
         run = find_run(store, record.run)
         (check,) = check_run(run, store)

@@ -1,4 +1,4 @@
-"""A registered version's verdict, from the evidence bundle next to its weights."""
+"""A registered version's verdict, read from its evidence bundle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRUST_OPTION = "--trust-remote-code"
 
 @dataclass(frozen=True)
 class RecordedVerdict:
-    """A version's verdict, with all that judging its weights again needs."""
+    """A version's verdict, with all that judging again needs."""
 
     bundle: BundleVerdict
     judged: VerdictInputs
@@ -61,7 +61,7 @@ class RecordedVerdict:
 
     @property
     def tried(self) -> tuple[Recipe, ...]:
-        """The recipes for which the verdict was corrected; only number and families count."""
+        """Recipes of the correction; only number and families count."""
         own = self.recipe
         others = [name for name in self.bundle.attempted if name != own.name]
         family = own.family
@@ -75,10 +75,7 @@ class RecordedVerdict:
 
     @property
     def profile(self) -> ServingProfile:
-        """The serving profile as used.
-
-        Raises EvidenceError if it is not permitted, or its draft model is unknown.
-        """
+        """Serving profile as used."""
         self.deployable.check_servable(f"{BUNDLE}/stages/screen")
         judge = self.judged.judge.parameters
         assert judge.profile is not None
@@ -100,10 +97,7 @@ class RecordedVerdict:
 
 
 def read_past(version: Version, folder: Path) -> RecordedVerdict:
-    """Read the bundle in a version's folder, whose digests have been checked.
-
-    Raises EvidenceError if there is none, or it is invalid or another version's.
-    """
+    """Read the bundle in a version's folder, whose digests have been checked."""
     bundle = find_bundle(folder)
     if bundle is None:
         raise EvidenceError(
@@ -168,7 +162,7 @@ def sources_of(judged: VerdictInputs, find: Find) -> dict[str, QuestionSource]:
 def check_same(
     version: Version, judged: VerdictInputs, deployable: Deployable, bundle: Path
 ) -> None:
-    """Raise EvidenceError if registry and evidence describe different things."""
+    """Raise EvidenceError if registry and evidence differ."""
     pairs = {
         WEIGHTS_TAG: ("weights", deployable.weights),
         TUPLE_TAG: ("deployable tuple", deployable.digest),
@@ -186,10 +180,7 @@ def check_same(
 
 
 def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
-    """Raise RegistryError if a tag differs from the evidence.
-
-    Anyone with write access to the registry can set a tag, but cannot change the evidence.
-    """
+    """Raise RegistryError if an (untrusted) tag differs from the evidence."""
     found = tag_differences(version, past)
     if found:
         raise RegistryError(
@@ -201,7 +192,7 @@ def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
 
 
 def tag_differences(version: Version, past: RecordedVerdict) -> list[str]:
-    """Describe every tag of a promotion that differs from the evidence."""
+    """Describe the promotion's differing tags."""
     return [
         f"{tag} says {_show(version.tags.get(tag))}, the evidence {_show(value)}"
         for tag, value in past.tags.items()
@@ -210,7 +201,7 @@ def tag_differences(version: Version, past: RecordedVerdict) -> list[str]:
 
 
 def refuse_code(version: Version, past: RecordedVerdict) -> None:
-    """Raise CheckpointError if it was judged with its own code and a user did not consent."""
+    """Raise CheckpointError for code without a user's consent."""
     if past.judged.trust_remote_code:
         raise CheckpointError(
             "it was judged with Python code that comes with the checkpoint, and serving it runs "

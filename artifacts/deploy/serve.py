@@ -1,4 +1,4 @@
-"""Serving of a registered version, after checking that this is the judged tuple."""
+"""Serving of a registered version that is the judged tuple."""
 
 from __future__ import annotations
 
@@ -41,12 +41,7 @@ POLL_INTERVAL_S = 2.0
 class Deployment:
     """One registered version, to be served as its evidence says, never as a tag says.
 
-    `trust_remote_code` is a user's consent to run the checkpoint's code.
-
-    Raises:
-        RegistryError: files are missing or not as judged, or tags differ from the evidence.
-        EvidenceError: the evidence does not give the verdict.
-        CheckpointError: it comes with code, without a user's consent.
+    `trust_remote_code` is the user's consent to its code.
     """
 
     def __init__(
@@ -79,9 +74,9 @@ class Deployment:
         self._accepted = accepted_tuples(version, past, settings.open_store())
 
     def differences(self) -> list[str]:
-        """Members in which this machine differs from every accepted tuple; [] if one fits.
+        """Return how this machine differs from every accepted tuple; [] if one fits.
 
-        The engine's version comes last, because it may build an environment.
+        The engine's version is last: it may build an environment.
         """
         for judged in self._accepted:
             if not self._differences_to(judged):
@@ -124,14 +119,7 @@ class Deployment:
     ) -> Iterator[Server]:
         """Yield a server on a private socket, whose public port is open.
 
-        Args:
-            host: as the user wrote it.
-            allow_mismatch: other kernels than the judged ones are only noted.
-
-        Raises:
-            ServingError: it does not start, or the port is taken.
-            RegistryError: it has other kernels.
-            UsageError: the draft model is not the judged one, or the host is not permitted.
+        With `allow_mismatch`, other kernels are only noted.
         """
         host, engine = self.check_host(host), find_engine(self.judged.serving.engine)
         draft = find_draft(self.judged, self._draft, self._settings)
@@ -168,12 +156,12 @@ class Deployment:
         return list(map(str, sorted(found, key=len)[0]))
 
     def check_host(self, host: str) -> str:
-        """Return the address to listen on; raise UsageError if it is public without a key."""
+        """Return the address to listen on; a public one needs a key."""
         variable = find_engine(self.judged.serving.engine).key_variable
         return check_host(host, os.environ.get(variable, ""), variable)
 
     def watch(self, server: Server) -> NoReturn:
-        """Wait until the server ends (ServingError) or the user interrupts."""
+        """Wait until the server ends or the user interrupts."""
         while True:
             server.check_alive()
             time.sleep(POLL_INTERVAL_S)
@@ -186,12 +174,7 @@ class Deployment:
 
 
 def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Path | None:
-    """Return the draft model's checked folder; None for a tuple without one.
-
-    Raises:
-        UsageError: tuple and folder do not go together.
-        CheckpointError: the checkpoint is damaged.
-    """
+    """Return the draft model's checked folder; None for a tuple without one."""
     speculative = judged.serving.speculative
     wanted = speculative.model if speculative else None
     if draft is None and wanted is None:
@@ -226,7 +209,7 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
 def accepted_tuples(version: Version, past: RecordedVerdict, store: Store) -> list[Deployable]:
     """Return the tuples for which the verdict holds: judged, then rechecked ones.
 
-    A failed recheck of the judged tuple removes it. Raises RegistryError for a damaged tag.
+    A failed recheck removes the judged tuple.
     """
     rechecks = rechecks_of(version)
     refuted = {each.tuple_digest for each in rechecks if not each.stands}

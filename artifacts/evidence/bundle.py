@@ -77,7 +77,7 @@ class BundleVerdict(Record):
 
     @property
     def variant(self) -> VariantReport:
-        """Return the bundle's variant; raises EvidenceError if it is missing."""
+        """Variant of the bundle."""
         for variant in self.variants:
             if variant.recipe == self.recipe:
                 return variant
@@ -87,10 +87,7 @@ class BundleVerdict(Record):
 def write_bundle(
     folder: Path, verdict: BundleVerdict, records: Sequence[StageRecord], store: Store
 ) -> Manifest:
-    """Write a bundle of these stages into the folder of the weights.
-
-    Raises EvidenceError for something that is not a regular file, OSError for a full disk.
-    """
+    """Write a bundle of these stages into the folder of the weights."""
     bundle = folder / BUNDLE
     _write_json(bundle / VERDICT, verdict.model_dump(mode="json"))
     files = {}
@@ -112,17 +109,14 @@ def write_bundle(
 
 @contextmanager
 def open_bundle(bundle: Path) -> Iterator[tuple[Store, set[str]]]:
-    """Yield a bundle as a store to read, and its stages as `stages/<stage>/<key>`.
-
-    Raises EvidenceError as `unpack`, or if the archive is missing.
-    """
+    """Yield a bundle as a store to read, and its stages as `stages/<stage>/<key>`."""
     with TemporaryDirectory(prefix="prepare-evidence-") as folder:
         names = unpack(bundle / Path(ARCHIVE).name, Path(folder))
         yield Store(Path(folder)), {name.rpartition("/")[0] for name in names}
 
 
 def pack(archive: Path, files: dict[str, Path]) -> None:
-    """Write files, by name, into a compressed archive without times and owners."""
+    """Write files, by name, into an archive without times and owners."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with (
         archive.open("wb") as target,
@@ -139,7 +133,7 @@ def pack(archive: Path, files: dict[str, Path]) -> None:
 def unpack(archive: Path, root: Path) -> set[str]:
     """Unpack an untrusted archive of stages; return the names in it.
 
-    Raises EvidenceError if it is damaged, too large, or has other files.
+    EvidenceError if it is damaged, too large, or has other files.
     """
     names: set[str] = set()
     try:
@@ -177,7 +171,7 @@ def unpack(archive: Path, root: Path) -> set[str]:
 class _Bounded:
     """A decompressed archive of limited size, read in limited pieces.
 
-    `tarfile` reads a long header in one piece, of the size that the archive states.
+    `tarfile` reads a header of any stated size in one piece.
     """
 
     def __init__(self, content: gzip.GzipFile) -> None:

@@ -1,4 +1,4 @@
-"""The model card (README.md) of a judged variant, and its results in the Hub's format."""
+"""The model card (README.md) of a judged variant."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Card:
         return task, f"{task}, {gate.n:,} of {gate.planned:,} questions"
 
     def hub_entries(self) -> list[dict[str, Any]]:
-        """Return results for the Hub's leaderboards, of benchmarks with all questions asked."""
+        """Return the Hub's leaderboard entries, if all questions were asked."""
         from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
         entries = []
@@ -178,10 +178,10 @@ class Card:
 
     @property
     def kv_cache(self) -> str:
-        """Describe the KV cache's type and its effect on attention.
+        """Type of the KV cache and its effect on attention.
 
-        With an FP8 cache on a GPU, vLLM also computes attention in FP8. Its one scale per layer is
-        1.0 unless the recipe stores scales.
+        With an FP8 cache on a GPU, vLLM also computes attention in FP8, with scale 1.0 unless the
+        recipe stores scales.
         """
         dtype = str(self.deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
         name = f"`{escape.markdown_code(dtype)}`"
@@ -216,12 +216,12 @@ class Card:
 
     @property
     def loads(self) -> dict[str, list[tuple[str, list[str]]]]:
-        """Return medians of the loads' figures as text, by gate and measured side."""
+        """Medians of the loads' figures, by gate and side."""
         return {gate.name: _medians(gate) for gate in self.verdict.variant.speed}
 
     @property
     def serve_command(self) -> str:
-        """Return the engine's command with exactly the judged arguments and variables.
+        """Command with exactly the judged arguments and variables.
 
         It runs in the weights' folder; a variable prevents imports from there.
         """
@@ -239,7 +239,7 @@ class Card:
 
     @property
     def creation(self) -> list[tuple[str, str]]:
-        """Return versions, digests and times of the making."""
+        """Versions, digests and times of the making."""
         result, source, adopted = self.judged.quantize.result, self.verdict.source, self.adopted
         rows: list[tuple[str, str | None]] = [
             ("source", f"`{source.digest}`"),
@@ -269,12 +269,12 @@ class Card:
 
 
 def percent(score: float) -> float:
-    """Return percent with two decimal places."""
+    """Format with two decimal places."""
     return round(100 * score, 2)
 
 
 def fence(command: str) -> str:
-    """Return a quoted command on one line, so that it cannot end its code block.
+    """Return a quoted command that cannot end its code block.
 
     '<' moves out of the quotes: the shell word stays the same, and no HTML results.
     """
@@ -282,7 +282,7 @@ def fence(command: str) -> str:
 
 
 def describe_hardware(hardware: Hardware) -> str:
-    """Return the machine as Markdown."""
+    """Return Markdown."""
     if hardware.accelerator != "cpu":
         return escape.markdown(hardware.gpu or "unknown hardware")
     features = "".join(f", {name}" for name in hardware.cpu_features or ())

@@ -1,6 +1,6 @@
 """Size and sha256 of each file of an evidence bundle and of the weights.
 
-Paths are relative: bundle files to `prepare-evidence/`, weights to its parent.
+Paths are relative to `prepare-evidence/`, weights to its parent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Manifest(Record):
 
 
 def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestFile, ...]:
-    """Return every file below a folder, by path; as :func:`plain_files`."""
+    """Return every file by path; as :func:`plain_files`."""
     return tuple(
         ManifestFile(path=path, size=file.stat().st_size, sha256=digest_file(file))
         for path, file in plain_files(folder, leave_out)
@@ -81,14 +81,9 @@ def find_changes(
     added: tuple[str, ...] = ADDED_LATER,
     digest: Callable[[Path], str] = digest_file,
 ) -> list[str]:
-    """Return the changed, missing and added files of a bundle, and of the folder around it.
+    """Return changed, missing and added files of a bundle and the folder around it.
 
-    Args:
-        has_weights: whether the bundle is next to its weights.
-        added: files that may be there without being listed.
-        digest: of a file of the weights folder.
-
-    Raises EvidenceError as `plain_files`, or if a file cannot be read.
+    Files in `added` may be there unlisted; `digest` reads a weights file.
     """
     name = Path(ARCHIVE).name
     listed = [e for e in manifest.evidence_files if e.path != name or (bundle / name).exists()]

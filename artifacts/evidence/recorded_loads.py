@@ -1,8 +1,4 @@
-"""Checks that the recorded loads of a speed gate are those that its seed drew, and all of them.
-
-Digests only show that timings are the recorded ones. These checks find omitted, moved and added
-blocks, and a measurement that ended against its rule.
-"""
+"""Checks that a speed gate's loads are those that its seed drew, and all of them."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ from pipeline.stages.speed import SPEED
 
 
 def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
-    """Yield where the loads of a stage `speed`, in measuring order, differ from its plan.
+    """Yield where a stage's loads, in measuring order, differ from its plan.
 
-    Raises EvidenceError if prepare did not write the record, ValueError for an invalid rule.
+    ValueError for an invalid rule.
     """
     kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
@@ -60,7 +56,7 @@ def _comes_as_asked(load: LoadRun, workload: Mapping[str, Any]) -> bool:
 
 
 def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateResult:
-    """Judge the blocks of a tuning's winner and of the engine's defaults."""
+    """Judge a tuning's winner against the defaults."""
     told = SPEED.parameters_of(record)
     return decide_speed_gate(
         f"ratio.{told.name}", told.rule, workload=told.name, tier="critical", loads=loads

@@ -1,4 +1,4 @@
-"""Signs a weights folder with its evidence, and checks signatures, by model-signing."""
+"""Signs and checks a weights folder with its evidence, by model-signing."""
 
 from __future__ import annotations
 
@@ -39,12 +39,7 @@ class Signer:
 
 
 def find_signer(settings: Settings, *, sign: bool) -> Signer | None:
-    """Return the signer of a promotion; None if nothing is to be signed.
-
-    Raises:
-        UsageError: the key is not named or usable, or versions have another key.
-        EvidenceError: the signing library is not installed.
-    """
+    """Return the signer of a promotion; None if nothing is to be signed."""
     keys = settings.signing
     if not sign:
         if keys.public_key is not None:
@@ -71,10 +66,7 @@ def find_signer(settings: Settings, *, sign: bool) -> Signer | None:
 
 
 def fingerprint_of(key: Path) -> str:
-    """Return the sha256 of a public key, or of a private key's public one, in hexadecimal.
-
-    Raises EvidenceError without the library, UsageError for an unusable key.
-    """
+    """Return the hexadecimal sha256 of a key's public part."""
     with _library_errors("sign", key):
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import (
@@ -99,10 +91,7 @@ def fingerprint_of(key: Path) -> str:
 
 
 def sign_with_key(folder: Path, private_key: Path) -> Path:
-    """Sign every file of a folder; return the signature's file.
-
-    Raises EvidenceError if that fails, UsageError for an unusable key.
-    """
+    """Sign every file of a folder; return the signature's file."""
     with _library_errors("sign", folder):
         from model_signing import signing
 
@@ -124,10 +113,7 @@ def sign_with_key(folder: Path, private_key: Path) -> Path:
 
 
 def check_with_key(folder: Path, public_key: Path) -> None:
-    """Check that the key's owner signed exactly these files.
-
-    Raises EvidenceError if not, UsageError for an unusable key.
-    """
+    """Check that the key's owner signed exactly these files."""
     signature = folder / SIGNATURE
     if not signature.is_file():
         raise EvidenceError(
@@ -157,7 +143,7 @@ def check_with_key(folder: Path, public_key: Path) -> None:
 
 
 def plain_message(error: Exception) -> str:
-    """Return the library's message without Python-formatted digests."""
+    """Return the message without Python-formatted digests."""
     text = str(error).strip()
     if not text:  # cryptography's InvalidSignature
         return "it is not of this content"

@@ -1,7 +1,6 @@
-"""Checks recorded verdicts offline, in a store that is only read; an open bundle is one.
+"""Checks recorded verdicts offline, in a store or an open bundle.
 
-Keys and digests are computed again, `judge` runs again, and the results are compared. An author can
-forge an entire bundle; only a signature (`signing.py`) identifies the author.
+An author can forge a bundle; only a signature identifies the author.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """One variant's recorded and recomputed verdicts, and all differences."""
+    """Recorded and recomputed verdicts of a variant, and all differences."""
 
     recipe: str
     kept: str
@@ -97,9 +96,7 @@ class BundleCheck:
 class RecordedVerdicts:
     """Recorded verdicts on variants that were tried together.
 
-    Attributes:
-        tried: recipes, also without a verdict.
-        judges: key of the judge stage, by recipe.
+    `tried` has all recipes; `judges` are keys of judge stages by recipe.
     """
 
     variants: tuple[VariantReport, ...]
@@ -109,11 +106,7 @@ class RecordedVerdicts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Stages to read.
-
-    Attributes:
-        bundle: None for a store of runs, which may lack stages that answers depend on.
-    """
+    """Stages to read; `bundle` is None for a store of runs, which may lack stages."""
 
     store: Store
     bundle: Path | None = None
@@ -126,10 +119,7 @@ class Evidence:
 
 
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
-    """Check every variant of a run that has or should have a verdict.
-
-    Raises UsageError if gates judged none.
-    """
+    """Check every variant of a run that has or should have a verdict."""
     if report.tuning is not None:
         return [check_tuning(report, Evidence(store))]
     claims = claims_of(report)
@@ -150,7 +140,7 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
 
 
 def find_missing(report: RunReport) -> list[str]:
-    """Return tried variants without a verdict in the run's record."""
+    """Return tried variants without a recorded verdict."""
     names = {variant.recipe for variant in report.variants}
     return [
         f"'{recipe}' was tried with it, and the run's record has no verdict on that"
@@ -175,10 +165,7 @@ def claims_of(report: RunReport) -> RecordedVerdicts:
 
 
 def find_bundle(folder: Path) -> Path | None:
-    """Return the bundle that a folder is or contains, or None.
-
-    Raises EvidenceError if it is a link to another folder.
-    """
+    """Return the bundle that a folder is or contains; links are refused."""
     for place in (folder / BUNDLE, folder):
         if not (place / MANIFEST).is_file():
             continue
@@ -194,7 +181,7 @@ def find_bundle(folder: Path) -> Path | None:
 
 
 def read_verdict(bundle: Path) -> BundleVerdict:
-    """Return a bundle's verdict; raises EvidenceError if it is missing or damaged."""
+    """Return a bundle's verdict."""
     file = bundle / VERDICT
     with raise_as(
         EvidenceError,
@@ -208,7 +195,7 @@ def read_verdict(bundle: Path) -> BundleVerdict:
 def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> BundleCheck:
     """Check a bundle with the weights next to it, or a bundle's folder alone.
 
-    `digest` reads a weights file. Raises EvidenceError without a readable bundle.
+    `digest` reads a weights file.
     """
     bundle = find_bundle(folder)
     if bundle is None:
@@ -266,7 +253,7 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
 
 
 def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]:
-    """Return where manifest and verdict contradict each other, or themselves."""
+    """Return contradictions in and between manifest and verdict."""
     names = [variant.recipe for variant in verdict.variants]
     attempted, judges, recipe = verdict.attempted, verdict.judges, verdict.recipe
     unjudged = [each for each in verdict.variants if each.recipe not in judges]
@@ -372,7 +359,7 @@ class _VariantEvidence:
         )
 
     def _read(self, judge: StageReference) -> bool:
-        """Check all that a verdict depends on; return whether it can be judged again."""
+        """Check a verdict's inputs; return whether it can be judged again."""
         is_complete = True
         pending: list[tuple[str, StageReference, str | None, int]] = [("judge", judge, None, 0)]
         for role, reference, digest, depth in pending:
@@ -405,7 +392,7 @@ class _VariantEvidence:
         return is_complete
 
     def _check_file(self, place: str, record: StageRecord) -> bool:
-        """Check a stage's file against its digest; return whether it is there."""
+        """Return whether the file is there, after checking it."""
         listed = listed_file(record)
         if listed is None:
             return True
@@ -442,12 +429,12 @@ class _VariantEvidence:
 
 
 def key_of(record: StageRecord) -> str:
-    """Return the key computed from the record's parameters and inputs."""
+    """Return the key computed from parameters and inputs."""
     return stage_key(record.stage, newest_revision(record.stage), record.parameters, record.inputs)
 
 
 def listed_file(record: StageRecord) -> tuple[str, str] | None:
-    """Return name and digest of the file that a stage's record lists, or None."""
+    """Return name and digest of the file that a record lists."""
     if record.stage == EVALUATE.name:
         return ANSWERS, EVALUATE.result_of(record).answers_digest
     if record.stage == ASKED.name:
@@ -458,7 +445,7 @@ def listed_file(record: StageRecord) -> tuple[str, str] | None:
 
 
 def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store) -> Iterator[str]:
-    """Yield attempts of verdicts that the store's ledger lacks."""
+    """Yield attempts that the store's ledger lacks."""
     key = claims.judges.get(check.recipe)
     judge = store.find(JUDGE.name, key) if key is not None else None
     if judge is None:
@@ -470,10 +457,7 @@ def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store)
 
 
 def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
-    """Check a tuning's confirmation of its winner; the screening has no gate.
-
-    Raises UsageError if the run confirmed nothing.
-    """
+    """Check a tuning's confirmation of its winner; the screening has no gate."""
     tuning = report.tuning
     if tuning is None or tuning.winner is None or tuning.confirmation is None:
         raise UsageError(
@@ -526,7 +510,7 @@ def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
 
 
 def find_differing(kept: VariantReport, computed: VariantReport) -> list[str]:
-    """Return every field of the verdict in which the reports differ, by path."""
+    """Return differing fields by path."""
     ours = kept.model_dump(exclude=set(NOT_OF_THE_VERDICT))
     theirs = computed.model_dump(exclude=set(NOT_OF_THE_VERDICT))
     if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
@@ -535,7 +519,7 @@ def find_differing(kept: VariantReport, computed: VariantReport) -> list[str]:
 
 
 def find_differing_values(path: str, kept: Any, computed: Any) -> list[str]:
-    """Return every path at which two values differ, below `path`."""
+    """Return the differing paths below `path`."""
     if isinstance(kept, dict) and isinstance(computed, dict):
         return [
             line

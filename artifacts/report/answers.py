@@ -52,7 +52,7 @@ class FlippedAnswers:
 
 
 def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
-    """Return examples of every variant and suite with recorded answers."""
+    """Return examples by variant and suite."""
     return [
         _examples(variant.recipe, gate.name, answered)
         for variant in evidence.report.variants
@@ -97,7 +97,7 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
 def prompt_of(question: Question | None) -> str | None:
     """Return the prompt without a chat template, or None if it is not text or private.
 
-    Only lm-eval's environment reads its tasks' datasets, so their questions have no text.
+    Only lm-eval's environment reads its tasks' datasets.
     """
     if question is None or (not question.messages and _DIGEST.fullmatch(question.prompt)):
         return None
@@ -106,7 +106,7 @@ def prompt_of(question: Question | None) -> str | None:
 
 
 def answer_of(suite: AnySuite, question: Question | None, row: Answer) -> str:
-    """Return one side's choice or text; figures for a conversation, which is private."""
+    """Return a choice, a text, or a private conversation's figures."""
     answer = row.answer
     if row.nats is not None:
         kept = f"{100 * row.score:.1f} % of tokens kept, {row.nats:.3f} nats a token"
@@ -125,13 +125,9 @@ def answer_of(suite: AnySuite, question: Question | None, row: Answer) -> str:
 
 
 def marked(row: Answer, key: str) -> str:
-    """Return a conversation's answer with the first token that differs between brackets.
+    """Return a conversation's answer with the first different token in brackets.
 
-    '' without the private text.
-
-    Args:
-        row: of the variant.
-        key: token: the baseline's, and its further answer; choice: the variant's.
+    '' without the private text. `key` is `token` for the baseline, `choice` for the variant.
     """
     text, flip = row.own.get("text"), row.own.get("flip")
     if not isinstance(text, str):
@@ -154,7 +150,7 @@ def find_choice(suite: AnySuite, question: Question | None, likelihoods: list[fl
 def is_same_answer(
     suite: AnySuite, question: Question | None, before: Answer, after: Answer
 ) -> bool:
-    """Return whether both sides gave the same answer, with any likelihood."""
+    """Return whether both sides answered the same, with any likelihood."""
     if before.score != after.score:
         return False
     if _is_chosen(before) and _is_chosen(after):
@@ -169,7 +165,7 @@ def _is_chosen(row: Answer) -> bool:
 
 
 def shorten(text: str) -> str:
-    """Return at most :data:`LONGEST` characters, and the number omitted."""
+    """Return at most :data:`LONGEST` characters."""
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}\n[{len(text) - LONGEST:,} more characters are left out]"

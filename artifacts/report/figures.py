@@ -1,7 +1,6 @@
-"""The report's figures as plain data in plotly's format, each with a table.
+"""The report's figures in plotly's format, each with a table.
 
-https://plotly.com/javascript/reference/ describes the format. A color is a CSS variable of the
-theme, such as `var(--ink)`.
+See https://plotly.com/javascript/reference/. Colors are CSS variables.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Figure:
 
 
 def gate_figure(number: int, variant: VariantReport) -> Figure | None:
-    """Return each gate's change with its bounds against its margin; None without one."""
+    """Return each gate's change with its bounds against its margin."""
     gates = [gate for gate in variant.gates if gate.estimate is not None]
     if not gates:
         return None
@@ -96,7 +95,7 @@ def gate_figure(number: int, variant: VariantReport) -> Figure | None:
 
 
 def tradeoff_figures(report: RunReport, baseline_bytes: int | None) -> list[Figure]:
-    """Return the scores' changes against weights and throughput, where known."""
+    """Return the scores' changes against weights and throughput."""
     judged = [variant for variant in report.variants if variant.gates]
     rates = [variant.rate("baseline") for variant in judged]
     megabytes = baseline_bytes / 1e6 if baseline_bytes else None
@@ -192,7 +191,7 @@ def _axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def _make_json_ready(value: Any) -> Any:
-    """Replace numbers that JSON lacks by None: one invalidates all figures."""
+    """Replace NaN and infinity by None: one invalidates all figures."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

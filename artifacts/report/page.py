@@ -1,7 +1,7 @@
-"""Builds a report's page from template, style, scripts and figures: one HTML file.
+"""Builds the report: one HTML file.
 
 The content security policy permits only inline content and two scripts by digest, so the page sends
-no request. Jinja escapes all text; the figures' JSON escapes `<`, `>`, `&` and `'`.
+no request.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run_facts(evidence: RunEvidence) -> Facts:
 
 
 def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
-    """Return the members of a verdict's deployable tuple."""
+    """Return the members of a deployable tuple."""
     facts: Facts = {}
     adopted = evidence.kept(ADOPT, recipe)
     quantized = evidence.kept(QUANTIZE, recipe) or adopted
@@ -93,7 +93,7 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
 
 
 def tuple_table(evidence: RunEvidence) -> Table:
-    """Return the tuples of the baseline and all variants side by side."""
+    """Return the tuples of baseline and variants."""
     sides = [BASELINE, *evidence.recipes]
     facts = {side: tuple_facts(evidence, side) for side in sides}
     names = list(dict.fromkeys(name for of_side in facts.values() for name in of_side))
@@ -113,7 +113,7 @@ def further_tables(report: RunReport) -> dict[str, Table]:
 
 
 def stage_table(report: RunReport) -> Table:
-    """Return every stage with its key in the store."""
+    """Return every stage with its key."""
     return Table(
         ("stage", "variant", "status", "seconds", "key"),
         [(s.name, s.variant, s.status, f"{s.seconds:.1f}", s.key or "-") for s in report.stages],
@@ -153,7 +153,7 @@ class VariantSection:
 
 
 def run_page(evidence: RunEvidence) -> str:
-    """Return the report of one run as HTML."""
+    """Return HTML."""
     report = evidence.report
     sections = variant_sections(evidence)
     tradeoff = tradeoff_figures(report, evidence.baseline_bytes())
@@ -183,7 +183,7 @@ def run_page(evidence: RunEvidence) -> str:
 
 
 def variant_sections(evidence: RunEvidence) -> list[VariantSection]:
-    """Return every variant of the run, also without a verdict."""
+    """Return every variant, also without a verdict."""
     report = evidence.report
     sections = [_section(number, each, evidence) for number, each in enumerate(report.variants)]
     judged = {variant.recipe for variant in report.variants}
@@ -254,6 +254,6 @@ def _make_text_visible(value: Any) -> Any:
 
 
 def source_of(script: str) -> str:
-    """Return an inline script's name in a content security policy."""
+    """Return a script's name in a content security policy."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

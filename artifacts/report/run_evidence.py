@@ -1,7 +1,6 @@
 """A run's records of stages, answers, questions and timings, from its store.
 
-A missing part is None with a sentence in `missing`, never an error. Only digests of answers are
-checked; `prepare verify` checks an entire run.
+A missing part is None with a sentence in `missing`.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ class PairedAnswers:
 
 
 class RunEvidence:
-    """The evidence of one run in its store.
-
-    Args:
-        with_conversations: read private texts, too.
-    """
+    """A run's evidence; `with_conversations` reads private texts, too."""
 
     def __init__(
         self, report: RunReport, store: Store, *, with_conversations: bool = False
@@ -87,7 +82,7 @@ class RunEvidence:
         return self._read_shape(stage, self.record(stage.name, variant))
 
     def baseline_bytes(self) -> int | None:
-        """Return the unquantized weights' size, from any variant's comparison with them."""
+        """Return the unquantized weights' size, as any variant recorded it."""
         for recipe in self.recipes:
             found = self.kept(CHECK_WEIGHTS, recipe)
             if found is not None and found.result.size_ratio and found.result.weights_bytes:
@@ -160,7 +155,7 @@ class RunEvidence:
         return [replace(row, own={**row.own, **texts.get(row.id, {})}) for row in rows]
 
     def _private(self, record: StageRecord, name: str) -> dict[str, dict[str, Any]]:
-        """Return a file's private rows by id; {} unless they were asked for."""
+        """Return private rows by id; {} unless they were asked for."""
         file = self.place(record) / name
         if not self.with_conversations or not file.is_file():
             return {}
@@ -173,7 +168,7 @@ class RunEvidence:
     def _read_shape(
         self, stage: Stage[Parameters, Any, Result], record: StageRecord | None
     ) -> TypedStageRecord[Parameters, Result] | None:
-        """Return the validated record, or None and a note if it is invalid."""
+        """Return the record, or None and a note if it is invalid."""
         if record is None:
             return None
         kept = stage.typed(record)

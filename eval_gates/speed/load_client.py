@@ -1,8 +1,7 @@
-"""Client that sends one load to one endpoint and times every answer, in a separate process.
+"""Client that sends one load and times every answer, in a separate process.
 
-It uses aiohttp, which takes 55 us per streamed part, httpx 200 us: 64 answers of a GPU have 6,000
-parts a second, and a slow client would measure itself. Endpoints are not trusted: answers are
-bounded, redirects are not followed, and counts must be numbers.
+aiohttp takes 55 us per streamed part, httpx 200 us: a slow client would measure itself. Endpoints
+are not trusted.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ class ClientClock:
         await asyncio.gather(self._ticking, return_exceptions=True)
 
     async def sleep_until(self, second: float) -> None:
-        """Wait for the second, and note how late it is then."""
+        """Wait for the second, and note the lateness."""
         await asyncio.sleep(max(0.0, second - self.now()))
         self._sent_late.append(max(0.0, self.now() - second))
 
     def facts(self) -> dict[str, float]:
-        """Return a LoadRun's known fields on the client."""
+        """Return a LoadRun's fields on the client."""
         found = {}
         if self._late:
             worst = max(_percentile_99(each) for each in (self._late, self._sent_late) if each)
@@ -76,7 +75,7 @@ class ClientClock:
 
 
 def count_runnable() -> int | None:
-    """Return the threads of this machine that run or are ready to; None if unknown."""
+    """Return this machine's running and ready threads, if known."""
     try:
         return int(LOAD_AVERAGE.read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
@@ -116,10 +115,8 @@ class LoadTarget:
 class LoadClient:
     """Sends the requests of a workload.
 
-    Args:
-        at_once: requests in flight; None: they are sent at given times.
-        warmup_s: for given times: seconds that do not count.
-        is_natural: an answer ends where the model ends it.
+    `at_once` requests are in flight, or (None) they are sent at given times, after `warmup_s`. With
+    `is_natural`, the model ends its answers.
     """
 
     at_once: int | None
@@ -129,15 +126,10 @@ class LoadClient:
     def measure(
         self, target: LoadTarget, prompts: Sequence[Prompt], at: Sequence[float] = ()
     ) -> dict[str, Any]:
-        """Send one load and wait until all of it is answered.
+        """Send one load, wait for all answers, and return the LoadRun's measured fields.
 
-        No other request precedes it: a readiness check of one prompt would be in the prefix cache.
-
-        Args:
-            at: seconds after the start at which each request is sent; () with `at_once`.
-
-        Returns:
-            fields of a LoadRun (eval_gates/speed/load_run.py) that come from measuring.
+        No readiness check precedes it: its prompt would be in the cache. `at` has the seconds of
+        sending; () with `at_once`.
         """
         return asyncio.run(self._measure(target, prompts, at))
 
@@ -174,7 +166,7 @@ class LoadClient:
         }
 
     async def _count_when_warm(self, metrics: MetricsReader, load: _Load) -> Any:
-        """Return the counters once the first wave is answered, or a rate's warm-up is over."""
+        """Return the counters after the first wave or the warm-up."""
         if self.at_once is None:
             await asyncio.sleep(self.warmup_s)
         else:
@@ -220,7 +212,7 @@ class _Load:
         return self._rows
 
     async def send_at(self, at: Sequence[float]) -> list[Row]:
-        """Send each request at its time, whether earlier ones are answered or not."""
+        """Send each request at its time, also before earlier answers."""
         async with asyncio.TaskGroup() as tasks:
             for second, prompt in zip(at, self._prompts, strict=True):
                 await self._clock.sleep_until(second)
@@ -241,7 +233,7 @@ class _Load:
             self._rows.append((began, first - began, last, asked, came, None))
 
     async def _read(self, prompt: Prompt) -> tuple[float, float, int, int]:
-        """Ask; return the seconds of the first and last token, and the tokens of both texts."""
+        """Return the seconds of first and last token, and both texts' tokens."""
         import aiohttp
 
         body = {
@@ -292,7 +284,7 @@ class _Load:
 
 
 async def _parts(response: Any, limit: int) -> Any:
-    """Yield the JSON objects of a stream of server-sent events, as they come."""
+    """Yield the JSON objects of server-sent events."""
     came, rest = 0, b""
     async for chunk in response.content.iter_any():
         came += len(chunk)
@@ -322,7 +314,7 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _tokens(usage: Any, name: str) -> int:
-    """Return a count of the server; BadAnswerError if it is no number of tokens."""
+    """Return a server's count of tokens, or raise BadAnswerError."""
     if not isinstance(usage, dict) or name not in usage:
         raise BadAnswerError("the endpoint does not say how many tokens the answer has")
     found = usage[name]

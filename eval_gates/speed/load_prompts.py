@@ -1,4 +1,4 @@
-"""Prompts of a load, drawn by vLLM's dataset readers, inside the `serve` environment."""
+"""Prompts of a load, drawn by vLLM's dataset readers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ class Prompt:
 class PromptSource:
     """Prompts of a workload.
 
-    Args:
-        datasets: the module `vllm.benchmarks.datasets`.
-        workload: as in recipes/workload.py, with the file that the stage laid out.
-        tokenizer: of both sides. An endpoint's own one would let a candidate choose its prompts.
+    `datasets` is `vllm.benchmarks.datasets`. A candidate's own `tokenizer` could choose its
+    prompts, so both share one.
     """
 
     datasets: Any
@@ -66,7 +64,7 @@ class PromptSource:
     def _of_file(self, number: int, seed: int) -> Sequence[Prompt]:
         """Return the file's prompts in the load's order.
 
-        An earlier prompt is in the prefix cache, but not under this load's salt.
+        Each load has another cache salt.
         """
         with Path(self.workload["file"]).open() as lines:
             prompts = [json.loads(line)["prompt"] for line in lines]  # noqa: TID251
@@ -85,7 +83,7 @@ class PromptSource:
 def open_source(
     workload: dict[str, Any], tokenizer: str, *, trust_remote_code: bool
 ) -> PromptSource:
-    """Return the workload's prompts; the tokenizer's folder is read once."""
+    """Return the workload's prompts; the tokenizer is read once."""
     from vllm.benchmarks import datasets
     from vllm.tokenizers import get_tokenizer
 

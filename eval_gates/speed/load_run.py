@@ -1,6 +1,6 @@
-"""One measured load on one endpoint, and the log of a measurement's loads.
+"""One measured load on one endpoint, and the log of loads.
 
-Times are seconds of the client's monotonic clock since the load's start.
+Times are seconds since the load's start.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class LoadRun(NumericRecord):
 
 
 def format_lines(loads: Iterable[LoadRun]) -> Iterator[str]:
-    """Yield each load as a line of JSON."""
+    """Yield each load as JSON."""
     for load in loads:
         yield load.model_dump_json() + "\n"
 
@@ -179,20 +179,19 @@ class Measurement(Record):
 
 
 class LoadLog:
-    """A measurement's loads in its stage's folder, which survive kills and full disks.
+    """A measurement's loads in its stage's folder, which survive kills.
 
-    A killed measurement continues with its loads and its seed, so a kill is no chance of better
-    ones. Methods raise StoreError if a file is damaged.
+    A killed measurement keeps its loads and seed, so a kill is no chance of better ones. StoreError
+    for a damaged file.
     """
 
     def __init__(self, folder: Path) -> None:
         self._loads, self._begun = folder / LOADS, folder / IN_PROGRESS
 
     def open(self, depends_on: Mapping[str, str], seed: int | None = None) -> Measurement:
-        """Return the measurement in progress on these inputs, or a new one without loads.
+        """Return the measurement in progress on these inputs, or a new one.
 
-        Args:
-            seed: of a new one; drawn if absent, because running servers may have cached prompts.
+        A new one draws its seed unless given, as running servers may have cached prompts.
         """
         hint, found = "delete the file to measure again", None
         with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(ValidationError,)):

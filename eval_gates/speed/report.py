@@ -83,12 +83,12 @@ class SpeedGateResult(GateResult):
         return self.is_ratio and self.threshold <= BROKEN_SERVER_RATIO
 
     def typical(self, side: Side, figure: str = "output_tokens_per_s") -> float | None:
-        """Return the median of a `LoadSummary` field over the side's loads."""
+        """Return a field's median over the side's loads."""
         return find_typical(self.loads, side, figure)
 
 
 def find_typical(loads: Sequence[LoadSummary], side: Side, figure: str) -> float | None:
-    """Return the median of a field over the side's counted loads."""
+    """Return a field's median over the side's counted loads."""
     values = [getattr(load, figure) for load in loads if load.side == side and load.counts]
     known = [value for value in values if value is not None]
     return median(known) if known else None
@@ -106,10 +106,8 @@ def decide_speed_gate(
 ) -> SpeedGateResult:
     """Decide one gate; ValueError if the loads do not fit the gate or workload.
 
-    Args:
-        loads: in the order of measuring; may be empty.
-        at: arrivals in words; '' if the workload has them.
-        note: the profile's note on its performance.
+    `loads` are in measuring order. `at` describes other arrivals than the workload's; `note` is the
+    profile's.
     """
     for load in loads:
         if load.workload != workload:
@@ -180,7 +178,7 @@ def decide_speed_gate(
 
 
 def describe_gate(rule: SpeedRule, workload: str, at: str = "") -> str:
-    """Describe the gate: 'at most ttft_ms_p95 800 in the typical start'."""
+    """Return 'at most ttft_ms_p95 800 in the typical start'."""
     traffic = f"{workload}{f' at {at}' if at else ''}"
     starts = "in the typical start" if rule.starts == "fresh" else OF_THESE_STARTS
     if rule.kind == "slo":

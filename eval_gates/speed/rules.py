@@ -1,13 +1,12 @@
 """Rules of performance gates: Student's t over blocks of server starts.
 
 A block has one load of each side, with the same prompts, in drawn order. Its value is the logarithm
-of candidate over baseline (a ratio), or of limit over percentile (the tightest limit). The gate
-passes if the mean's lower bound is above its threshold, and fails if the upper bound is below.
+of candidate over baseline (a ratio), or of limit over percentile (the tightest limit). A bound of
+the mean decides.
 
-A disturbance comes from outside the servers: another process on the GPU, throttling, a late client.
-It is detected without speed and side, and its block is repeated, at most as often as there are
-blocks. The verdict must be the same with the disturbed blocks. The first failed requests are
-measured again, the second end the gate: an unreliable server must not be measured until it works.
+Disturbances from outside the servers are detected without speed and side. Their blocks are
+repeated, at most as often as there are blocks, and must not change the verdict. Failed requests are
+measured again only once: an unreliable server must not be measured until it works.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class SpeedRule(NumericRecord):
 
     @property
     def max_requests(self) -> int:
-        """Largest number of a load's requests, so that all loads fit into the evidence."""
+        """Limit of a load's requests, so that all fit into the evidence."""
         loads = 2 * self.blocks * len(self.sides)
         return min(MAX_REQUESTS, MAX_CHARACTERS // CHARACTERS_PER_REQUEST // loads)
 
@@ -155,7 +154,7 @@ class SpeedRule(NumericRecord):
         return blocks.ended is None and not enough
 
     def value(self, unit: Sequence[LoadRun]) -> float:
-        """Return the block's value, below 0 if a limit is missed; may raise NoSteadyStateError."""
+        """Return the block's value, below 0 if a limit is missed."""
         if self.kind == "slo":
             found = steady_state.percentiles(unit[0], self.limits)
             margins = [_log_margin(found[n], self.limits[n]) for n in found if n != "errors"]
@@ -199,7 +198,7 @@ class SpeedRule(NumericRecord):
         return found
 
     def evaluate(self, loads: Sequence[LoadRun]) -> SpeedFinding:
-        """Decide from the loads, in the order of measuring."""
+        """Decide from the loads in measuring order."""
         blocks = self.sort(loads)
         values = [self.value(unit) for unit in blocks.quiet]
         if blocks.ended is not None:
@@ -235,11 +234,10 @@ class SpeedRule(NumericRecord):
         )
 
     def _at_worst(self, values: Sequence[float], blocks: Blocks) -> SpeedFinding | None:
-        """Return the pass of a ratio whose client was late in too many blocks; None without one.
+        """Return a ratio's pass despite a late client in too many blocks.
 
-        In each of these the candidate could only be faster, and the baseline by its client's lag.
-        No block is left out by its speed, so the level holds. What throttling or another process
-        did to one side alone is not known.
+        There the candidate could only be faster, and the baseline by its client's lag. All blocks
+        count, so the level holds.
         """
         is_late_alone = all(fault.kind == "client_lag" for fault in blocks.faults)
         complete = len(values) + len(blocks.disturbed)
@@ -278,7 +276,7 @@ class SpeedRule(NumericRecord):
         )
 
     def _withholds(self, quiet: Sequence[Sequence[LoadRun]]) -> str:
-        """Return why the gate must not pass despite its bound; '' if it may."""
+        """Return why the gate must not pass despite its bound."""
         if self.kind != "slo":
             return ""
         flows = [steady_state.count_flow(load) for (load,) in quiet]
@@ -369,12 +367,10 @@ def build_rule(
     workload: AnyWorkload | None = None,
     profile: ServingProfile | None = None,
 ) -> SpeedRule:
-    """Return the rule of a gate; ValueError if it does not apply to that accelerator.
+    """Return a gate's rule; ValueError if it does not apply to that accelerator.
 
-    Args:
-        alpha: error rate of a pass and of a fail.
-        workload: the traffic, at its rate; None if not known yet.
-        profile: of both sides' servers; None for running endpoints.
+    `alpha` is the error rate of a pass and of a fail. `workload` is None if unknown yet, `profile`
+    for running endpoints.
     """
     gate = claim.gate
     hits = workload.declared_hit_rate if workload is not None else None
@@ -400,12 +396,12 @@ def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
 
 
 def max_percentile(limits: Iterable[str]) -> int | None:
-    """Return the highest percentile of the limits, if any."""
+    """Return the limits' highest percentile, if any."""
     return max((int(n.rpartition("_p")[2]) for n in limits if n != "errors"), default=None)
 
 
 def min_requests(percentile: int) -> int:
-    """Return how many requests a percentile needs: one beyond it, so 20 for P95."""
+    """Return a percentile's requests: one beyond it, so 20 for P95."""
     return math.ceil(100 / (100 - percentile))
 
 

@@ -1,6 +1,6 @@
-"""Order and prompts of each block, and arrivals of each load, all drawn from one recorded seed.
+"""Order, prompts and arrivals of loads, drawn from one recorded seed.
 
-Verification therefore detects an omitted, moved or added block.
+So verification detects an omitted, moved or added block.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class Timing(NamedTuple):
 def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[list[str], int]:
     """Return a block's arms in order, and its loads' seed.
 
-    Args:
-        start: fresh starts: how often the block was begun before; else the number of the start.
-        arms: all of the measurement; absent arms leave the others' order.
+    `start` counts the block's earlier fresh starts, else it is the start's number. Absent arms
+    leave the others' order.
     """
     chance = random.Random(f"{seed} {block} {start}")  # noqa: S311  # traffic, no secret
     traffic, order = chance.getrandbits(32), sorted(arms)
@@ -46,19 +45,14 @@ def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[
 
 
 def look_seed(traffic: int) -> int:
-    """Return the seed of the short load before loads of seed `traffic`."""
+    """Return the seed of the short load before `traffic`."""
     return traffic ^ 1
 
 
 def redraw(
     seed: int, loads: Sequence[LoadRun], arms: Sequence[str], sides: Mapping[str, str]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yield side, block, place and seed of each load, if these are all of their blocks.
-
-    Args:
-        arms: as for `draw_block`.
-        sides: sides of the compared arms.
-    """
+    """Yield side, block, place and seed of each load, if these are all of their blocks."""
     for first in loads[:: len(sides)]:
         order, traffic = draw_block(seed, first.block, first.server_run, arms)
         mine = [sides[arm] for arm in order if arm in sides]
@@ -80,10 +74,7 @@ def are_consecutive(loads: Sequence[LoadRun], unit: int, starts: Starts, begun: 
 
 
 def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timing:
-    """Return the timing of loads at a rate, from a short load's seconds per answer.
-
-    A load that would be too long gets the workload's seconds.
-    """
+    """Return the timing of loads at a rate, at most the workload's seconds."""
     declared = Timing(float(workload["warmup_seconds"]), float(workload["seconds"]))
     if not answers:
         return declared
@@ -98,7 +89,7 @@ def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timin
 
 
 def arrival_times(seed: int, rate: float, seconds: float) -> list[float]:
-    """Return at least one arrival, in seconds, of a Poisson process before `seconds`."""
+    """Return at least one Poisson arrival before `seconds`."""
     chance = random.Random(f"arrivals {seed}")  # noqa: S311  # traffic, no secret
     times: list[float] = []
     now = chance.expovariate(rate)

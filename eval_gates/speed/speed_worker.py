@@ -1,9 +1,7 @@
 """Worker: measures the loads of running servers, inside the `serve` environment.
 
-A block is one load per side with the same prompts, in drawn order. With fresh starts, one server
-receives one load of a block. A short load precedes the first one on each server: it warms the
-server up, and its speed decides how many requests a load has. Each block has a separate seed:
-otherwise every prompt would be in the server's cache.
+A short load first warms each server up, and sizes the others. Each block has a separate seed, or
+every prompt would be in the cache.
 """
 
 from __future__ import annotations
@@ -35,14 +33,9 @@ are sent, () at a fixed concurrency.
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Measure until the rule has its blocks or this start's load is done.
 
-    Args:
-        spec: name and workload, rule (eval_gates/speed/rules.py), endpoints by side, tokenizer
-            (folder), trust_remote_code, on_gpus (whether its servers use this process's GPUs), and
-            `start`: of fresh starts the load's fields side, seed, order, block and server_run;
-            else the measurement's seed and server_run.
-
-    Returns:
-        the version of what draws prompts.
+    `spec` has name, workload, rule (eval_gates/speed/rules.py), endpoints by side, tokenizer
+    (folder), trust_remote_code, on_gpus (servers use this process's GPUs), and `start`: seed and
+    server_run, for fresh starts also side, order and block.
     """
     import vllm
 
@@ -68,7 +61,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
-    """Measure the load of one fresh start, or all of servers that stay up.
+    """Measure one fresh start's load, or all of servers that stay up.
 
     Each block is on disk before the next.
     """
@@ -131,7 +124,7 @@ def load_of(
 def look(
     spec: dict[str, Any], rule: Any, sides: Sequence[str], measure: Measure, seed: int
 ) -> tuple[int, Timing | None]:
-    """Measure a short load of each side; return the number of requests of a load, or its timing.
+    """Measure a short load of each side; return a load's number of requests, or timing.
 
     At a fixed concurrency the faster side must be busy for the workload's seconds.
     """

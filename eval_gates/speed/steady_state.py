@@ -54,14 +54,14 @@ def steady_window(load: LoadRun) -> tuple[float, float]:
 
 
 def count_waves(load: LoadRun) -> float:
-    """Return the steady state's ended requests, divided by the concurrency."""
+    """Return ended requests, divided by the concurrency."""
     start, end = steady_window(load)
     done = sum(each is not None and start < each <= end for each in load.requests.end_s)
     return done / (load.concurrency or 1)
 
 
 def output_rate(load: LoadRun) -> float:
-    """Return output tokens per second; NoSteadyStateError without a steady state."""
+    """Return output tokens per second, or raise NoSteadyStateError."""
     import numpy as np
 
     start, end = steady_window(load)
@@ -83,9 +83,8 @@ def output_rate(load: LoadRun) -> float:
 def lag_gain(load: LoadRun) -> float:
     """Return by how much a punctual client could increase the log of the output rate.
 
-    It is the smaller of two bounds at a fixed concurrency. First, each wave waits twice for a late
-    client, and both ends of the steady state once more, each time for the lag's 99th percentile.
-    Second, one slot's delays sum to at most the client's total lag.
+    Each wave waits twice for a late client, and both ends once, each for the lag's 99th percentile.
+    A slot's delays are also at most the client's total lag.
     """
     if load.client_lag_s is None:
         return math.inf
@@ -124,7 +123,7 @@ def latencies(load: LoadRun) -> Latencies:
 def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     """Return percentiles in milliseconds by name, and `errors`: the failed requests.
 
-    A percentile without values is infinite, like a failed request's time if `errors` allows
+    A percentile without values is infinite, as is a failed request's time if `errors` allows
     failures.
     """
     import numpy as np
@@ -149,7 +148,7 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
 
 
 def count_flow(load: LoadRun) -> tuple[int, int]:
-    """Count the arrivals and the answers of the steady state, without failed requests."""
+    """Count the steady state's arrivals and answers, without failed requests."""
     start, end = steady_window(load)
     sent, ended = _times(load)
     came, answered = ((start <= each) & (each < end) for each in (sent, ended))
@@ -157,10 +156,9 @@ def count_flow(load: LoadRun) -> tuple[int, int]:
 
 
 def is_over_saturated(load: LoadRun) -> bool:
-    """Return whether requests arrive faster than the server answers them, by the client's counts.
+    """Return whether requests arrive faster than the server answers them.
 
-    A tenth of the steady state's arrivals is left over, and each quarter had more in flight than
-    the one before.
+    A tenth of the arrivals is left over, and each quarter had more in flight than the one before.
     """
     import numpy as np
 
@@ -176,7 +174,7 @@ def is_over_saturated(load: LoadRun) -> bool:
 
 
 def median_answer_s(load: LoadRun) -> float | None:
-    """Return the median seconds of an answer, if any."""
+    """Return an answer's median seconds, if any."""
     times = zip(load.requests.start_s, load.requests.end_s, strict=True)
     known = [end - start for start, end in times if end is not None]
     return median(known) if known else None

@@ -1,10 +1,9 @@
 """Assay sensitivity: whether a gate's margin ends above the chance baselines.
 
-Chance baselines are the scores of guesses, empty answers and answers to other questions. A margin
-that reaches one would pass a model that lost everything. The gate therefore needs a lower bound of
-the baseline's score, less the margin, above each. A chance-level candidate then passes with
-probability at most alpha, because one null hypothesis is true. The logic is that of three-arm
-non-inferiority trials.
+A margin that reaches the score of guesses, or of empty or unrelated answers, would pass a model
+that lost everything. A lower bound of the baseline's score, less the margin, must exceed each. Then
+a chance-level candidate passes with probability at most alpha, as in three-arm non-inferiority
+trials.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ def check_sensitivity(
 ) -> SensitivityCheck:
     """Compare the baseline's score, less the margin, with the chance-level score.
 
-    Args:
-        baseline: scores in [0, 1], in the drawn order; at least one.
-        chance_scores: the expected score, or one for each baseline score.
+    `baseline` has scores in [0, 1], in the drawn order; `chance_scores` the expected score, or one
+    for each.
     """
     import numpy as np
 
@@ -62,9 +60,7 @@ def check_sensitivities(
 ) -> list[SensitivityCheck]:
     """Check the margin against every chance baseline that these rows show.
 
-    Args:
-        rows: all of the baseline's answers, in the order of asking; at least one.
-        guessing: expected score of a guess; 0 without choices.
+    `rows` are all of the baseline's, in the order of asking.
     """
     clusters = group_by_cluster(rows)
     scores = means(clusters, "score")
@@ -84,9 +80,11 @@ def check_sensitivities(
 
 
 def own_gains(rows: Sequence[Answer]) -> list[float] | None:
-    """Return, by pair of clusters, how much better answers fit their own questions; [n // 2].
+    """Return by pair of clusters how much better answers fit their own questions.
 
-    None if answers are not scored on other questions.
+    Shape [n
+
+    2]; None if answers are not scored on other questions.
     """
     if not all(row.unrelated is not None for row in rows):
         return None
@@ -96,14 +94,14 @@ def own_gains(rows: Sequence[Answer]) -> list[float] | None:
 
 
 def _halve(values: Sequence[float]) -> list[float]:
-    """Return the means of pairs of neighbors; an odd last one is left out."""
+    """Return means of neighbors without an odd last one."""
     return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]
 
 
 def min_questions_for_sensitivity(
     comparison: Comparison, guessing: float, alpha: float
 ) -> int | None:
-    """Return how many perfect baseline answers show a score above guessing and margin.
+    """Return how many perfect answers show a score above guessing and margin.
 
     None if the margin always reaches guessing.
     """

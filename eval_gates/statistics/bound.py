@@ -1,8 +1,7 @@
 """One-sided confidence bounds of a mean of independent values: the one test of answers.
 
-Each bound is Gaffke's (gaffke.py). For two-point values, such as right-or-wrong answers against a
-fixed score, it is Clopper and Pearson's bound, and proved. For other values its validity is a
-conjecture without a known excess (`benchmarks/gate_power.py` searches for one).
+For two-point values Gaffke's bound is Clopper and Pearson's. For others its validity is a
+conjecture without a known excess (`benchmarks/gate_power.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _TIE = 1e-9
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lower and upper bound of a mean, each wrong with probability at most the level."""
+    """Bounds of a mean, each wrong with probability at most the level."""
 
     lower: float
     upper: float
@@ -36,9 +35,9 @@ def mean_bounds(
     lowest: float = -1.0,
     highest: float = 1.0,
 ) -> Bounds:
-    """Compute both bounds of the mean of values in [lowest, highest]; shape [n], at least one.
+    """Compute both bounds of the mean of values in [lowest, highest]; [n].
 
-    `level` is the error rate of each bound, in (0, 0.5).
+    `level` is the error rate of each bound.
     """
     import numpy as np
 
@@ -54,9 +53,9 @@ def counted_bounds(
     lowest: float = -1.0,
     highest: float = 1.0,
 ) -> Bounds:
-    """Compute :func:`mean_bounds` from distinct values and how often each occurs.
+    """Compute :func:`mean_bounds` of distinct values and their counts.
 
-    Counts need not be whole: expected ones give the bounds of a typical sample.
+    Expected counts, maybe fractions, give a typical sample's bounds.
     """
     import numpy as np
 
@@ -71,7 +70,7 @@ def counted_bounds(
 
 
 def p_value(values: Sequence[float] | FloatArray, limit: float, *, lowest: float) -> float:
-    """Return the smallest level at which the lower bound of the mean exceeds `limit`; at most 1."""
+    """Return the smallest level at which the lower bound exceeds `limit`."""
     import numpy as np
 
     found = _checked(values, lowest, math.inf)

@@ -1,9 +1,7 @@
 """Comparison of two paired scores in [0, 1]: one bounded value and its threshold.
 
-Both kinds of margin are linear in the scores, so no ratio of noisy means is needed:
-
-- in points: candidate - baseline, in [-1, 1], against -margin;
-- as recovery r: candidate - r * baseline, in [-r, 1], against 0.
+Points: candidate - baseline against -margin. Recovery r: candidate - r * baseline against 0. So no
+ratio of noisy means is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A gate's requirement; built by :meth:`points` or :meth:`recovery`."""
+    """A gate's requirement."""
 
     kind: Literal["points", "recovery"]
     size: float
@@ -70,7 +68,7 @@ class Comparison:
         return self.size if self.kind == "points" else (1 - self.size) * baseline
 
     def values(self, before: Sequence[float], after: Sequence[float]) -> FloatArray:
-        """Return one value per question: floats of shape [n], in [lowest, highest]."""
+        """Return one value per question: [n], in [lowest, highest]."""
         import numpy as np
 
         old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)

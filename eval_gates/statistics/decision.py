@@ -1,7 +1,6 @@
-"""Verdict of a gate, with its reason, from the finding of its last look.
+"""Verdict of a gate, with its reason, from the last look's finding.
 
-Null hypothesis: the candidate is worse than the baseline by the margin or more. Values are compared
-unrounded.
+Null hypothesis: the candidate is worse by the margin or more.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _CHANCE_SCORES: dict[ChanceKind, str] = {
 
 @dataclass(frozen=True)
 class Scores:
-    """Both models' scores, for the sensitivity and the reason."""
+    """Both models' scores."""
 
     baseline: float  # mean, in [0, 1]
     candidate: float  # mean, in [0, 1]
@@ -51,13 +50,8 @@ class Decision:
 def decide(finding: Finding, scores: Scores) -> Decision:
     """Return the verdict that a finding allows.
 
-    - `pass`: the candidate is shown to be inside the margin, in a sensitive gate;
-    - `fail`: it is shown to be outside of it, also in an insensitive gate;
-    - `undecided`: neither, or the candidate's answers are not shown to fit their own questions
-      better
-      than others.
-
-    A gain above the margin is flagged: quantization does not improve a model.
+    `pass` needs a sensitive gate, and answers that fit their own questions better than others;
+    `fail` does not. A gain above the margin is flagged: quantization does not improve a model.
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
     if not all(math.isfinite(value) for value in values):

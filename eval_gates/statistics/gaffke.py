@@ -2,15 +2,14 @@
 
 The bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) weights the values, and one more at
 the worst possible value, uniformly on the simplex. It is the point t below which this weighted mean
-lies with probability alpha. The weights are exponential variables over their sum. The probability
-is therefore P(Q <= 0) for Q = sum (value - t) x exponential, with the cumulant function
+lies with probability alpha. This is P(Q <= 0) for Q = sum (value - t) x exponential variable, with
+the cumulant function
 
-    K(s) = - sum over the values of ln(1 - s (value - t)).
+K(s) = - sum over the values of ln(1 - s (value - t)).
 
 P(Q <= 0) is the integral of -exp(K(s)) / s over any path to the left of 0, divided by 2 pi i
 (Lugannani & Rice 1980, Advances in Applied Probability 12:475-490). The path here goes through the
-saddle point of K and bends like the path of steepest descent, so little cancels. For right-or-wrong
-values it equals the binomial tail to seven digits, also at 1e-12.
+saddle point of K.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ _FIRST_STEP = 1e-6
 def lower_bound(values: FloatArray, times: FloatArray, alpha: float) -> float:
     """Return the bound that is above the mean with probability at most alpha.
 
-    Args:
-        values: distinct, in [-1, 1], at least two; shape [d]. The worst value is -1.
-        times: how often each occurs, shape [d].
+    `values` are distinct, in [-1, 1], at least two; `times` their counts; [d] each. The worst value
+    is -1.
     """
     import numpy as np
     from scipy.optimize import brentq
@@ -88,11 +86,7 @@ def _log_chance_about(points: FloatArray, shapes: FloatArray, bound: float) -> f
 def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> float:
     """Return the natural log of the probability that the weighted mean is at most `bound`.
 
-    It is 0 if the probability is above nine in ten.
-
-    Args:
-        points: shape [d].
-        shapes: of the weights' gamma distributions before normalization; shape [d].
+    0 above nine in ten. `shapes` are of the weights' gamma distributions; [d].
     """
     import numpy as np
 
@@ -128,7 +122,7 @@ def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> fl
 
 
 def _saddle(gaps: FloatArray, shapes: FloatArray, deviation: float) -> float:
-    """Return the minimum of K below 0, or the point nearest to 0 that the path may use."""
+    """Return the minimum of K below 0, or the usable point nearest to 0."""
     from scipy.optimize import brentq
 
     def slope(place: float) -> float:

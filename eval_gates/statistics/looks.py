@@ -1,8 +1,7 @@
 """Planned looks: when a gate may be decided, and with which share of its error rate.
 
-The looks are fixed before the first answer: at a quarter, a half and all of the values, with 10, 20
-and 70 % of alpha (union bound). A gate of few values has one. A look uses only the first values of
-the drawn order, so later answers change no verdict.
+They are at a quarter, a half and all of the values, with 10, 20 and 70 % of alpha (union bound). A
+look uses only the first values of the drawn order.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Finding:
-    """Outcome of the last look; the deciding one, if any."""
+    """Outcome of the deciding or last look."""
 
     state: State
     comparison: Comparison
@@ -74,16 +73,9 @@ def find(
 ) -> Finding:
     """Do the looks that these scores allow, up to the first that decides.
 
-    Args:
-        before: the baseline's scores in [0, 1], in the drawn order; [n].
-        after: the candidate's, [n].
-        planned: number of values of the last look.
-        own: for pairs of values, by how much the candidate's answers score better on their own
-            questions than on the other one's; in [-1, 1]. A pass needs a mean above 0.
-        can_pass: false for an insensitive gate, which may only fail.
-
-    Raises:
-        ValueError: the scores do not reach the first look.
+    Scores are in [0, 1], in the drawn order; [n] each. `planned` is the last look's number of
+    values. `own` is by pair how much better answers fit their own questions, in [-1, 1]; a pass
+    needs a mean above 0. ValueError before the first look.
     """
     values = comparison.values(before, after)
     looks = planned_looks(planned)

@@ -1,7 +1,4 @@
-"""Error rates of several variants.
-
-Each variant gets alpha / K (Bonferroni), which needs no independence.
-"""
+"""Error rates of several variants: alpha / K each (Bonferroni), which needs no independence."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from __future__ import annotations
 def gate_level(alpha: float, attempts: int | None, variants: int) -> float:
     """Return the level of one variant's gate; all levels are computed here.
 
-    Args:
-        attempts: number of attempts that share alpha; None where each has all of it.
-        variants: of the attempt.
+    `attempts` share alpha (None: each has all of it).
     """
     return alpha / (attempts or 1) / variants

@@ -1,8 +1,7 @@
 """Student's t of a mean of independent values, such as logarithms of paired speeds.
 
-Student 1908, Biometrika 6:1-25. Exact for normal values; with five or six it holds its level for
-symmetric ones (t with 3 degrees of freedom: 3.6 instead of 4.5 %). It misses what happens in one
-start of ten: five draws have none of it in 59 % of measurements.
+Student 1908, Biometrika 6:1-25. Exact for normal values; five or six symmetric ones hold the level.
+It may miss what happens in one start of ten.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class MeanTest:
 def compare_mean(values: Sequence[float], threshold: float, level: float) -> MeanTest:
     """Compare the mean with the threshold; ValueError with fewer than two values.
 
-    `level` is the error rate of each one-sided bound.
+    `level` is the error rate of each bound.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -47,7 +46,7 @@ def compare_mean(values: Sequence[float], threshold: float, level: float) -> Mea
 def chance_above(truth: float, threshold: float, deviation: float, n: int, level: float) -> float:
     """Return the chance that the lower bound of n normal values exceeds the threshold.
 
-    `truth` is their mean, `deviation` their standard deviation, above 0.
+    `truth` and `deviation` are their mean and standard deviation.
     """
     from scipy.stats import nct, t
 

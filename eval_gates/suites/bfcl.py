@@ -1,7 +1,7 @@
 """BFCL's data, prompts, decoder and checker of single-turn calls (Patil et al. 2025).
 
-`bfcl-eval` is installed without its leaderboard's clients. Its checker asks their list only whether
-dots in function names become underscores, so a list of both forms replaces it.
+`bfcl-eval` is installed without its leaderboard's clients, so a list of both forms of function
+names replaces theirs.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def read_category(category: str) -> list[BfclCase]:
 
 
 def prompt_messages(case: BfclCase) -> list[dict[str, str]]:
-    """Return the prompting form's messages: a system prompt with the functions first."""
+    """Return the prompting form's messages: first a system prompt with the functions."""
     bfcl = load_package()
     messages: list[dict[str, str]] = bfcl.handling.system_prompt_pre_processing_chat_model(
         copy.deepcopy(case.messages), _described(case), f"{case.category}_0"
@@ -117,7 +117,7 @@ def prompt_messages(case: BfclCase) -> list[dict[str, str]]:
 
 
 def openai_tools(case: BfclCase) -> list[dict[str, Any]]:
-    """Return the functions as tools of OpenAI's chat API; KeyError for an unknown type."""
+    """Return the functions as OpenAI's tools; KeyError for an unknown type."""
     bfcl = load_package()
     tools: list[dict[str, Any]] = bfcl.handling.convert_to_tool(
         _described(case), bfcl.handling.GORILLA_TO_OPENAPI, bfcl.enums.ModelStyle.OPENAI_COMPLETIONS
@@ -126,7 +126,7 @@ def openai_tools(case: BfclCase) -> list[dict[str, Any]]:
 
 
 def decode(text: str, category: str) -> Calls | None:
-    """Parse calls by BFCL's own decoder; None if the text is not a list of calls."""
+    """Parse by BFCL's own decoder; None if the text is not a list of calls."""
     bfcl = load_package()
     language = bfcl.enums.ReturnFormat[_language(category)]
     if language is not bfcl.enums.ReturnFormat.PYTHON and len(text) > MAX_CHARACTERS:
@@ -140,7 +140,7 @@ def decode(text: str, category: str) -> Calls | None:
 
 
 def is_right(case: BfclCase, calls: Calls | None, form: CallForm) -> bool:
-    """Return whether BFCL's checker accepts these calls; None is no list of calls."""
+    """Return whether BFCL's checker accepts these calls."""
     bfcl = load_package()
     if "relevance" in case.category:
         has_called = calls is not None and not bfcl.utils.is_empty_output(calls)
@@ -157,7 +157,7 @@ def is_right(case: BfclCase, calls: Calls | None, form: CallForm) -> bool:
 
 
 def right_calls(ground_truth: list[dict[str, dict[str, Any]]]) -> Calls:
-    """Return the calls with the first allowed value of each parameter."""
+    """Return the calls with each parameter's first allowed value."""
     return [
         {name: _first_values(allowed) for name, allowed in call.items()} for call in ground_truth
     ]
@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def evaluate_arithmetic(expression: str) -> Any:
-    """Return the value of an expression of numbers, or of added texts, else ValueError."""
+    """Return the value of numbers or added texts, else ValueError."""
     return _value_of(ast.parse(expression, mode="eval").body)
 
 

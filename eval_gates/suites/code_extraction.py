@@ -1,4 +1,4 @@
-"""Extracts code from a model's answer, equally for baseline and variant."""
+"""Extracts code from a model's answer."""
 
 from __future__ import annotations
 
@@ -56,13 +56,12 @@ def extract_code(
 
     Base form: the prompt and its completion, cut at the first stop.
 
-    Chat form: thoughts with any known markers are removed. The code is the last fenced block that
-    defines the function, as in LiveCodeBench (arXiv 2403.07974), with other blocks that only define
-    names that it uses. A stub counts only if all are stubs. Without such a block the code is the
-    last block that returns, the first block, or the answer without prose. The prompt's imports and
-    other functions precede it. Code without a header is the function's body, if it returns a value.
-    A block without a closing fence loses its last lines until it parses. As in EvalPlus (arXiv
-    2305.01210), the answer's own tests and examples are not run.
+    Chat form: the last fenced block that defines the function, as in LiveCodeBench (arXiv
+    2403.07974), with other blocks that only define names that it uses. A stub counts only if all
+    are stubs. Else it is the last block that returns, the first block, or the answer without prose
+    and thoughts. The prompt's imports and other functions precede it. Code without a header is the
+    function's body, if it returns a value. A block without a closing fence loses its last lines
+    until it parses. As in EvalPlus (arXiv 2305.01210), the answer's own tests are not run.
     """
     if form == "completion":
         return ExtractedCode(problem_prompt + _cut_at_stops(completion), is_found=True)
@@ -132,7 +131,7 @@ def _is_stub(code: str, name: str) -> bool:
 
 
 def _find_method(code: str, name: str) -> str | None:
-    """Return the expression of a class's method of that name, if any."""
+    """Return the expression of a class's method of that name."""
     classes = [each for each in _parse(code) if isinstance(each, ast.ClassDef)]
     for node in classes:
         for method in node.body:
@@ -291,7 +290,7 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _without_own_tests(code: str, name: str) -> str:
-    """Return the code without module statements that call the function or are tests."""
+    """Return the code without statements that call or test the function."""
     statements = _parse(code)
     kept = [each for each in statements if not _is_own_test(each, name)]
     if len(kept) == len(statements):

@@ -1,4 +1,4 @@
-"""Suites of model-written programs: settings, prompts, task and scores."""
+"""Suites of model-written programs."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class CodeKind(GeneratingKind[Code]):
 
 
 def lay_out(task: CodeTask, problems: list[Problem], benchmark: str) -> list[Question]:
-    """Return the policy's problems, or all, each with its prompt."""
+    """Return the policy's problems, or all, with prompts."""
     named = {problem.task_id: problem for problem in problems}
     unknown = [name for name in task.problems if name not in named]
     if unknown:
@@ -174,8 +174,8 @@ def prompt_of(problem: Problem, form: str) -> str:
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Return the unbiased estimate that one of k samples is correct: 1 - C(n - c, k) / C(n, k).
 
-    Chen et al. 2021 (arXiv 2107.03374), section 2.1; n `samples`, of which c are `correct`.
-    ValueError for inconsistent numbers.
+    Chen et al. 2021 (arXiv 2107.03374), section 2.1; n `samples`, c `correct`. ValueError for
+    inconsistent numbers.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {correct} right in {samples} samples has no meaning")

@@ -1,8 +1,8 @@
 """Conversations without right answers: which of the baseline's tokens an arm would write, too.
 
-The baseline answers each conversation greedily. Every arm, the baseline included, reads both. A
-row's score is the share of answer tokens that are its first choice. The baseline's own share is the
-noise floor of decoding against prefill. Texts and token ids stay in the store.
+Every arm, the baseline included, reads the conversation with the baseline's greedy answer. A row's
+score is the share of answer tokens that are its first choice. The baseline's own share is the noise
+floor of decoding against prefill. Texts and token ids stay in the store.
 """
 
 from __future__ import annotations
@@ -144,12 +144,8 @@ class Fidelity(SuiteKind[FidelityTask]):
     ) -> list[list[Reply]]:
         """Return one reply per conversation, whose `own` has the scored tokens.
 
-        Args:
-            baseline: its rows with token ids, by id; None for the baseline itself.
-
-        Raises:
-            StageError: the arm renders a conversation otherwise, or the server gives no
-                log-probabilities of a prompt.
+        `baseline` has rows with token ids by id; None for the baseline itself. StageError if the
+        arm renders otherwise, or the server lacks prompts' log-probabilities.
         """
         chats = [self._chats[each.id] for each in batch]
         rendered = client.send(
@@ -259,7 +255,7 @@ class Fidelity(SuiteKind[FidelityTask]):
 
 
 def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a line's `messages` and `tools`, or its `prompt`, else EvaluationDataError.
+    """Return a line's `messages` and `tools`, or its `prompt`.
 
     A `document` is a text to summarize.
     """

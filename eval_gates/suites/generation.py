@@ -102,7 +102,7 @@ def generation_settings(asked: Generation) -> dict[str, Any]:
 
 
 def sampling_settings(sampling: Sampling | str) -> dict[str, Any]:
-    """Return the settings of resolved sampling."""
+    """Return resolved sampling."""
     if isinstance(sampling, Sampling):
         return {"do_sample": True, **sampling.model_dump()}
     if sampling != "greedy":
@@ -111,7 +111,7 @@ def sampling_settings(sampling: Sampling | str) -> dict[str, Any]:
 
 
 def thinking_settings(thinking: Thinking) -> dict[str, Any]:
-    """Return the client's own setting `thinking`."""
+    """Return the client's setting `thinking`."""
     if thinking is None:
         return {}
     if not isinstance(thinking, ThoughtMarkers):

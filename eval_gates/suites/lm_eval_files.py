@@ -1,6 +1,6 @@
 """Files and data of an lm-eval task in a user's YAML file, which identify it by content.
 
-Paths are relative to the YAML file, unlike lm-eval's.
+Unlike lm-eval's, paths are relative to the YAML file.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ _FILE = Path(__file__).parents[1] / "data" / "lm_eval_tasks.json"
 
 @cache
 def known_tasks() -> dict[str, dict[str, Any]]:
-    """Return facts of lm-eval's common tasks for planning, by name.
+    """Return planning facts of lm-eval's common tasks, by name.
 
-    `questions`: their number in the split that is asked; `cluster`: a field that several share.
+    `questions` is their number in the split that is asked, `cluster` a shared field.
     """
     found: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))  # noqa: TID251
     return found

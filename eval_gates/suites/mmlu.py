@@ -1,7 +1,7 @@
 """MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question.
 
-The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form has that of
-`mmlu_continuation`, in which small models are above chance.
+The forms have the prompts of lm-eval's `mmlu` and `mmlu_continuation`. In the latter (cloze) small
+models are above chance.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MmluTask(EvalTask):
 
 @cache
 def subject_groups() -> dict[str, list[str]]:
-    """Return MMLU's 57 subjects in lm-eval's four groups."""
+    """Return 57 subjects in lm-eval's four groups."""
     found: dict[str, list[str]] = json.loads((DATA / "mmlu_groups.json").read_text("utf-8"))  # noqa: TID251
     return found
 
@@ -61,7 +61,7 @@ def subject_groups() -> dict[str, list[str]]:
 def read_folder(folder: Path) -> list[Row]:
     """Return the questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in the files' order.
 
-    Each has `subject`, `question`, `choices` (four strings) and `answer` (0 to 3).
+    Each has `subject`, `question`, `choices` (four) and `answer` (0 to 3).
     """
     rows = rows_of_files(folder, "mmlu", but_not=(EXAMPLES_STEM, OTHER_STEM))
     if questions := [_question(row, place) for place, row in rows]:

@@ -1,7 +1,7 @@
 """Retrieval from long texts: numbers hidden in a text, asked for at its end.
 
 The cases are RULER's (Hsieh et al. 2024): one key; many similar keys; several values of one key.
-The text is shuffled sentences of the project's documents, with which no recipe calibrates.
+The text is shuffled sentences of the project's documents.
 """
 
 from __future__ import annotations
@@ -61,10 +61,8 @@ class NeedleCase(NamedTuple):
 def build_case(seed: str, needles: Needles, characters: int, depth: float) -> NeedleCase:
     """Return the case of that seed.
 
-    Args:
-        characters: at most, of the text.
-        depth: place of the asked number, as a share of the text. Several are spread evenly over it,
-            and one of them is there.
+    The text has at most `characters`. `depth` is the asked number's place as a share of it; several
+    are spread evenly.
     """
     draw = random.Random(seed)  # noqa: S311 - a draw, not a secret
     key = "-".join(draw.sample(_words(), 2))
@@ -102,7 +100,7 @@ def needle(key: str, number: str) -> str:
 def share_found(answer: str, values: Sequence[str]) -> float:
     """Return the share of the values among as many first numbers of the answer.
 
-    Numbers count exactly, and each once. A comma or space may separate thousands.
+    Each counts once. A comma or space may separate thousands.
     """
     numbers = dict.fromkeys(_NUMBER.findall(_BETWEEN_DIGITS.sub("", answer)))
     return len(set(values) & set(list(numbers)[: len(values)])) / len(values)
@@ -237,7 +235,7 @@ class NeedlesKind(TextKind[NeedlesTask]):
 
 
 def request_of(task: NeedlesTask, question: Question) -> str:
-    """Return the prompt of a laid-out case; EvaluationDataError if the case has changed."""
+    """Return a laid-out case's prompt; EvaluationDataError if the case has changed."""
     data = question.data
     case = build_case(question.id, data["needles"], data["characters"], data["depth"])
     if _digest(case.text) != data["text_sha256"]:
@@ -253,7 +251,7 @@ def request_of(task: NeedlesTask, question: Question) -> str:
 
 
 def prompt_tokens(task: NeedlesTask, length: int) -> int:
-    """Return the largest number of prompt tokens, without the answer's."""
+    """Return the largest prompt in tokens."""
     quarter = length // 4
     return length - (min(task.max_tokens, quarter) if isinstance(task.max_tokens, int) else quarter)
 

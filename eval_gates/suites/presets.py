@@ -1,6 +1,6 @@
 """Presets of lm-eval's benchmarks: its prompts and scores over rows of a folder or the Hub.
 
-`presets.yaml` lists them. Each is an attribute of this module, which an entry point names.
+Each entry of `presets.yaml` is an attribute of this module, which an entry point names.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Preset:
         return [(letter, float(letter == document[self.expected])) for letter in letters]
 
     def right_answer(self, document: Row) -> str:
-        """Return the right answer, for people; ValueError if it is none of the choices."""
+        """Return the right answer for people; ValueError if it is no choice."""
         found = document[self.expected]
         if self.choices:
             options = document[self.choices]

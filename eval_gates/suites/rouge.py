@@ -66,16 +66,15 @@ def read_folder(folder: Path) -> list[Document]:
 
 
 def read_builtin() -> list[Document]:
-    """Return the project's short documents."""
+    """Return the project's documents."""
     return [_document(row, place) for place, row in read_rows(CARRIED_FILE)]
 
 
 def score(candidate: str, references: list[str]) -> dict[str, float]:
     """Return a summary's ROUGE-1, -2, -L and -Lsum F-measures and its BLEU, each in [0, 1].
 
-    A ROUGE metric is that of the best reference (Cachola et al. 2020). BLEU uses all references
-    (Papineni et al. 2002), by sacrebleu for one sentence (exponential smoothing, effective order).
-    ValueError without references.
+    ROUGE takes the best reference (Cachola et al. 2020), BLEU all (Papineni et al. 2002; sacrebleu,
+    one sentence). ValueError without references.
     """
     if not references:
         raise ValueError("a summary without a reference cannot be scored")
@@ -158,7 +157,7 @@ class Rouge(TextKind[RougeTask]):
         return score(reply.text, question.data["references"])[task.metric]
 
     def own(self, task: RougeTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return all metrics, each a mean over the samples."""
+        """Return all metrics' means over the samples."""
         texts = ["" if is_unsolved(task, reply) else reply.text for reply in replies]
         scores = [score(text, question.data["references"]) for text in texts]
         return {name: sum(each[name] for each in scores) / len(scores) for name in METRICS}

@@ -1,4 +1,4 @@
-"""Sources of a suite's questions: a folder of evaluation data, the Hub, packages, carried files."""
+"""Sources of a suite's questions: evaluation data, the Hub, packages, included files."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SourcedKind:
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
         """Return the suite's first available source.
 
-        EvaluationDataError if none is available, or a local file is damaged.
+        EvaluationDataError if there is none, or a local file is damaged.
         """
         is_missed = False
         for source in suite.sources:
@@ -170,9 +170,9 @@ class SourcedKind:
         return self.folder_files(folder) if folder is not None else []
 
     def folder_files(self, folder: Path) -> list[Path]:
-        """Return a folder's files of questions of this kind.
+        """Return a folder's files of this kind.
 
-        EvaluationDataError for a file that is there both plain and gzipped.
+        EvaluationDataError if one is there both plain and gzipped.
         """
         if not self.folder_stem:
             return []

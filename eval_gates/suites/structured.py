@@ -80,7 +80,7 @@ class Structured(TextKind[StructuredTask]):
 
 
 def find_fault(answer: str, schema: dict[str, Any]) -> str:
-    """Return why the answer is not JSON that fits the schema; "" if it is.
+    """Return why the answer is not JSON that fits the schema, or "".
 
     The answer is JSON alone, or in one fenced block.
     """
@@ -132,7 +132,7 @@ def _check_schema(schema: dict[str, Any], place: str) -> None:
 
 
 def _find_problem(schema: dict[str, Any]) -> str:
-    """Return why a schema is unusable; "" if it can be checked."""
+    """Return why a schema is unusable, or ""."""
     from jsonschema import Draft202012Validator, SchemaError
     from referencing import Registry
     from referencing.exceptions import Unresolvable

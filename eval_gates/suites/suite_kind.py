@@ -1,7 +1,6 @@
 """Interface of a kind of suite: settings, sources, questions and scores.
 
 A kind is a subclass of :class:`SuiteKind`, found by its entry point in the group `prepare.suites`.
-The core and the `evaluate` workers import its module.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class QuestionOrder:
 class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     """Kind of suite; a subclass sets `task`, and writes `questions`, `score` and `metric`.
 
-    Its keys in a policy are those of `task` and of `decision`. Its docstring describes them.
+    Its keys in a policy are those of `task` and `decision`; its docstring describes them.
     """
 
     decision: type[Suite] = Suite
@@ -95,17 +94,15 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
         """Read what rendering and scoring need; runs in `evaluate`, with all laid-out questions.
 
-        Raises:
-            EvaluationDataError: the questions are not those that were laid out.
-            SandboxError: programs cannot be isolated as the policy requires.
+        EvaluationDataError for changed questions, SandboxError if programs cannot be isolated.
         """
 
     def render(self, task: Task, question: Question, template: Render | None) -> Question:
-        """Return the question as it is asked; `template` is the chat template, if one is used."""
+        """Return the question as it is asked, in the chat template if given."""
         return question
 
     def settings(self, task: Task) -> dict[str, Any]:
-        """Return how texts are generated, as :data:`eval_gates.ask.Settings`."""
+        """Return :data:`eval_gates.ask.Settings`."""
         return {"until": ["\n"], "max_gen_toks": 64}
 
     def ask(
@@ -117,7 +114,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     ) -> list[list[Reply]]:
         """Return the replies to a batch, in order; raises as :meth:`Client.ask`.
 
-        `baseline` has its rows by id, private keys included, if the suite reads them for a variant.
+        `baseline` has its rows by id, private keys included, if the suite reads them.
         """
         return client.ask(batch)
 
@@ -126,15 +123,15 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         """Return the score of one question's replies, one a sample."""
 
     def score_batch(self, task: Task, batch: Sequence[Asked], progress: Progress) -> list[Score]:
-        """Return :meth:`score` of a batch, in order."""
+        """Return :meth:`score` of each."""
         return [self.score(task, each.question, each.replies) for each in batch]
 
     @abstractmethod
     def metric(self, task: Task, laid_out: str | None) -> str:
-        """Return the score's standard name; `laid_out` is the metric in the record, if any."""
+        """Return the score's standard name; `laid_out` is the recorded metric, if any."""
 
     def chat_need(self, task: Task) -> ChatNeed:
-        """Return what the task needs of the chat API, if anything."""
+        """Return what the task needs of the chat API."""
         return ChatNeed.NONE
 
     def example_chat(self, task: Task) -> dict[str, Any]:
@@ -160,12 +157,8 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     def fit(self, name: str, task: Task, max_length: int, note: Callable[[str], None]) -> Task:
         """Return the task without questions that are longer than the served model takes.
 
-        Args:
-            max_length: tokens of prompt and answer.
-            note: receives what was left out.
-
-        Raises:
-            UsageError: all of them are longer.
+        `max_length` counts prompt and answer; `note` receives what was left out. UsageError if
+        nothing is left.
         """
         return task
 
@@ -180,7 +173,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         return list(likelihoods)
 
     def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
-        """Return the scores of subjects or members, if the questions have a group."""
+        """Return the scores of subjects or members, if any."""
         named = all(row.group for row in baseline)
         return report_groups(baseline, candidate, lambda row: row.group) if named else []
 
@@ -192,7 +185,7 @@ def kind_named(name: str) -> SuiteKind[Any]:
 
 
 def kind_of(task: EvalTask) -> SuiteKind[Any]:
-    """Return the kind of a policy's suite or of a task."""
+    """Return a task's kind."""
     return kind_named(task.kind)
 
 
@@ -220,9 +213,7 @@ def without_uncontained(policy: Policy) -> tuple[Policy, list[str]]:
 def refuse_untried(policy: Policy, what: str, where: str) -> None:
     """Raise UsageError if a suite reads log-probabilities of prompts.
 
-    Args:
-        what: an arm without such tests.
-        where: the option or key that asks for it.
+    `what` is an arm without such tests, `where` the option that asks for it.
     """
     for name, suite in policy.suites.items():
         if kind_of(suite).reads_baseline:

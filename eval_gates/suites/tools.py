@@ -1,7 +1,7 @@
 """Tool calls: BFCL's single-turn cases, or a user's in its form, scored by its checker.
 
-`form: prompt` lists the functions in the system prompt and reads calls from the text.
-`form: server` sends OpenAI tools, and the server's tool-call parser reads the calls.
+`form: prompt` lists the functions in the system prompt and reads calls from the text. `form:
+server` sends OpenAI tools, and the server's parser reads the calls.
 """
 
 from __future__ import annotations
@@ -172,14 +172,14 @@ class Tools(TextKind[ToolsTask]):
 
 
 def case_of(question: Question) -> BfclCase:
-    """Return the case of a laid-out question."""
+    """Return a laid-out case."""
     data = question.data
     keys = ("category", "turns", "functions", "ground_truth")
     return BfclCase(question.id, *(data[key] for key in keys))
 
 
 def calls_in(reply: Reply, category: str, form: CallForm) -> Calls | None:
-    """Return the calls of an answer; None if it is not a list of calls."""
+    """Return an answer's calls; None if it is not a list of calls."""
     if form == "prompt":
         return decode(reply.text, category)
     try:

@@ -68,7 +68,7 @@ class AdoptedQuantization(Quantization):
 
     @property
     def made_by(self) -> str:
-        """Return who made the weights, for cards, tags and reports."""
+        """Maker of the weights, for cards, tags and reports."""
         if self.is_source:
             return "the source's maker"
         place = f"{self.origin}@{self.revision}" if self.revision else self.origin
@@ -87,7 +87,7 @@ class AdoptedQuantization(Quantization):
 
 
 def _floor_db(bits: int, number: str) -> float:
-    """Return a limit below every recipe's of the same bits, since the method is unknown."""
+    """Return a limit below every recipe's of the same bits, as the method is unknown."""
     if bits > 8:
         # From a GGUF file of any type, the 2-bit ones too. No floor detects training, which may
         # change weights less than 4-bit rounding.

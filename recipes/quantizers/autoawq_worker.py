@@ -1,9 +1,8 @@
 """Worker: quantizes a checkpoint with AutoAWQ, inside the `quantize-autoawq` environment.
 
-AutoAWQ 0.2.9 tries each scale on the weights themselves and restores them from a state dict that it
-takes by ``tensor.cpu()``. On a CPU that is the tensor itself: nothing is restored, the trials
-accumulate, and the result is garbage without an error. Here the state dict holds copies.
-`compare_outputs` checks the variant afterwards.
+AutoAWQ 0.2.9 restores tried weights from a state dict that it takes by ``tensor.cpu()``. On a CPU
+that is the tensor itself: the trials accumulate, and the result is garbage without an error. Here
+the state dict holds copies.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ HINT = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write the quantized checkpoint into `output`; return sizes and versions.
 
-    Args:
-        spec: as in `Quantization.worker`.
+    `spec` is as in `Quantization.worker`.
     """
     from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
@@ -113,14 +111,14 @@ def quantize(
 
 
 def copy_tensors(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Put copies of tensors on a CPU into a state dict; those on a GPU are copied by ``.cpu()``."""
+    """Put copies of CPU tensors into a state dict; ``.cpu()`` copies a GPU's."""
     for name, tensor in state.items():
         if tensor.device.type == "cpu":
             state[name] = tensor.clone()
 
 
 def mended_quantizer(progress: Progress) -> type:
-    """Return the quantizer's class, for AutoAWQ's argument `quantizer_cls`."""
+    """Return the class for AutoAWQ's argument `quantizer_cls`."""
     from awq.quantize.quantizer import AwqQuantizer
 
     class MendedAwqQuantizer(AwqQuantizer):  # type: ignore[misc]
@@ -185,11 +183,8 @@ def linear_layers(model: Any) -> dict[str, Any]:
 def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
     """Return the words that make AutoAWQ leave out the linear layers in `ignore`.
 
-    AutoAWQ never quantizes modules outside of the model's layers, such as lm_head. Inside, it
-    scales all linear layers together except the routers of experts.
-
-    Returns:
-        parts of names, for its `modules_to_not_convert`; no other layer's name contains them.
+    They are parts of names, for `modules_to_not_convert`; no other layer's name contains them. In
+    the model's layers AutoAWQ scales all linear layers together except the routers of experts.
     """
     meant = {name for name in linears if is_ignored(name, ignore)}
     words = {".".join(name.split(".")[-2:]) for name in meant if name.split(".")[-1] in ROUTERS}

@@ -31,10 +31,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def text_or_chat(row: Any, column: str) -> str | list[dict[str, Any]]:
-    """Return a row's text, or its messages with `role` and `content`; ShareGPT's are translated.
+    """Return a row's text, or its messages with `role` and `content`, also from ShareGPT.
 
-    Raises:
-        ValueError: the row has neither; the message is a clause that names the fault.
+    The message of a ValueError is a clause that names the fault.
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"it is {_kind(row)} and not an object with the key '{column}'")
@@ -85,8 +84,7 @@ def calibration_blocks(
 ) -> list[list[int]]:
     """Return texts, shuffled by seed and concatenated, in blocks of exactly max_tokens tokens.
 
-    Packing (as AutoAWQ does) needs no padding, which would distort the statistics. Too few texts
-    for the requested blocks are reported.
+    Packing (as AutoAWQ does) needs no padding, which would distort the statistics.
     """
     texts = read_texts(calibration, file, tokenizer)
     random.Random(calibration["seed"]).shuffle(texts)  # noqa: S311 - not for secrets
@@ -153,7 +151,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
 
 
 def as_text(value: str | list[dict[str, Any]], tokenizer: Any) -> str:
-    """Return a text unchanged, and chat messages through the model's chat template."""
+    """Return a text unchanged, and messages through the chat template."""
     if isinstance(value, str):
         return value
     if tokenizer.chat_template:
@@ -162,7 +160,7 @@ def as_text(value: str | list[dict[str, Any]], tokenizer: Any) -> str:
 
 
 def block_facts(blocks: list[list[int]]) -> dict[str, Any]:
-    """Return facts on the blocks for the stage's record."""
+    """Return facts for the stage's record."""
     return {
         "calibration_blocks": len(blocks),
         "calibration_tokens": sum(map(len, blocks)),

@@ -1,7 +1,4 @@
-"""Worker: AWQ, GPTQ and calibrated presets, by llm-compressor on a whole model.
-
-Recipes without calibration are cast file by file (model_free_worker).
-"""
+"""Worker: AWQ, GPTQ and calibrated presets, by llm-compressor on a whole model."""
 
 from __future__ import annotations
 
@@ -33,11 +30,7 @@ EXPERT = re.compile(r"(?<=\.)\d+\.")
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Load the model, quantize it, and save it into `output`.
 
-    Args:
-        spec: as in `Quantization.worker`.
-
-    Returns:
-        facts of QuantizeResult, with the digest of the calibration texts.
+    `spec` is as in `Quantization.worker`. Returns facts of QuantizeResult.
     """
     import torch
     from transformers import AutoTokenizer, set_seed
@@ -85,7 +78,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def group_size_of(spec: dict[str, Any], model: Any) -> int | None:
-    """Return the first group size that divides all layers to quantize; StageError if none does."""
+    """Return the first group size that divides all layers; StageError if none does."""
     import torch
 
     ignore = spec["quantization"]["ignore"]
@@ -105,9 +98,7 @@ def try_first_layers(
 ) -> None:
     """Quantize the first layers, up to one of each kind, with little text; discard the result.
 
-    Raises:
-        StageError: the library fails on this architecture. On the whole model it would fail too,
-            after an hour.
+    StageError if the library fails on this architecture: the whole model would fail after an hour.
     """
     checkpoint = Path(spec["checkpoint"])
     layers = layers_of_each_kind(checkpoint)
@@ -133,7 +124,7 @@ def try_first_layers(
 def layers_of_each_kind(checkpoint: Path) -> int:
     """Return how many of the first layers contain one of each kind.
 
-    A kind is what config.json names it (`layer_types`), and its tensors' names: dense or experts.
+    A kind is its `layer_types` entry and its tensors' names: dense or experts.
     """
     config = read_json(checkpoint / "config.json")
     named = (config.get("text_config") or config).get("layer_types") or []
@@ -209,12 +200,9 @@ def carry_mtp(
 ) -> None:
     """Copy the source's tensors for multi-token prediction (MTP) that the variant lacks.
 
-    transformers neither loads nor saves them.
-
-    Args:
-        layers: num_hidden_layers; DeepSeek's heads are the layers after the last.
-        ignore: the recipe's list; what it has for these modules goes into config.json, so that the
-            engine reads them in 16 bits.
+    transformers neither loads nor saves them. `layers` is num_hidden_layers; DeepSeek's heads come
+    after. What `ignore` has for these modules goes into config.json, so that the engine reads them
+    in 16 bits.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file

@@ -1,6 +1,6 @@
 """Worker: FP8 and 4-bit floats without calibration, file by file, by `model_free_ptq`.
 
-Names, shapes and config.json tell which tensors it quantizes, without the model's modules.
+Names, shapes and config.json tell which tensors it quantizes.
 """
 
 from __future__ import annotations
@@ -41,14 +41,9 @@ TRANSPOSED_ARCHITECTURES = ("gpt2", "openai-gpt", "ctrl", "imagegpt", "decision_
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write the quantized checkpoint into `output`, an empty folder.
 
-    The library takes every weight for a linear layer's, so all others are on its list of what to
-    ignore. The variant's config names only the linear layers among them.
-
-    Args:
-        spec: as in `Quantization.worker`.
-
-    Returns:
-        facts of QuantizeResult.
+    The library takes every weight for a linear layer's, so it is to ignore all others; the
+    variant's config names only the linear layers among them. `spec` is as in `Quantization.worker`.
+    Returns facts of QuantizeResult.
     """
     source = Path(spec["checkpoint"])
     quantization = spec["quantization"]
@@ -167,7 +162,7 @@ def check_tie(
 
 
 def kept_layers(tensors: Mapping[str, TensorEntry], ignore: list[str]) -> list[str]:
-    """Return modules that stay unquantized, so that the engine expects that.
+    """Return modules that stay unquantized, for the engine.
 
     Experts in stacks stay: which of a stack's axes are rows differs by architecture.
     """

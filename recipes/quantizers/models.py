@@ -10,10 +10,10 @@ from recipes.checkpoints.module_kind import EXPERT_COUNTS
 
 
 class ComputeDtype:
-    """The floating-point type of a model's tensors during calibration; None leaves it unchanged.
+    """Floating-point type of tensors during calibration; None leaves it unchanged.
 
-    On a CPU without native bf16 torch emulates it: a linear layer takes five times as long as in
-    float32, a batched matmul of attention fifty times.
+    Emulated bf16 on a CPU takes five times as long as float32 in a linear layer, fifty times in
+    attention.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -22,7 +22,7 @@ class ComputeDtype:
         self._model_type: Any = None
 
     def widen(self, model: Any) -> None:
-        """Convert the model's 16-bit tensors to 32 bits; the values are the same."""
+        """Convert the model's 16-bit tensors to 32 bits."""
         import torch
 
         if self.name != "float32":
@@ -36,7 +36,7 @@ class ComputeDtype:
     def narrow(self, model: Any) -> None:
         """Convert widened tensors back before packing; new tensors get the model's type.
 
-        Weights and scales are rounded first and quantized after, as in a 16-bit calibration.
+        Weights and scales are rounded first, as in a 16-bit calibration.
         """
         import torch
 
@@ -53,14 +53,14 @@ def tensors_of(model: Any) -> list[tuple[str, Any]]:
 
 
 def expert_count(config: Any) -> int:
-    """Experts in a layer; 0 for a dense model."""
+    """Return the experts in a layer; 0 for a dense model."""
     levels = [config, getattr(config, "text_config", None)]
     found = [getattr(level, key, None) for level in levels for key in EXPERT_COUNTS]
     return max((count for count in found if isinstance(count, int)), default=0)
 
 
 def model_class(config: Any) -> Any:
-    """Return transformers' class that loads such a model: of text, or of images and text."""
+    """Return transformers' class for a model of text, or of images and text."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -71,13 +71,9 @@ def model_class(config: Any) -> Any:
 def check_experts(config: Any, trust: bool, *, where: str) -> None:
     """Check, without the weights, that llm-compressor can separate the model's experts.
 
-    transformers keeps a layer's experts in one tensor of three dimensions. llm-compressor replaces
-    the modules that it supports by linear layers, and sends every calibration token through every
-    expert.
-
-    Raises:
-        StageError: it does not support these experts, so they would stay in 16 bits, or be
-            calibrated only by the tokens that the router sends there.
+    It replaces supported modules by linear layers, and sends every calibration token through every
+    expert. StageError for others: they would stay in 16 bits, or see only the tokens that the
+    router sends.
     """
     import torch
     from llmcompressor.modeling.moe.linearize import get_non_linearized_moes
@@ -97,12 +93,8 @@ def check_experts(config: Any, trust: bool, *, where: str) -> None:
 def load_with_separate_experts(checkpoint: str, config: Any, trust: bool, *, saved: bool) -> Any:
     """Load the model in its own type, each expert as separate linear layers.
 
-    Args:
-        saved: the model will be saved, under the checkpoint's names. Later loads in this process
-        would not find them.
-
-    llm-compressor's `load_quantizable_moe` has transformers search all its modules, and those for
-    images need torchvision, which the environment lacks.
+    `saved`: the model will be saved under the checkpoint's names, which later loads in this process
+    would not find. llm-compressor's `load_quantizable_moe` needs torchvision.
     """
     from llmcompressor.modeling.moe.linearize import get_linearized_moes, linearize_moe
 
@@ -116,8 +108,7 @@ def load_with_separate_experts(checkpoint: str, config: Any, trust: bool, *, sav
 def save_under_numbered_names(model: Any) -> None:
     """Save an expert's matrices as w1, w2 and w3 if the checkpoint has these names.
 
-    llm-compressor 0.14 saves those of Mixtral and similar models as gate_proj, down_proj and
-    up_proj.
+    llm-compressor 0.14 saves Mixtral's as gate_proj, down_proj and up_proj.
     """
     from llmcompressor.modeling.moe.conversion_mappings import set_save_conversion_mapping
     from transformers.conversion_mapping import (
@@ -146,7 +137,7 @@ def save_under_numbered_names(model: Any) -> None:
 
 
 class ExpertTokenCounter:
-    """Counts the calibration tokens of each expert; a dense model has none."""
+    """Counts the calibration tokens of each expert."""
 
     def __init__(self, model: Any) -> None:
         from llmcompressor.modeling.moe.linearize import get_linearized_moes
@@ -169,7 +160,7 @@ class ExpertTokenCounter:
         return count
 
     def check_counts(self) -> dict[str, int]:
-        """Return the smallest number of tokens of any expert; {} for a dense model."""
+        """Return the fewest tokens of any expert; {} for a dense model."""
         if not self.seen:
             return {}
         expert = min(self.seen, key=lambda name: self.seen[name])
@@ -183,11 +174,7 @@ class ExpertTokenCounter:
 
 
 def load_model(checkpoint: str, trust: bool, layers: int | None = None) -> Any:
-    """Return the model, with every expert's matrices as separate linear layers.
-
-    Args:
-        layers: of its first layers alone, for a trial; None for all.
-    """
+    """Return the model, experts as separate linear layers; for a trial only its first `layers`."""
     from transformers import AutoConfig
 
     try:

@@ -1,8 +1,8 @@
 """llm-compressor's modifiers for a recipe, on the text model alone.
 
 A mapping of AWQ or SmoothQuant names a norm, and the layers that read its output. If some blocks
-lack one of these layers (dense blocks have no router), the library pairs norms of several blocks
-and fails; such a mapping is divided into one for each kind of block.
+lack one of these (dense blocks have no router), the library pairs norms of several blocks and
+fails. Such a mapping is divided by kind of block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def text_only(expression: str) -> str:
 
 
 def awq_mappings(model: Any) -> list[Any]:
-    """Return llm-compressor's mappings for the model, divided by kinds of block."""
+    """Return llm-compressor's mappings, divided by kinds of block."""
     from llmcompressor.modifiers.transform.awq import AWQMapping
     from llmcompressor.modifiers.transform.awq.dynamic_mappings import get_layer_mappings_from_model
 
@@ -42,10 +42,8 @@ def awq_mappings(model: Any) -> list[Any]:
 def divide(before: str, layers: Sequence[str], names: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the mapping, or one for each kind of block if some blocks lack a layer of it.
 
-    Args:
-        before: expression of a norm, or of the layer before.
-        layers: expressions of the layers that read its output.
-        names: of all modules.
+    `before` and `layers` are expressions: of a norm or layer, and of the layers that read its
+    output. `names` are those of all modules.
     """
     present = [
         {block_name(f"{name}.") for name in names if matches(expression, name)}
@@ -80,8 +78,7 @@ def in_blocks(expression: str, blocks: Sequence[str]) -> str:
 def smoothquant_mappings(model: Any) -> list[tuple[list[str], str]]:
     """Return llm-compressor's mappings for the model, or others where its table is wrong.
 
-    Gemma 2 and 3 have a separate norm before the MLP; the table takes `post_attention_layernorm`
-    for it, which comes after the attention.
+    Gemma 2 and 3 have a separate norm before the MLP; the table takes the one after the attention.
     """
     from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import (
         get_layer_mappings_from_model,
@@ -105,7 +102,7 @@ OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 
 
 def modifiers(quantization: dict[str, Any], model: Any, group_size: int | None) -> list[Any]:
-    """Return llm-compressor's modifiers, in the order in which they run."""
+    """Return llm-compressor's modifiers in running order."""
     from compressed_tensors.quantization import preset_name_to_scheme
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -151,7 +148,7 @@ def weights_in_groups(
     symmetric: bool,
     observer: str = OBSERVERS["minmax"],
 ) -> dict[str, Any]:
-    """Return a scheme of integer weights that share a scale by groups of columns."""
+    """Return integer weights that share a scale by groups of columns."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     weights = QuantizationArgs(
@@ -170,7 +167,7 @@ def weights_in_groups(
 def kv_cache_scheme(quantization: dict[str, Any]) -> Any:
     """Return an FP8 KV cache with static scales, which vLLM reads as k_scale and v_scale.
 
-    llm-compressor calibrates after AWQ has scaled: each modifier has its own pass.
+    Calibration follows AWQ's scaling: each modifier has its own pass.
     """
     from compressed_tensors.quantization import QuantizationArgs
 

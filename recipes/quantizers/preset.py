@@ -100,7 +100,7 @@ class PresetQuantization(WithKvScales):
 
     @property
     def parts(self) -> tuple[Quantization, ...]:
-        """Implement :attr:`Quantization.parts`; that of `scheme` is the last."""
+        """The last one is of `scheme`."""
         one = self.model_copy(update={"other_schemes": {}})
         others = (one.model_copy(update={"scheme": name}) for name in self.other_schemes)
         return (*others, one) if self.other_schemes else (self,)

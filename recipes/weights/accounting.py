@@ -1,7 +1,7 @@
-"""Accounting of every tensor of source and variant, from headers alone: what must be compared.
+"""Accounting of every tensor of source and variant, from headers alone.
 
-A source tensor is quantized (others replace it), kept, or merged (a tied head that equals the
-embedding). A variant tensor is one of these, or a scale of the KV cache.
+A source tensor is quantized, kept, or merged (a tied head that equals the embedding). A variant
+tensor is one of these, or a scale of the KV cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weig
 
 @dataclass(frozen=True)
 class StoredTensor(TensorEntry):
-    """A tensor in a file; `begin` and `end` count from the file's first byte."""
+    """A tensor in a file, from byte `begin` to `end`."""
 
     name: str
     path: Path
@@ -63,20 +63,13 @@ def open_folder(folder: Path) -> TensorFiles:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """The tensors of a source and a variant whose numbers must fit.
+    """Tensors of a source and a variant whose numbers must fit, as plain data for the worker.
 
-    It crosses to the worker as plain data.
-
-    Attributes:
-        source: folder of the checkpoint.
-        variant: folder of the variant.
-        layers: quantized modules with their format.
-        kept: tensors of both that are not quantized.
-        merged: heads that must equal the embedding, as (side, name, embedding of the source).
-        scales: the variant's scales of a KV cache.
-        rescaled: whether columns were scaled, and the layers before them by the inverse; None if
-            the norms decide.
-        rounds: whether an unquantized tensor of another type may be rounded.
+    `source` and `variant` are folders. `layers` are quantized modules with their format, `kept`
+    unquantized tensors of both. `merged` heads must equal the embedding: (side, name, embedding of
+    the source). `scales` are the variant's of a KV cache. `rescaled`: columns were scaled, and the
+    layers before them by the inverse; None if the norms decide. `rounds`: an unquantized tensor of
+    another type may be rounded.
     """
 
     source: str
@@ -117,13 +110,9 @@ def account(
 ) -> WeightComparison:
     """Classify every tensor; raise VerificationError for missing or unexpected ones.
 
-    Args:
-        form_of: format of a module that the variant has quantized.
-        chosen: whether the variant must have a source's tensor quantized.
-        tied: the output head is the embedding, and need not be stored.
-        kv_scales: the recipe requires scales of the KV cache; None also accepts another program's
-            additions: such scales, biases of zeros, and rotary frequencies.
-        rescaled, rounds: of the comparison.
+    `form_of` is a quantized module's format; `chosen` tensors must be quantized. With `tied`, the
+    output head need not be stored. `kv_scales` requires scales of the KV cache; None also accepts
+    other programs' additions: such scales, biases of zeros, and rotary frequencies.
     """
     found = WeightComparison(
         str(source.folder), str(variant.folder), rescaled=rescaled, rounds=rounds
@@ -167,7 +156,7 @@ def account(
 
 
 def _is_empty(tensor: StoredTensor) -> bool:
-    """Return whether it is no part of the model: frequencies, or the zeros that GPTQ stores."""
+    """Return whether it is frequencies, or the zeros that GPTQ stores."""
     if tensor.name.endswith(FREQUENCIES):
         return True
     is_bias = tensor.name.endswith(".bias") and tensor.dtype in FLOATING
@@ -242,7 +231,7 @@ def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
 
 
 def _kv_scales(source: TensorFiles, variant: TensorFiles) -> list[str]:
-    """Return the names of the variant's scales, one of each kind for every layer of keys."""
+    """Return the variant's scales, one of each kind for every layer of keys."""
     found = []
     for layer in source.tensors:
         if not layer.endswith(tuple(f".{each}" for each in KEY_LAYERS)):

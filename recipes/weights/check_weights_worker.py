@@ -1,7 +1,6 @@
 """Worker: compares a variant's numbers with its source's, by compressed-tensors' dequantizers.
 
-Rows are read a few at a time, so memory does not grow with the model. If columns were rescaled, no
-single weight can be compared, and `compare_outputs` runs both models instead.
+Rows are read a few at a time. If columns were rescaled, `compare_outputs` runs both models instead.
 """
 
 from __future__ import annotations
@@ -38,12 +37,9 @@ HINT = "quantize again; what changed it is in the worker.log, if anywhere"
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Compare all numbers.
 
-    Args:
-        spec: comparison (a `WeightComparison`), texts, trust_remote_code (of `compare_outputs`).
-
-    Returns:
-        layers: name and measurements of each `LayerCheck`; altered: changes of type by name;
-        rescaled: whether columns were; outputs: of `compare_outputs`, or None.
+    `spec` has comparison (a `WeightComparison`), texts, trust_remote_code. Returns layers: name and
+    measurements of each `LayerCheck`; altered: changes of type by name; rescaled: whether columns
+    were; outputs: of `compare_outputs`, or None.
     """
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
     comparison = WeightComparison.from_plain(spec["comparison"])
@@ -108,8 +104,7 @@ class Numbers:
     def check_kept(self) -> tuple[bool, dict[str, str]]:
         """Check unquantized tensors.
 
-        Returns:
-            whether the layers' columns were rescaled; how each altered tensor is stored otherwise.
+        Returns whether the layers' columns were rescaled, and how each altered tensor is stored.
         """
         asked = self.comparison.rescaled
         rescaled = bool(asked)
@@ -144,7 +139,7 @@ class Numbers:
         """Check that a tensor has the source's values; return its change of type, if any.
 
         A norm stored minus one (Gemma) may have been rounded as 1 + w: llm-compressor calibrates
-        with a plain norm (`norm_calibration_context`).
+        with a plain norm.
         """
         same_type = source.dtype == variant.dtype
         change = f"changed from {source.dtype} to {variant.dtype}, and its values differ"
@@ -269,7 +264,7 @@ class Noise:
 
 
 def chunks(tensor: StoredTensor, block: int = 1) -> Iterator[slice]:
-    """Yield ranges of rows with about two million weights: whole blocks, or parts of one block."""
+    """Yield ranges of about two million weights: whole blocks, or parts of one block."""
     rows = tensor.shape[0] if tensor.shape else 1
     columns = math.prod(tensor.shape[1:])
     step = max(1, CHUNK_ELEMENTS // max(1, columns) // ROW_STEP) * ROW_STEP

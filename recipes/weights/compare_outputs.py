@@ -1,8 +1,8 @@
 """Whether a variant whose columns were rescaled computes what its source computes.
 
-The scales of AWQ and SmoothQuant move between a layer and the one before it, so single weights
-cannot be compared. Each block of the variant gets the inputs that the source's block got, so a
-fault in its output is located. The last distributions of the whole variant are compared, too.
+The scales of AWQ and SmoothQuant move between layers, so single weights cannot be compared. Each
+block of the variant gets the inputs that the source's block got, which locates a fault. The last
+distributions of the whole variant are compared, too.
 """
 
 from __future__ import annotations
@@ -46,16 +46,11 @@ def compare_outputs(
 ) -> dict[str, Any] | None:
     """Run both models over one text.
 
-    Args:
-        spec: texts (a file, see `read_texts`), trust_remote_code.
-        output: existing folder for the variant's 16-bit weights, which are removed at the end.
-
-    Returns:
-        tokens: positions compared; divergence_nats: mean Kullback-Leibler divergence of the
-        variant's next-token distribution from the source's, in nats; same_next_token: share of
-        positions with the same most likely token; worst_block: its name; worst_block_db:
-        its signal-to-noise ratio, of what a block adds to its input. None if no library here
-        converts the variant to 16 bits.
+    `spec` has texts (a file, see `read_texts`) and trust_remote_code. `output` holds the variant's
+    16-bit weights for a while. Returns tokens: positions compared; divergence_nats: mean
+    Kullback-Leibler divergence of next-token distributions from the source's; same_next_token:
+    share of positions; worst_block and worst_block_db: its signal-to-noise ratio, of what a block
+    adds to its input. None if no library here converts the variant to 16 bits.
     """
     source, variant = Path(comparison.source), Path(comparison.variant)
     trust = spec["trust_remote_code"]
@@ -128,7 +123,7 @@ def write_sixteen_bits(converter: str, variant: Path, folder: Path) -> Path:
 
 
 def first_tokens(source: Path, texts: str, trust: bool) -> Any:
-    """Return the first tokens of the texts as 1 x tokens, at most what the model can take."""
+    """Return the texts' first tokens as 1 x tokens, at most what the model can take."""
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
@@ -180,7 +175,7 @@ def record(model: Any, recorded: dict[str, tuple[Any, Any]]) -> None:
 
 
 def replay(model: Any, recorded: dict[str, tuple[Any, Any]], ratios: dict[str, float]) -> None:
-    """Give each block the recorded input, and compare its output with the recorded one, in dB."""
+    """Give each block the recorded input, and compare outputs in dB."""
     for name, block in blocks_of(model).items():
         if name not in recorded:
             continue

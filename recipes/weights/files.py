@@ -1,4 +1,4 @@
-"""Checks of the files next to the weights: the same model, the same tokens, no other weights."""
+"""Checks of the files next to the weights: the same model, tokens and weights."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _unversioned(file: Path) -> dict[str, Any]:
 
 
 def check_config(source: Path, variant: Path) -> None:
-    """Check that config.json describes the same model; it may lack keys with default values."""
+    """Check that config.json describes the same model; defaults may be absent."""
     for key, ours, theirs in _differences(source, variant):
         where = f"{variant / 'config.json'}, key {key}"
         if theirs is not ABSENT and ours is not ABSENT:
@@ -99,8 +99,8 @@ def check_config(source: Path, variant: Path) -> None:
 def check_adopted_files(source: Path, variant: Path) -> list[str]:
     """Check config and tokenizer of a variant that another program saved.
 
-    Returns differences that the gates judge, as notes. Raises CheckpointError for another model, or
-    a tokenizer that gives other tokens.
+    Returns notes on differences that the gates judge. CheckpointError for another model, or a
+    tokenizer that gives other tokens.
     """
     notes = []
     for key, before, after in _differences(source, variant):
@@ -136,7 +136,7 @@ def check_adopted_files(source: Path, variant: Path) -> list[str]:
 
 
 def _differences(source: Path, variant: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys in which two config.json differ, with both values or ABSENT."""
+    """Yield the differing keys of two config.json, with both values or ABSENT."""
     return _compare(read_json(source / "config.json"), read_json(variant / "config.json"), "")
 
 

@@ -41,7 +41,7 @@ WHOLE_GROUPS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", AWQ_GEMM, MODELO
 
 
 class NotComparableError(VerificationError):
-    """Weights whose layout is not supported; that does not mean that they are defective."""
+    """Weights whose layout is not supported; they may be correct."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ def has_numbers(form: WeightFormat) -> bool:
 def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
     """Return the tensors that replace `X.weight`.
 
-    Raises:
-        NotComparableError: the format is unknown.
-        VerificationError: its groups do not fit the layer.
+    NotComparableError for an unknown format, VerificationError if its groups do not fit.
     """
     check_readable(form)
     if form.group and columns % form.group and form.name in WHOLE_GROUPS:
@@ -180,10 +178,8 @@ def dequantize(
 ) -> Any:
     """Return rows x columns in float32.
 
-    Args:
-        stored: suffixes of the layer's tensors.
-        rows: a multiple of 128 to begin with; whole blocks, or rows of a single block.
-        shape: of the whole matrix.
+    `stored` are the layer's suffixes. `rows` starts at a multiple of 128: whole blocks, or rows of
+    a single block. `shape` is of the whole matrix.
     """
     import torch
     from compressed_tensors.compressors import BaseCompressor
@@ -239,7 +235,7 @@ def _stored(form: WeightFormat, stored: Container[str], part: Read, rows: slice)
 
 
 def _every(rows: slice, number: int) -> slice:
-    """Return the rows of a tensor that has one for so many of a matrix."""
+    """Return the rows of a tensor that has one for `number` of a matrix."""
     return slice(rows.start // number, -(-rows.stop // number))
 
 

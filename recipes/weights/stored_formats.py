@@ -1,7 +1,6 @@
 """Weight formats that a variant's config.json declares.
 
-An engine selects kernels by `quantization_config`: compressed-tensors' `config_groups`, or the keys
-of another program.
+An engine selects kernels by `quantization_config`.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ class StoredFormats:
         return self.of_name(module) or next(linear, None)
 
     def of_name(self, module: str) -> WeightFormat | None:
-        """Return the format of the first group that has the module by its name."""
+        """Return the first format whose group names the module."""
         return next((form for targets, form in self.groups if is_ignored(module, targets)), None)
 
     def of_quantized(self, module: str) -> WeightFormat:
-        """Return a quantized module's format; raises VerificationError if no group has it."""
+        """Return a quantized module's format, or raise VerificationError."""
         form = self.of(module)
         if form is None:
             raise VerificationError(f"config.json has no format for '{module}'")
@@ -75,9 +74,7 @@ class StoredFormats:
 def stored_formats(config: Any, where: str) -> StoredFormats:
     """Return the formats in a `quantization_config`.
 
-    Raises:
-        NotComparableError: verification does not support this format.
-        VerificationError: it is no description of a format.
+    NotComparableError for an unsupported format, VerificationError for no format at all.
     """
     method = str(config.get("quant_method") or "") if isinstance(config, dict) else ""
     if method not in ("compressed-tensors", *METHODS):
@@ -211,7 +208,7 @@ HINT = "the files do not belong together, or a program wrote them wrongly: ask w
 
 
 def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Any:
-    """Return how a variant is quantized; None if nothing describes it.
+    """Return how a variant is quantized, if anything describes it.
 
     `quantizer` is ModelOpt's hf_quant_config.json, empty without one.
     """
@@ -223,7 +220,7 @@ def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any])
 
 
 def read_quantization(folder: Path) -> Any:
-    """Return how the variant in a folder is quantized, as :func:`quantization_config`."""
+    """Return :func:`quantization_config` of a folder."""
     file = folder / QUANTIZER_FILE
     quantizer = read_json(file) if file.is_file() else {}
     return quantization_config(read_json(folder / "config.json"), quantizer)
@@ -232,9 +229,7 @@ def read_quantization(folder: Path) -> Any:
 def adopted_formats(config: Any, where: str) -> StoredFormats:
     """Return the formats of such a config; unquantized for None.
 
-    Raises:
-        NotComparableError: verification does not support a format.
-        VerificationError: it is no description of a format, or has an expression that RE2 refuses.
+    Raises as :func:`stored_formats`, also for an expression that RE2 refuses.
     """
     if config is not None and not config["quant_method"]:
         raise VerificationError(
@@ -255,9 +250,7 @@ def check_fused_sets(
 ) -> None:
     """Check that modules which vLLM stores as one matrix have one format.
 
-    Raises:
-        VerificationError: vLLM would use another format: the first one's, or that of the matrix's
-            name, which it looks up first.
+    VerificationError where vLLM would use the first one's, or the matrix's name's.
     """
     ignored = ignored_modules(config)
     forms = {name: None if is_ignored(name, ignored) else formats.of(name) for name in modules}
@@ -283,7 +276,7 @@ def check_fused_sets(
 
 
 def ignored_modules(config: Any) -> list[str]:
-    """Return the names and expressions of modules that such a config leaves in 16 bits."""
+    """Return the names and expressions of modules that stay in 16 bits."""
     value = config.get("ignore") if isinstance(config, dict) else None
     if isinstance(config, dict) and config["quant_method"] == "compressed-tensors":
         return [*names_and_expressions(value)]
