@@ -57,7 +57,7 @@ OutputsOption = Annotated[
 
 
 def is_in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this is a CI job: by the option, else by the variable CI."""
+    """Return whether this is a CI job, by option or variable CI."""
     return environ.get("CI", "").strip().lower() not in NO if said is None else said
 
 
@@ -77,7 +77,7 @@ class CiReporting:
         command: dict[str, Any],
         store: Path | None,
     ) -> NoReturn:
-        """Do the work, report its outcome, and exit with its code."""
+        """Do the work, report it, and exit with its code."""
         with (
             errors_as_json(self.as_json),
             open_display(as_json=self.as_json, plain=self.ci) as progress,
@@ -98,7 +98,7 @@ class CiReporting:
         store: Path | None,
         progress: Progress,
     ) -> RunReport:
-        """Return the report of `work`, after reporting it to CI; errors are reported and raised.
+        """Report `work` to CI and return its report; raise its error.
 
         `progress` receives the written files.
         """
@@ -125,7 +125,7 @@ class CiReporting:
 
 
 def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> RunReport:
-    """Return the report of a command without a run, or whose run has no report."""
+    """Return the report of a command without one."""
     from datetime import UTC, datetime
 
     from artifacts.run_outcome import how_to_continue
@@ -164,5 +164,5 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
 
 
 def interruption_facts(hint: str) -> dict[str, str]:
-    """Return an interruption as an error, so that no report of it looks like a success."""
+    """Return an interruption as an error, not as success."""
     return {"kind": "Interrupted", "message": "interrupted", "where": "", "hint": hint}

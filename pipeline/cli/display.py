@@ -27,7 +27,7 @@ EVENT_INTERVAL_S = 0.5
 
 @contextmanager
 def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Progress]:
-    """Yield a Progress on standard error; `plain` lines even on a terminal."""
+    """Yield a Progress on standard error; `plain` means lines."""
     with _open(as_json=as_json, plain=plain) as progress:
         yield progress
 
@@ -65,7 +65,7 @@ def _open(*, as_json: bool, plain: bool) -> Iterator[Progress]:
 
 
 class TerminalBars:
-    """Rich bars; a finished task's bar disappears, notes stay."""
+    """Rich bars that disappear when finished; notes stay."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -90,7 +90,7 @@ class PlainLines:
         self._printed: dict[str, float] = {}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Print every few seconds at most, and at the end."""
+        """Print at intervals, and at the end."""
         now = time.monotonic()
         started = self._started.setdefault(task, now)
         finished = total is not None and done >= total
@@ -124,7 +124,7 @@ class JsonLines:
         self._printed: dict[str, float] = {}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Print a task's first and last event, and some in between."""
+        """Print the first, the last and some events."""
         now = time.monotonic()
         finished = total is not None and done >= total
         if not finished and now - self._printed.get(task, -math.inf) < EVENT_INTERVAL_S:

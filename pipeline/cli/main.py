@@ -107,7 +107,7 @@ def root(
 
 
 def main(command: Callable[..., Any] = app) -> NoReturn:
-    """Run the command line; every exit has its code (see pipeline.core.errors)."""
+    """Run the command line and exit with its code."""
     with guard_streams():
         run(command)
 
@@ -128,7 +128,7 @@ def run(command: Callable[..., Any]) -> NoReturn:
 
 
 def has_temporary_folder() -> bool:
-    """Return whether a temporary file can be written; in a read-only container often not."""
+    """Return whether a temporary file can be written."""
     import tempfile
 
     with suppress(FileNotFoundError):
@@ -138,7 +138,7 @@ def has_temporary_folder() -> bool:
 
 
 def report_error(error: BaseException) -> int:
-    """Print the error in a sentence or two; return the exit code."""
+    """Print the error; return the exit code."""
     if isinstance(error, typer.Abort) or is_interruption(error):
         # An interruption inside an exec(), as when a dataclass is made, leaves a mark by which
         # CPython ends the process with SIGINT; the next exec clears it.
@@ -156,7 +156,7 @@ def report_error(error: BaseException) -> int:
 
 
 def full_disk(error: OSError) -> StoreError:
-    """Return the error for writes outside of stages, such as this command's output."""
+    """Return the error for writes outside of stages."""
     return StoreError(
         "the disk is full",
         where=str(error.filename or "the store, or where standard output goes"),
@@ -165,7 +165,7 @@ def full_disk(error: OSError) -> StoreError:
 
 
 def report_unexpected(error: BaseException) -> int:
-    """Let the parser print usage errors; write any other traceback to a file."""
+    """Print a usage error, or write a traceback to a file."""
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()
         return int(error.exit_code)

@@ -14,7 +14,7 @@ from pipeline.core.user_path import user_path
 
 
 def parse_path(text: str) -> Path:
-    """Return a path of the command line or a variable; raise UsageError if it is none."""
+    """Return a given path; UsageError if it is none."""
     return user_path(text, "the command line, or a variable PREPARE_*")
 
 
@@ -30,13 +30,13 @@ def option(name: str, help: str, *others: str, **more: Any) -> Any:
 
 
 def setting(name: str, help: str, *others: str, **more: Any) -> Any:
-    """Return an option with a variable of the environment: --name is PREPARE_NAME."""
+    """Return an option whose variable is PREPARE_NAME."""
     word = name.partition("/")[0].removeprefix("--").replace("-", "_").upper()
     return option(name, help, *others, envvar=f"PREPARE_{word}", **more)
 
 
 def argument(help: str, **more: Any) -> Any:
-    """Return an argument whose help gives its default, if any."""
+    """Return an argument; its help gives the default."""
     return typer.Argument(help=help, show_default=False, **more)
 
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 def check_policy(
     name: str, recipe: list[str] | None, eval_data: Path | None, *, as_json: bool
 ) -> None:
-    """Check a policy without a checkpoint, and print its gates' power with these questions.
+    """Check a policy without a checkpoint, and print its gates' power.
 
-    Raises UsageError as `check_power`, or for an invalid file.
+    UsageError: as `check_power`, or an invalid file.
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
@@ -83,7 +83,7 @@ def check_policy(
 
 
 def print_power(power: Sequence[GatePower]) -> None:
-    """Print one line a gate, its chances to pass; and one a family, of all suites together."""
+    """Print the chances of each gate and family."""
     from pipeline.plan.power import format_chance, joint_power
 
     for gate in power:
@@ -97,7 +97,7 @@ def print_power(power: Sequence[GatePower]) -> None:
 
 
 def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
-    """Print each variant on the GPUs of a replica; `verbose`: on every division of the GPUs."""
+    """Print each variant on a replica's GPUs; `verbose`: on every division."""
     site, model, number = plan.gpus, plan.gpus.model, plan.gpus_a_copy
     print(
         f"{model.source.name}: {model.shape.architecture}, {model.parameters() / 1e9:,.2f} B "

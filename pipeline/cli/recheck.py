@@ -106,7 +106,7 @@ def recheck(
 
 
 def print_outcome(outcome: RecheckOutcome) -> None:
-    """Print what changed, the gates then and now, and the consequence."""
+    """Print changes, both sets of gates, and the consequence."""
     version = outcome.version
     name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
     if outcome.refuted is not None:
@@ -135,7 +135,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
 
 
 def gate_cells(gate: GateResult | None) -> list[str]:
-    """Return both sides, the difference with its bound, and the verdict."""
+    """Return both sides, their difference and the verdict."""
     if gate is None:
         return ["not measured", ""]
     sides = " to ".join(filter(None, gate.show_sides(1)))

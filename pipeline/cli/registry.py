@@ -73,12 +73,12 @@ def registry(
 
 
 def show_tag(value: str) -> str:
-    """Return a digest's beginning, which a person can compare; any other value whole."""
+    """Return a digest's beginning, or another value whole."""
     return value[:SHORT] if _DIGEST.fullmatch(value) else value
 
 
 def print_history(moves: Sequence[Move], *, as_json: bool) -> None:
-    """Print one row for each move, the oldest first."""
+    """Print one row for each move."""
     if as_json:
         print_json([move.model_dump() for move in moves])
         return
@@ -99,7 +99,7 @@ def print_history(moves: Sequence[Move], *, as_json: bool) -> None:
 
 
 def open_asked(registry: str | None, settings: Settings) -> Registry:
-    """Return the registry of the options, else of the settings, else the store's own."""
+    """Return the options', settings' or store's registry."""
     from artifacts.registry import Registry
     from pipeline.plan.resolved_options import registry_uri
 
@@ -109,7 +109,7 @@ def open_asked(registry: str | None, settings: Settings) -> Registry:
 def find_asked(
     reference: str, registry: str | None, settings: Settings
 ) -> tuple[Registry, Version]:
-    """Return that registry and the version NAME@ALIAS in it; raise UsageError if absent."""
+    """Return registry and version of NAME@ALIAS, or raise UsageError."""
     from artifacts.deploy.deployment import find_version
 
     found = open_asked(registry, settings)

@@ -54,9 +54,9 @@ def report(
 
 
 def write_page(file: Path, page: str) -> None:
-    """Write the page, without unpaired surrogates, which a model may write and UTF-8 cannot.
+    """Write the page without unpaired surrogates, which UTF-8 lacks.
 
-    Raises UsageError if the file cannot be written.
+    UsageError: the file cannot be written.
     """
     with raise_as(
         UsageError,

@@ -103,16 +103,16 @@ def print_runs(store: Store, *, as_json: bool) -> None:
 
 
 def verdicts_in(report: RunReport) -> list[str]:
-    """Return each variant's verdict; for a tuning, the winner's."""
+    """Return each variant's verdict, or the tuning's winner's."""
     if report.tuning is not None and report.tuning.verdict is not None:
         return [f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"]
     return [f"{variant.recipe}: {variant.verdict}" for variant in report.variants]
 
 
 def follow_run(report: RunReport, named: Path | None, store: Store, *, as_json: bool) -> None:
-    """Print the notes of a run until it ends; exit with its code.
+    """Print a run's notes until it ends; exit with its code.
 
-    Raises StoreError if its process was killed.
+    StoreError: its process was killed.
     """
     from artifacts.run_outcome import how_to_continue
     from artifacts.run_record import find_run

@@ -27,7 +27,7 @@ WIDTH_WITHOUT_TERMINAL = 132
 
 
 def console(width: int = WIDTH_WITHOUT_TERMINAL) -> Console:
-    """Return standard output's console, wide enough for tables if it is not a terminal."""
+    """Return standard output's console, wide without a terminal."""
     return open_console(width=None if sys.stdout.isatty() else width)
 
 
@@ -38,7 +38,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def errors_as_json(wanted: bool) -> Iterator[None]:
-    """If requested, print an error of a command without a run as a JSON object."""
+    """If requested, print errors without a run as JSON."""
     from artifacts.run_record import SCHEMA_VERSION
 
     try:
@@ -56,7 +56,7 @@ def print_table(
     width: int = WIDTH_WITHOUT_TERMINAL,
     title: str = "",
 ) -> None:
-    """Print a plain table; long cells are folded. `width` applies without a terminal."""
+    """Print a table with folded cells; `width` applies without a terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -71,10 +71,7 @@ def print_table(
 
 
 def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> None:
-    """Print a run's verdict table, each variant's reason, and the next command.
-
-    `store` is the command's option.
-    """
+    """Print a run's verdicts, reasons, and the next command."""
     from rich.text import Text
 
     from artifacts.run_outcome import (
@@ -105,7 +102,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
 
 
 def print_ending(report: RunReport, store: Path | None, *, is_shown: bool = False) -> None:
-    """Print why the run failed as a whole, unless it was shown, and its last line."""
+    """Print why the run failed, unless shown, and its last line."""
     from rich.text import Text
 
     if is_shown and report.error is not None:
@@ -114,7 +111,7 @@ def print_ending(report: RunReport, store: Path | None, *, is_shown: bool = Fals
 
 
 def print_line(out: Console, text: Text) -> None:
-    """Print a line unfolded, so that a path in it can be copied whole."""
+    """Print a line unfolded, so that paths can be copied."""
     out.print(text, soft_wrap=True)
 
 
@@ -132,7 +129,7 @@ def title_of(report: RunReport) -> str:
 
 
 def verdict_table(report: RunReport) -> Table:
-    """Return one row per gate, by variant; the first has variant and size."""
+    """Return one row per gate, by variant."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -160,7 +157,7 @@ def verdict_table(report: RunReport) -> Table:
 
 
 def print_reasons(out: Console, variant: VariantReport) -> None:
-    """Print why a variant got its verdict, and each gate that did not plainly pass."""
+    """Print a verdict's reasons, and each gate that did not plainly pass."""
     from rich.text import Text
 
     from artifacts.run_outcome import verdict_word
@@ -173,7 +170,7 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
 
 
 def floor_lines(report: RunReport) -> list[str]:
-    """Return the changes by serving alone, suite by suite."""
+    """Return the changes by serving alone, by suite."""
     floors = {
         gate.name: gate.noise_floor
         for v in report.variants
@@ -187,7 +184,7 @@ def floor_lines(report: RunReport) -> list[str]:
 
 
 def length_lines(report: RunReport) -> list[str]:
-    """Return how long generated answers are, gate by gate."""
+    """Return generated answers' lengths, by gate."""
     return [
         f"{variant.recipe}, {gate.name}: {gate.lengths}"
         for variant in report.variants
@@ -197,7 +194,7 @@ def length_lines(report: RunReport) -> list[str]:
 
 
 def speed_lines(report: RunReport) -> list[str]:
-    """Return notes on all speeds; one if judged variants have none."""
+    """Return notes on speeds, one if there are none."""
     judged = [variant for variant in report.variants if variant.gates]
     if judged and not any(variant.speed for variant in judged):
         return ["speed: the policy claims nothing of it here"]
@@ -210,7 +207,7 @@ def speed_lines(report: RunReport) -> list[str]:
 
 
 def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> str:
-    """Return how much was done, and the next command."""
+    """Return the amount of work, and the next command."""
     from artifacts.run_outcome import champion_of, headline, next_command, next_command_after_show
 
     reused = sum(stage.status == "reused" for stage in report.stages)
@@ -224,9 +221,9 @@ def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = 
 
 
 def print_stages(report: RunReport, store: Store, *, paths: bool = False) -> None:
-    """Print every stage of a run with its time, and with `paths` the evidence's folders.
+    """Print a run's stages, with `paths` the evidence's folders.
 
-    A folder in a cell would be folded, and could not be copied.
+    A folder in a cell would be folded.
     """
     rows = [
         [stage.name, stage.variant, stage.status, f"{stage.seconds:.1f} s"]

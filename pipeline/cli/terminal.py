@@ -28,7 +28,7 @@ _NEVER = re.compile(r"(?!)")
 
 
 class SanitizedStream(RedactingStream):
-    """A text stream on which foreign text has no effect."""
+    """A text stream that escapes foreign text."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -51,9 +51,9 @@ class SanitizedStream(RedactingStream):
 
 
 class LastingStream(RedactingStream):
-    """A text stream that drops further output once its reader has ended, as in `... | head`.
+    """A text stream that drops output once its reader has ended.
 
-    A run of hours must not fail because its progress has no reader.
+    A run of hours must not fail because of that.
     """
 
     def write(self, text: str) -> int:
@@ -77,9 +77,9 @@ class LastingStream(RedactingStream):
 
 @contextmanager
 def guard_streams() -> Iterator[None]:
-    """Sanitize standard output and standard error during the block.
+    """Sanitize both output streams during the block.
 
-    A stream that was closed before the command began (`>&-`) accepts output and drops it.
+    A closed stream (`>&-`) drops its output.
     """
     kept = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
@@ -94,13 +94,13 @@ def guard_streams() -> Iterator[None]:
 
 
 def escape_letters(stream: TextIO | None) -> None:
-    """Make the stream escape letters that its encoding lacks."""
+    """Escape letters that the stream's encoding lacks."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 
 
 def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a rich console on standard output or error; it sanitizes texts, not its styles."""
+    """Return a console that sanitizes texts, not its styles."""
     from rich.console import Console
     from rich.segment import Segment
 

@@ -115,7 +115,7 @@ def tune(
 
 
 def print_tuning(report: RunReport, store: Path | None) -> None:
-    """Print the screening, the confirmation and the next step."""
+    """Print screening, confirmation and the next step."""
     if (tuning := report.tuning) is None:
         return
     rows = [

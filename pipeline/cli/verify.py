@@ -88,23 +88,21 @@ def verify(
 
 
 def is_folder(reference: str) -> bool:
-    """Return whether this is meant as a path; runs have neither slashes nor such folders."""
+    """Return whether this is a path, by its form."""
     return "/" in reference or Path(reference).is_dir()
 
 
 def is_version(reference: str) -> bool:
-    """Return whether this is meant as NAME@ALIAS; no run's id has an '@'."""
+    """Return whether this is NAME@ALIAS, by its form."""
     return "@" in reference and not is_folder(reference)
 
 
 def registered_folder(
     reference: str, registry: str | None, store: Path | None, public_key: Path | None
 ) -> tuple[Path, Path | None]:
-    """Return a registered version's checked folder, and the public key that must have signed it.
+    """Return a version's checked folder and its required public key.
 
-    Raises:
-        UsageError: there is no such version.
-        RegistryError: its files are not on this machine, or not those that were judged.
+    UsageError: no such version. RegistryError: files are not on this machine, or differ.
     """
     from artifacts.deploy.deployment import check_files, folder_of
     from pipeline.environments.settings import load_settings
@@ -119,7 +117,7 @@ def registered_folder(
 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
-    """Check a run of the store; return whether all is as recorded."""
+    """Check a run; return whether all is as recorded."""
     from artifacts.evidence.verify import check_run
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
@@ -137,10 +135,10 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
 
 
 def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bool | None:
-    """Check a folder with evidence, and its signature where one is asked for.
+    """Check a folder with evidence, and a required signature.
 
-    Returns whether all is as recorded; None if it is, without the answers. Raises EvidenceError if
-    there is no evidence, or the signature does not hold.
+    Returns whether all is as recorded; None without answers. EvidenceError: no evidence, or an
+    invalid signature.
     """
     from artifacts.evidence.verify import check_bundle
 
@@ -156,7 +154,7 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
 
 
 def check_signature(folder: Path, public_key: Path | None) -> str:
-    """Check the signature, if asked for; return `holds`, `unchecked` or `none`."""
+    """Check a required signature; return `holds`, `unchecked` or `none`."""
     from artifacts.evidence.signing import check_with_key
     from recipes.checkpoints.weight_files import SIGNATURE
 
@@ -203,7 +201,7 @@ def print_checks(checks: Sequence[VariantCheck]) -> None:
 
 
 def print_clipped(lines: Sequence[str]) -> None:
-    """Print as many of the lines as a person reads, and the number of the others."""
+    """Print the first lines, and the number of others."""
     for line in lines[:MAX_LINES]:
         print(line)
     if len(lines) > MAX_LINES:
@@ -211,7 +209,7 @@ def print_clipped(lines: Sequence[str]) -> None:
 
 
 def value(text: str) -> str:
-    """Return a name of the evidence, which may be anything, as part of a line."""
+    """Return an untrusted name as part of a line."""
     return log_line(text, MAX_NAME_CHARACTERS)
 
 

@@ -1,1 +1,1 @@
-"""Foundation of every package: errors, events, processes, the store, readers of untrusted files."""
+"""Foundation of every package."""

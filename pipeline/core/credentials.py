@@ -1,9 +1,6 @@
-"""Credentials in URLs: removed on input, kept in memory, restored to connect.
+"""Credentials in URLs: redacted on input, restored to connect.
 
-`http://me:password@host` becomes `http://***@host` in plans, keys, records, logs and messages. A
-stage in a separate process receives the original in an environment variable of that process.
-
-Standard library only: workers import this module.
+A stage's process receives the originals in a variable. Standard library only, for workers.
 """
 
 from __future__ import annotations
@@ -25,11 +22,9 @@ _FILE_SCHEMES = ("sqlite",)
 
 
 def strip_credentials(address: str) -> str:
-    """Return the address without credentials, and store them for :func:`restore_credentials`.
+    """Return the address without credentials, which are stored.
 
-    Raises:
-        UsageError: the end of the credentials is ambiguous, or the same address was given before
-        with other credentials.
+    UsageError: their end is ambiguous, or the address was given before with others.
     """
     scheme, mark, rest = address.partition("://")
     if not mark:
@@ -59,7 +54,7 @@ def strip_credentials(address: str) -> str:
 
 
 def restore_credentials(shown: str) -> str:
-    """Return the original address; raise UsageError if its credentials are not stored."""
+    """Return the original address; UsageError if it is not stored."""
     if REDACTED not in shown:
         return shown
     known = given_addresses()
@@ -81,7 +76,7 @@ def restore_credentials(shown: str) -> str:
 
 
 def credential_variables(told: str) -> dict[str, str]:
-    """Return the variable that passes a child the original addresses in its text `told`, if any."""
+    """Return the variable that passes a child the originals in `told`."""
     known = {shown: given for shown, given in given_addresses().items() if shown in told}
     return {ADDRESSES_VARIABLE: json.dumps(known)} if known else {}
 

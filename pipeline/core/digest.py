@@ -1,4 +1,4 @@
-"""SHA-256 digests of plain data, bytes and files."""
+"""SHA-256 digests."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ CACHE_INTERVAL_BYTES = 2**30
 class FileDigests:
     """SHA-256 digests of files, cached so that a 150 GB checkpoint is read once.
 
-    A cached digest is valid only while device, inode, size, mtime and ctime are unchanged; a
-    program cannot reset ctime. Processes can share the cache; a damaged one is replaced.
-
-    Args:
-        now_ns: clock comparable to file times.
+    A digest is valid while device, inode, size, mtime and ctime are unchanged. Processes can share
+    the cache.
     """
 
     def __init__(self, cache_file: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -42,15 +39,14 @@ class FileDigests:
         self._now_ns = now_ns
 
     def digest(self, path: Path, progress: Progress | None = None) -> str:
-        """Return the SHA-256 in hexadecimal; raises as :meth:`digest_all`."""
+        """Return the SHA-256; raises as :meth:`digest_all`."""
         [found] = self.digest_all([path], progress)
         return found
 
     def digest_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
-        """Yield the digest of each file, with one progress over all bytes.
+        """Yield each file's digest.
 
-        Raises:
-            CheckpointError: a file cannot be read, or changed while it was read.
+        CheckpointError: a file cannot be read, or changed meanwhile.
         """
         progress = progress or NullProgress()
         known, fresh, unsaved, before = self._read_cache(), dict[str, Any](), 0, 0
@@ -72,7 +68,7 @@ class FileDigests:
                 self._remember(fresh, progress)
 
     def bytes_to_hash(self, paths: Iterable[Path]) -> int:
-        """Return the size of the files that have no valid cached digest."""
+        """Return the size of files without a valid cached digest."""
         cache, size = self._read_cache(), 0
         for path in paths:
             status = path.stat()
@@ -84,7 +80,7 @@ class FileDigests:
     def _look_up(
         self, path: Path, cache: Mapping[str, Any], report: Callable[[int], None]
     ) -> tuple[str, int, dict[str, Any]]:
-        """Return digest, size and a new cache entry, which is empty if it was cached."""
+        """Return digest, size and a new cache entry, empty if cached."""
         with (
             raise_as(CheckpointError, "the file cannot be read", path),
             open_regular(path, None) as file,
@@ -152,7 +148,7 @@ def _is_sound(entry: object) -> bool:
 
 
 def _hash(file: Any, size: int, report: Callable[[int], None]) -> tuple[str, int]:
-    """Return the digest and the bytes read: reading stops after `size`; the file may never end."""
+    """Return digest and bytes read; an endless file ends at `size`."""
     sha256, done = hashlib.sha256(), 0
     block = bytearray(BLOCK_BYTES)
     view = memoryview(block)
@@ -173,7 +169,7 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal; FileDigests caches this for large files."""
+    """Return a file's SHA-256; FileDigests caches it."""
     with open_regular(path, None) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -181,9 +177,7 @@ def digest_file(path: Path) -> str:
 def digest_json(value: Any) -> str:
     """Return the SHA-256 of canonical JSON: sorted keys, no spaces, ASCII; 1 and 1.0 differ.
 
-    Raises:
-        ValueError: a number is NaN or infinite.
-        TypeError: a value is not plain data.
+    ValueError: a number is NaN or infinite. TypeError: a value is not plain data.
     """
     text = json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
     return digest_bytes(text.encode("ascii"))

@@ -1,8 +1,8 @@
 """Expected errors, and the exit code of each.
 
-What options, files and this machine show is 2, in every command. What a service or a stage does not
-do is 1. Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted.
-Exit code 3 is an unexpected error; its traceback is in a log file.
+What options, files and this machine show is 2. What a service or a stage does not do is 1. Exit
+codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted. Exit code 3 is
+an unexpected error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.core.redaction import redact
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Return "did you mean 'fp8-dynamic'? " for a beginning or a typo of a name, or ''."""
+    """Return "did you mean 'fp8-dynamic'? ", or ''."""
     begun = [each for each in known if name and each.startswith(name)]
     close = begun or get_close_matches(name, known, n=1)
     return f"did you mean {' or '.join(map(repr, close[:3]))}? " if close else ""
@@ -42,14 +42,9 @@ class ExitCode(IntEnum):
 
 
 class PrepareError(Exception):
-    """An expected error: what happened, where, and what to do about it.
+    """An expected error: what happened, where, and what to do.
 
-    Credentials are redacted in all parts, because the text often comes from libraries.
-
-    Args:
-        message: one sentence without a full stop.
-        where: the file, key, URL or command concerned.
-        hint: the user's next action, preferably a command.
+    The message has no full stop. All parts are redacted.
     """
 
     exit_code = ExitCode.EXPECTED_ERROR
@@ -79,7 +74,7 @@ class PrepareError(Exception):
 
 
 class UsageError(PrepareError):
-    """The command line or a user's file requests something that does not exist."""
+    """The command line or a user's file is wrong."""
 
     exit_code = ExitCode.USAGE
 
@@ -97,13 +92,13 @@ class HubError(CheckpointError):
 
 
 class PreflightError(PrepareError):
-    """The run would fail; the message lists every obstacle."""
+    """The run would fail; the message lists all obstacles."""
 
     exit_code = ExitCode.USAGE
 
 
 class EnvironmentBuildError(PrepareError):
-    """A managed Python environment could not be built or used."""
+    """A managed Python environment cannot be built or used."""
 
 
 class StageError(PrepareError):
@@ -129,11 +124,11 @@ class EvaluationDataError(PrepareError):
 
 
 class RegistryError(PrepareError):
-    """The model registry rejected a request or could not be reached."""
+    """The model registry is unreachable or rejected a request."""
 
 
 class EvidenceError(PrepareError):
-    """An evidence bundle or its signature is missing, damaged or invalid."""
+    """An evidence bundle or its signature is missing or invalid."""
 
 
 class StoreError(PrepareError):
@@ -141,7 +136,7 @@ class StoreError(PrepareError):
 
 
 class StageLostError(StoreError):
-    """Another process took over a stage that this one was writing."""
+    """Another process took over this one's stage."""
 
 
 @contextmanager
@@ -153,9 +148,9 @@ def raise_as(
     *,
     errors: type[Exception] | tuple[type[Exception], ...] = OSError,
 ) -> Iterator[None]:
-    """Convert `errors` to `kind`, with the original reason appended to `message`.
+    """Convert `errors` to `kind`, with the reason appended to `message`.
 
-    If `where` is a path, the file that the original error names replaces it.
+    The file that the original error names replaces a path in `where`.
     """
     try:
         yield
@@ -167,7 +162,7 @@ def raise_as(
 
 
 def from_dict(data: Mapping[str, Any]) -> PrepareError:
-    """Return the error that :meth:`PrepareError.to_dict` serialized, in its original class."""
+    """Return the error that `to_dict` serialized, in its class."""
     kinds: dict[str, type[PrepareError]] = {"PrepareError": PrepareError}
     pending: list[type[PrepareError]] = [PrepareError]
     while pending:

@@ -1,15 +1,7 @@
 """Escaping of untrusted text: one function for each sink.
 
-Names, reasons and answers come from checkpoints, registries and models. Unescaped, they could move
-the cursor, reverse a line, start a workflow command, become a heading, or imitate prepare's output.
-
-| sink | function |
-| --- | --- |
-| terminal, log | :func:`log_text`; one value within a line: :func:`log_line` |
-| Markdown | :func:`markdown`, :func:`markdown_code`, :func:`markdown_link` |
-| JUnit XML | :func:`junit_text`, before the XML writer's own escapes |
-| HTML | :func:`html_text`; templates escape markup themselves |
-| outputs of a CI step | :func:`output_value` |
+Unescaped, text could move the cursor, start a workflow command or imitate prepare's output. HTML
+templates escape markup themselves; JUnit's XML writer escapes after `junit_text`.
 """
 
 from __future__ import annotations
@@ -41,7 +33,7 @@ _IN_CODE = str.maketrans({"`": "'", "|": "/", "<": "\u2039"})
 
 
 def make_visible(text: str) -> str:
-    r"""Replace every active or invisible character except line ends and tabs by its JSON escape."""
+    r"""Replace active or invisible characters except line ends and tabs."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(letter if _is_plain(letter) else _escape(letter) for letter in text)
@@ -53,12 +45,12 @@ def log_text(text: str) -> str:
 
 
 def log_line(text: str, max_characters: int = MAX_REASON_CHARACTERS) -> str:
-    """Escape one value within a line of output."""
+    """Escape one value within a line."""
     return log_text(clip(one_line(text), max_characters))
 
 
 def one_line(text: str) -> str:
-    """Join lines and spaces, and make invisible characters visible."""
+    """Join lines and spaces; make invisible characters visible."""
     return make_visible(" ".join(text.split()))
 
 
@@ -68,12 +60,12 @@ def clip(text: str, max_characters: int) -> str:
 
 
 def markdown(text: str, max_characters: int = MAX_NAME_CHARACTERS) -> str:
-    """Escape text for one line of Markdown or a table cell."""
+    """Escape text for a line of Markdown or a table cell."""
     return _escape_markdown(clip(one_line(text), max_characters))
 
 
 def markdown_with_code(text: str) -> str:
-    """Escape one line of prepare's own text, in which backticks mark commands."""
+    """Escape prepare's own text, in which backticks mark commands."""
     parts = clip(one_line(text), MAX_REASON_CHARACTERS).split("`")
     if len(parts) % 2 == 0:  # an unmatched backtick
         return _escape_markdown("`".join(parts))
@@ -84,12 +76,12 @@ def markdown_with_code(text: str) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """Escape text between backticks, also in a table cell."""
+    """Escape text between backticks."""
     return clip(one_line(text), MAX_NAME_CHARACTERS).translate(_IN_CODE)
 
 
 def markdown_link(text: str, target: str) -> str:
-    """Return a link if the target is a web page, or escaped text and target."""
+    """Return a link if the target is a web page, or both escaped."""
     try:
         parts = urlsplit(target)
         is_page = parts.scheme in ("http", "https") and bool(parts.netloc)
@@ -105,18 +97,18 @@ def markdown_link(text: str, target: str) -> str:
 
 
 def junit_text(text: str) -> str:
-    """Replace characters that are active or that XML cannot represent."""
+    """Replace characters that XML cannot represent, and active ones."""
     text = _NOT_IN_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
     return _ATTACHMENT.sub(r"\\u005b", log_text(text))
 
 
 def html_text(text: str) -> str:
-    """Escape text of an HTML page or figure label; not for attribute values."""
+    """Escape text of an HTML page; not for attribute values."""
     return html.escape(make_visible(text), quote=False)
 
 
 def output_value(text: str, max_characters: int) -> str:
-    """Remove control characters from the value of a `name=value` line."""
+    """Remove control characters from a `name=value` line's value."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:max_characters]
 
 

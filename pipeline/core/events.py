@@ -1,9 +1,8 @@
 """Progress events: JSON lines from a worker or a stage to the command line.
 
 One line is ``{"event": "progress", "task": str, "done": int, "total": int | null, "unit": str}``,
-``{"event": "note", "text": str}``, or ``{"event": "error", ...}`` with a PrepareError's `to_dict`.
-
-Standard library only: workers import this module.
+``{"event": "note", "text": str}``, or ``{"event": "error", ...}`` with `to_dict`'s keys.
+Standard library only, for workers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Progress(Protocol):
     """Receiver of progress events."""
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Report that `done` of `total` units are finished; total is None if unknown."""
+        """Report progress; total is None if unknown."""
 
     def note(self, text: str) -> None:
         """Report a message for the user."""
@@ -43,7 +42,7 @@ class NullProgress:
 
 
 class EventWriter:
-    """Thread-safe writer of JSON lines to a file descriptor."""
+    """Thread-safe writer of JSON lines."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -63,13 +62,13 @@ class EventWriter:
 
 
 def worker_progress() -> Progress:
-    """Return a worker's event writer: the inherited descriptor, or standard error."""
+    """Return a writer to the inherited descriptor, or standard error."""
     descriptor = os.environ.get(EVENTS_FD_VARIABLE)
     return EventWriter(int(descriptor) if descriptor else sys.stderr.fileno())
 
 
 def read_event(line: bytes) -> Mapping[str, Any]:
-    """Parse one line; return {} if it is not JSON."""
+    """Parse a line; return {} if it is not JSON."""
     try:
         event = parse_json(line, finite=False, whole_text=False)
     except UntrustedJsonError:

@@ -1,8 +1,6 @@
-"""Locks on files of a store, held by the kernel with `flock`: they end with their last holder.
+"""Locks on files of a store, held by `flock` until their last holder ends.
 
-The kernel, or the NFS server, releases a dead holder's lock. Child processes that get the
-descriptor (`SupervisedProcess(held_descriptors=...)`) hold it too. Lock files get the store's mode
-explicitly. Only garbage collection removes them, while it holds the store.
+Children with the descriptor hold the lock too.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ Waits = Callable[[str], None]
 
 
 def held_descriptors() -> list[int]:
-    """Return this process's locks, for the children that work under them."""
+    """Return the locks that children hold too."""
     with _guard:
         return sorted(_held)
 
 
 @contextmanager
 def hold_for_children(descriptor: int) -> Iterator[None]:
-    """Let children started within the block hold the lock too."""
+    """Let children started meanwhile hold the lock too."""
     with _guard:
         _held.add(descriptor)
     try:
@@ -54,7 +52,7 @@ def hold_for_children(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def doing(what: str) -> Iterator[str]:
-    """Describe this process's work to processes that wait for its locks; yield the description."""
+    """Describe this process's work to waiting processes."""
     _work.append((what, datetime.now(UTC).strftime("%H:%M UTC")))
     try:
         yield this_process()
@@ -71,7 +69,7 @@ def this_process() -> str:
 
 
 def holder_of(path: Path) -> str:
-    """Return the lock holder's description from the file; '' if the lock is free."""
+    """Return the holder's description; '' if the lock is free."""
     if not is_locked(path):
         return ""
     with contextlib.suppress(OSError):
@@ -87,10 +85,9 @@ def holder_of(path: Path) -> str:
 def locked(
     path: Path, on_wait: Waits = lambda text: None, *, shared: bool = False, wait: bool = True
 ) -> Iterator[bool]:
-    """Hold the lock; yield whether it is held, which it always is with `wait`.
+    """Hold the lock; yield whether it is held, as with `wait`.
 
-    Raises:
-        StoreError: the file system has no locks.
+    StoreError: the file system has no locks.
     """
     descriptor = _open(path)
     try:
@@ -105,7 +102,7 @@ def locked(
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock, shared or exclusively."""
+    """Return whether a process holds the lock."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         try:
@@ -128,11 +125,9 @@ def is_locked(path: Path) -> bool:
 
 
 def refuse_local_locks(folder: Path, mounts: str | None = None) -> None:
-    """Refuse a file system whose locks other machines or processes do not see.
+    """Refuse a file system whose locks others do not see.
 
-    Args:
-        folder: the store; its nearest existing parent decides.
-        mounts: text of /proc/self/mountinfo.
+    `mounts` is the text of /proc/self/mountinfo.
     """
     mount = find_mount(folder, mounts)
     if mount is None:
@@ -153,7 +148,7 @@ def refuse_local_locks(folder: Path, mounts: str | None = None) -> None:
 
 
 def find_mount(folder: Path, mounts: str | None = None) -> tuple[str, str, list[str]] | None:
-    """Return mount point, type and options of the folder's file system; None if unknown."""
+    """Return the file system's mount point, type and options."""
     if mounts is None:
         try:
             mounts = Path("/proc/self/mountinfo").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs that a child process can use, as the driver reports them."""
+"""NVIDIA GPUs that a child process can use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class VisibleGpu:
     def memory_gib(self) -> float | None:
         """Total memory in GiB; None if unknown.
 
-        The driver does not list a slice's memory; its name has an upper limit, "MIG 3g.40gb".
+        A slice has an upper limit in its name, "MIG 3g.40gb".
         """
         found = re.fullmatch(r"(\d+) MiB", self.memory)
         if found:
@@ -42,9 +42,9 @@ class VisibleGpu:
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """Return the GPUs that CUDA shows to a process, after CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that CUDA shows to a process.
 
-    A process sees only the first MIG slice (NVIDIA MIG user guide, "Device Enumeration").
+    That is only the first MIG slice (NVIDIA MIG user guide, "Device Enumeration").
     """
     return _visible_to_a_process(
         _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
@@ -52,10 +52,9 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
 
 
 def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """Return the GPUs and MIG slices that work can use.
+    """Return the usable GPUs and MIG slices, all of one kind.
 
-    All are of the first one's kind: keys and verdicts contain it, so results from others would be
-    mislabeled.
+    Keys and verdicts contain the kind.
     """
     found = _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
     kinds = [gpu.name for gpu in _visible_to_a_process(found)]
@@ -63,16 +62,16 @@ def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGp
 
 
 def busy_gpus() -> set[str]:
-    """Return the UUIDs of GPUs with a compute process, if the driver reports them.
+    """Return UUIDs of GPUs with a compute process.
 
-    In a container it may not report outside processes; with MIG it may report the whole GPU.
+    A container may hide outside processes; MIG may show the whole GPU.
     """
     answer = query_driver("--query-compute-apps=gpu_uuid", "--format=csv,noheader") or ""
     return {line.strip() for line in answer.splitlines() if line.strip()}
 
 
 def is_driver_too_old(driver: str) -> bool:
-    """Return whether this driver is too old for the CUDA locks; False if unknown."""
+    """Return whether the driver is too old for the CUDA locks."""
     number = re.match(r"\d+", driver)
     return number is not None and int(number[0]) < MIN_DRIVER_VERSION
 
@@ -117,7 +116,7 @@ def _gpus_with_slices() -> list[list[VisibleGpu]]:
 
 
 def _choose(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[VisibleGpu]:
-    """Apply CUDA_VISIBLE_DEVICES; its first invalid entry ends the list."""
+    """Apply CUDA_VISIBLE_DEVICES; an invalid entry ends the list."""
     everything = [gpu for parts in gpus for gpu in parts]
     if visible is None:
         return everything
@@ -184,7 +183,7 @@ class GpuState:
 
 
 def gpu_states(uuids: Sequence[str]) -> list[GpuState]:
-    """Return the states of these GPUs; [] if there are none or the driver does not report."""
+    """Return the GPUs' states; [] if the driver reports none."""
     answer = query_driver("-q", "-x", "-i", ",".join(uuids)) if uuids else None
     return [
         GpuState(
@@ -200,7 +199,7 @@ def gpu_states(uuids: Sequence[str]) -> list[GpuState]:
 def disturbances(
     before: Sequence[GpuState], after: Sequence[GpuState], seconds: float
 ) -> Iterator[dict[str, str]]:
-    """Yield what happened in that time, as fields of `Interference` (load_run.py)."""
+    """Yield what happened, as fields of `Interference`."""
     then = {state.uuid: state for state in before}
     for now in after:
         if (was := then.get(now.uuid)) is None:

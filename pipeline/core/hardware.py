@@ -1,4 +1,4 @@
-"""Hardware facts that plans, verdicts and performance gates depend on; CPU features."""
+"""Hardware facts that plans, verdicts and performance gates depend on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEATURES = tuple(FLAGS)
 def cpu_features(
     facts: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """Return the CPU's features, or the subset that the environment selects."""
+    """Return the CPU's features that the environment permits."""
     flags = parse_flags(Path("/proc/cpuinfo").read_text() if facts is None else facts)
     found: list[str] = []
     for name, needed in FLAGS.items():
@@ -55,7 +55,7 @@ def cpu_features(
 def limiting_variables(
     facts: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return variables that restrict a worker or server to the selected features."""
+    """Return variables that restrict a process to the selected features."""
     wanted = requested_features(environ)
     if wanted is None or wanted == cpu_features(facts, {}):
         return {}
@@ -72,7 +72,7 @@ def limiting_variables(
 
 
 def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the features that the variable names, in the order of FEATURES; None if unset."""
+    """Return the requested features in canonical order; None if unset."""
     text = environ.get(CPU_FEATURES_VARIABLE, "").strip()
     if not text:
         return None
@@ -89,7 +89,7 @@ def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def parse_flags(facts: str) -> frozenset[str]:
-    """Return the flags of the first CPU in the text of /proc/cpuinfo."""
+    """Return the first CPU's flags; `facts` is /proc/cpuinfo."""
     for line in facts.splitlines():
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
@@ -109,7 +109,7 @@ class Hardware(SparseRecord):
 
 
 class NodeInfo(Record):
-    """Facts of this machine, or of a serving node of a cluster."""
+    """Facts of this machine, or of a cluster's serving node."""
 
     name: str = Field(description="node name, for messages")
     machine: str = Field(
@@ -128,7 +128,7 @@ class NodeInfo(Record):
 
     @property
     def gpu_name(self) -> str | None:
-        """Name of the first GPU, as the driver reports it."""
+        """Name of the first GPU."""
         return self.gpus[0].name if self.gpus else None
 
     def hardware(self, accelerator: str) -> Hardware:
@@ -150,10 +150,7 @@ class NodeInfo(Record):
 
 
 def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = True) -> NodeInfo:
-    """Return the facts of this machine, as a process with these variables sees it.
-
-    Querying the driver (`with_gpus`) is slow.
-    """
+    """Return this machine's facts; querying the driver is slow."""
     return NodeInfo(
         name=platform.node(),
         machine=_machine(),

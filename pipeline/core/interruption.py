@@ -1,4 +1,4 @@
-"""Interruptions by Ctrl-C, SIGTERM or a closed terminal: detection and delay."""
+"""Interruptions by Ctrl-C, SIGTERM or a closed terminal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typing import NoReturn
 def is_interruption(error: BaseException | None) -> bool:
     """Return whether a KeyboardInterrupt is the error or its cause.
 
-    Python 3.11 raises RuntimeError if the interrupt arrives while a class is created. An interrupt
-    during cleanup can surface as the cleanup's error.
+    Python 3.11 raises RuntimeError for an interrupt while a class is created.
     """
     seen = set()
     while error is not None and id(error) not in seen:
@@ -32,9 +31,9 @@ INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def interrupt_on_signals() -> None:
-    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, so that children are stopped.
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt.
 
-    An ignored SIGHUP stays ignored: nohup requests that.
+    An ignored SIGHUP stays ignored, for nohup.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -48,9 +47,9 @@ def on_hangup(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def detach_lost_terminals() -> None:
-    """Redirect output to the null device if its terminal is gone.
+    """Redirect output of a lost terminal.
 
-    A failed write would end this process before its children are stopped.
+    A failed write would end this process before its children.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
@@ -64,7 +63,7 @@ def detach_lost_terminals() -> None:
 
 @contextmanager
 def hold_interruptions() -> Iterator[None]:
-    """Delay INTERRUPTIONS until the block ends; only the main thread can be interrupted."""
+    """Delay INTERRUPTIONS until the block ends."""
     held: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,6 @@
-"""Calls of graders and chat templates in a forked process with limits of CPU time and memory.
+"""Calls in a forked process with limits of CPU time and memory.
 
-A pattern, a schema, an answer or a template can take years or all memory, in Python or in a
-library's C code. Standard library only: workers import this module.
+Standard library only, for workers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Value = TypeVar("Value")
 
 
 class LimitError(Exception):
-    """A call took too much time or memory, or ended its process."""
+    """A call exceeded a limit, or ended its process."""
 
 
 class CallError(Exception):
@@ -39,14 +38,8 @@ def call_limited(
 ) -> Any:
     """Return the call's result as JSON has it.
 
-    Args:
-        seconds: of CPU time, rounded up; None for :data:`CPU_SECONDS`.
-        memory_bytes: beyond what this process has.
-
-    Raises:
-        LimitError: the call exceeded a limit.
-        PrepareError: as the call raised it.
-        CallError: any other exception.
+    `memory_bytes` are beyond this process's. LimitError: a limit was exceeded. PrepareError: as
+    raised. CallError: any other exception.
     """
     seconds = CPU_SECONDS if seconds is None else seconds
     reader, writer = os.pipe()
@@ -72,7 +65,7 @@ def call_limited(
 
 
 def grade_all(calls: Sequence[Callable[[], Value]], failed: Value) -> list[Value]:
-    """Return the calls' results; `failed` for those that exceed the limits or raise."""
+    """Return the results; `failed` for calls that fail."""
     try:
         found: list[Value] = call_limited(lambda: [call() for call in calls])
     except (LimitError, CallError):

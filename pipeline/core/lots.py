@@ -1,19 +1,16 @@
 """Exclusive resources of this node: GPUs, all cores, or quiet.
 
-Locks are files in a directory that every user can write to, never in a home directory, which nodes
-may share. `flock` holds them, so the kernel releases them when the last process with the descriptor
-ends, a model server included. The files stay empty and are opened read-only: in a sticky directory
-the kernel refuses O_CREAT on another user's file (`fs.protected_regular`).
+Locks are files in a directory that every user can write to, held by `flock`. They are opened
+read-only: in a sticky directory the kernel refuses O_CREAT on another user's file
+(`fs.protected_regular`).
 
     node     shared by all work; exclusive for a CPU measurement, or with `quiet: node`
-    gate     taken for a moment before `node`; a measurement keeps it while it waits for `node`,
-             so that later work waits behind it
-    cores    work that uses every core
+    gate     taken before `node`; a waiting measurement keeps it, so that later work waits
+    cores    all cores
     gpus     held while GPUs are collected, so that the first process gets them first
     UUID     one GPU or MIG slice
 
-A note of the process that took a lock describes the holder (/proc/locks has its id). Containers
-share locks only if they share the directory that $PREPARE_NODE_LOCKS names.
+Containers share locks only if they share the directory that $PREPARE_NODE_LOCKS names.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ Waits = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Needs:
-    """Resources that work needs exclusively: whole GPUs or MIG slices, or every core."""
+    """Exclusive resources of work: whole GPUs or MIG slices, or all cores."""
 
     gpus: int = 0
     cores: bool = False
@@ -58,12 +55,12 @@ NOTHING = Needs()
 
 
 class _TakenError(Exception):
-    """Another process has the lock; the message describes it."""
+    """Another process has the lock, as the message describes."""
 
 
 @dataclass
 class Lot:
-    """Resources that this process holds; CUDA_VISIBLE_DEVICES names `gpus` meanwhile."""
+    """Held resources; CUDA_VISIBLE_DEVICES names `gpus` meanwhile."""
 
     node: Node
     share: int  # descriptor of the lock `node`
@@ -71,7 +68,7 @@ class Lot:
 
     @contextmanager
     def quiet(self, on_wait: Waits = lambda text: None) -> Iterator[None]:
-        """Hold the node exclusively to measure speed; wait for other work to finish."""
+        """Hold the node exclusively, after other work has finished."""
         # Two lots that both wait would wait for each other's share.
         fcntl.flock(self.share, fcntl.LOCK_UN)
         with self.node.acquire(GATE, on_wait):
@@ -84,22 +81,18 @@ class Lot:
 
 
 class Node:
-    """The resources of this node, shared by all users' runs.
-
-    Args:
-        folder: of the locks; None for the one that all users share.
-    """
+    """Resources of this node, shared by all users' runs."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or lock_folder()
 
     @cached_property
     def gpus(self) -> list[VisibleGpu]:
-        """GPUs that work may have; the driver is queried once."""
+        """GPUs that work may have."""
         return allottable_gpus()
 
     def count_lots(self, needs: Needs) -> int:
-        """Return how many pieces of work with these needs fit on the idle node."""
+        """Return how much such work fits on the idle node."""
         if needs.gpus > 1 and any(gpu.is_slice for gpu in self.gpus):
             return 0
         return len(self.gpus) // needs.gpus if needs.gpus else 1
@@ -113,11 +106,9 @@ class Node:
         *,
         wait: bool = True,
     ) -> Iterator[Lot | None]:
-        """Hold the resources until the end of the block.
+        """Hold the resources until the block ends.
 
-        Args:
-            doing: description for waiting processes.
-            wait: if False and the resources are taken, yield None and call `on_wait`.
+        Without `wait`, yield None if they are taken.
         """
         self._check(needs)
         with ExitStack() as held:
@@ -196,7 +187,7 @@ class Node:
         shared: bool = False,
         wait: bool = True,
     ) -> Iterator[int]:
-        """Hold a lock, for this process and the children that it starts meanwhile."""
+        """Hold a lock, together with children started meanwhile."""
         path = self._path(name)
         while True:
             descriptor = self._open(path)
@@ -223,7 +214,7 @@ class Node:
             fcntl.flock(descriptor, how)
 
     def holder(self, name: str) -> str:
-        """Describe the lock's holder: run, user, process, what it does, since when."""
+        """Describe the lock's holder."""
         for pid in _lockers(self._path(name)):
             if pid == os.getpid():
                 continue
@@ -291,7 +282,7 @@ class Node:
 
 
 def lock_folder() -> Path:
-    """Return the node's lock directory; raise UsageError as Node does."""
+    """Return the lock directory; UsageError as in Node."""
     if named := os.environ.get(FOLDER_VARIABLE):
         if os.access(named, os.W_OK | os.X_OK) and Path(named).is_dir():
             return Path(named)
@@ -319,7 +310,7 @@ def _visible(gpus: list[VisibleGpu]) -> Iterator[None]:
 
 
 def _lockers(path: Path) -> list[int]:
-    """Return the processes that took the file's locks, by /proc/locks (proc_locks(5))."""
+    """Return the processes in /proc/locks with the file's locks (proc_locks(5))."""
     try:
         facts = path.stat()
         lines = Path("/proc/locks").read_text().splitlines()

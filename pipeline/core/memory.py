@@ -1,4 +1,4 @@
-"""Size of this machine's memory; standard library only: workers import this module."""
+"""Size of this machine's memory; standard library only, for workers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CGROUP_LIMITS = (
 
 
 def memory_bytes() -> int:
-    """Return the total memory, or the container's limit if it is lower."""
+    """Return the total memory, or a container's lower limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *(limit for file in CGROUP_LIMITS if (limit := _limit(file)))])
 
 
 def available_bytes() -> int:
-    """Return the available memory, or the container's limit if it is lower."""
+    """Return the available memory, or a container's lower limit."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
     return min(available, memory_bytes())

@@ -1,7 +1,6 @@
-"""Capabilities that packages declare as entry points, such as suites and engines.
+"""Capabilities that packages declare as entry points.
 
-An entry point is ``name = "module:class"`` in a group such as ``prepare.suites``. Listing reads
-metadata only; a module is imported when its capability is used.
+An entry point is ``name = "module:class"`` in a group such as ``prepare.suites``.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Plugin:
             ) from error
 
     def for_worker(self) -> dict[str, str]:
-        """Return plain data by which a worker in another environment imports the class."""
+        """Return data by which a worker imports the class."""
         top = self.value.partition(":")[0].partition(".")[0]
         spec = find_spec(top)
         if spec is None or spec.origin is None:
@@ -64,7 +63,7 @@ _given: dict[tuple[str, str], Plugin] = {}
 
 
 def use_given(plugin: Mapping[str, str]) -> None:
-    """Make the capability of :meth:`Plugin.for_worker` available in this process, by its file."""
+    """Register a :meth:`Plugin.for_worker` in this process."""
     facts = dict(plugin)
     file = Path(facts.pop("file"))
     found = Plugin(**facts)
@@ -88,9 +87,7 @@ def plugin_names(group: str) -> list[str]:
 def find_plugin(group: str, name: str) -> Plugin:
     """Find the capability of that name.
 
-    Raises:
-        LookupError: no package declares it; the message lists those there are.
-        UsageError: several packages declare it.
+    LookupError: there is none. UsageError: several packages declare it.
     """
     if given := _given.get((group, name)):
         return given
@@ -110,8 +107,7 @@ def find_plugin(group: str, name: str) -> Plugin:
 def load_class(group: str, name: str, base: Any) -> Any:
     """Import the class of that name; LookupError as :func:`find_plugin`.
 
-    Raises:
-        UsageError: it cannot be imported, is not a subclass of `base`, or lacks a method of it.
+    UsageError: it cannot be imported, is not a subclass of `base`, or lacks a method.
     """
     plugin = find_plugin(group, name)
     found = plugin.load()
@@ -145,7 +141,7 @@ def _declared(group: str) -> tuple[Plugin, ...]:
 
 
 def _read_tree() -> dict[str, dict[str, str]]:
-    """Return our entry points in the source tree: an editable installation's may be older."""
+    """Return the source tree's entry points; an installation's may be older."""
     project = _TREE / "pyproject.toml"
     if not project.is_file():
         return {}

@@ -1,7 +1,7 @@
-"""Files and directories private to the user: questions, answers and weights may be confidential.
+"""Files and directories private to the user.
 
-A directory that its owner shared with its group (`chmod 2770`) is the exception: the group may
-change everything in it, but not in directories below it.
+If its owner shared a directory with its group (`chmod 2770`), the group may change everything, but
+not in directories below.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SHARED = stat.S_ISGID | stat.S_IRWXG
 
 
 def masked_permissions(folder: Path) -> int:
-    """Return the permission bits that new files in the folder must not have."""
+    """Return the permission bits that new files must not have."""
     return stat.S_IRWXO if is_shared(folder) else FOR_OTHERS
 
 
 def is_shared(folder: Path) -> bool:
-    """Return whether the folder is shared with its group; False if it does not exist."""
+    """Return whether the folder is shared with its group."""
     try:
         return folder.stat().st_mode & _SHARED == _SHARED
     except (FileNotFoundError, NotADirectoryError):
@@ -35,7 +35,7 @@ def is_shared(folder: Path) -> bool:
 
 @contextmanager
 def private_umask(folder: Path | None = None) -> Iterator[None]:
-    """Create files as 0700 or 0600, and for the group if the folder is shared."""
+    """Create private files; the group's if the folder is shared."""
     before = os.umask(masked_permissions(folder) if folder is not None else FOR_OTHERS)
     try:
         yield
@@ -45,7 +45,7 @@ def private_umask(folder: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def unwritable_umask() -> Iterator[None]:
-    """Create files that other users cannot write to, regardless of the umask."""
+    """Create files that other users cannot write to."""
     before = os.umask(FOR_OTHERS)
     os.umask(before | _FOR_OTHERS_TO_WRITE)
     try:
@@ -55,10 +55,7 @@ def unwritable_umask() -> Iterator[None]:
 
 
 def untrusted_reason(*folders: Path) -> str:
-    """Return why another user may have written there; '' if none can, or nothing exists.
-
-    A directory is trusted if root or this user owns it and no other user can write to it.
-    """
+    """Return why another user may have written there, or ''."""
     for folder in folders:
         try:
             link, facts = folder.lstat(), folder.stat()
@@ -72,7 +69,7 @@ def untrusted_reason(*folders: Path) -> str:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Open a log to append; OSError if it is a link or not a regular file."""
+    """Open a log to append; OSError unless it is a regular file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with private_umask(path.parent):
         descriptor = os.open(path, flags, 0o666)
@@ -83,10 +80,9 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 def make_private(folder: Path) -> None:
-    """Create a private folder, or make an existing one private.
+    """Create a private folder, or make one private.
 
-    Raises:
-        PermissionError: another user owns it, and it is open to others.
+    PermissionError: another user owns it, and it is open to others.
     """
     with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +92,7 @@ def make_private(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create one folder with its parent's sharing, regardless of the umask."""
+    """Create one folder with its parent's sharing."""
     withheld = masked_permissions(folder.parent)
     try:
         folder.mkdir(mode=0o777 & ~withheld)
@@ -107,9 +103,9 @@ def make_folder(folder: Path) -> None:
 
 
 def share_with_group(folder: Path) -> None:
-    """Give the group the owner's rights, and others none, on all files below that we own.
+    """Give the group the owner's rights on our files below, and others none.
 
-    The umask does not cover files that libraries create with explicit modes.
+    Libraries create files with explicit modes, which the umask does not cover.
     """
     for path in (folder, *folder.rglob("*")):
         found = path.lstat()
@@ -120,7 +116,7 @@ def share_with_group(folder: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the directory's entries to disk, but not the contents of its files."""
+    """Flush the directory's entries, not its files' contents."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -132,9 +128,9 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 
 
 def create_exclusively(path: Path, content: bytes) -> bool:
-    """Create a complete file durably unless it exists; return whether this call created it.
+    """Create a complete file durably; return whether this call created it.
 
-    A hard link is created, so neither a reader nor a kill meets a partial file.
+    Readers never see a partial file.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -156,7 +152,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
 
 def _create_without_links(path: Path, content: bytes) -> bool:
-    """Do the same on file systems without hard links; a kill may leave a partial file."""
+    """Do so without hard links; a kill may leave a partial file."""
     try:
         _write_new(path, content)
     except FileExistsError:
@@ -183,7 +179,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file, flush it to disk and rename it to `path`."""
+    """Replace `path` by a flushed file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with private_umask(path.parent):
         opened = temporary.open("w", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Environment variables of child processes: an allowlist.
 
-A shell holds tokens, `LD_PRELOAD` and other engines' settings. Checkpoint code may run in workers
-and model servers, and settings could change measurements without being part of a key.
+Checkpoint code may run in them. Other settings could change measurements without being part of a
+key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.core.redaction import ADDRESSES_VARIABLE
 
 
 class NetworkAccess(StrEnum):
-    """Service that a process accesses with a credential or through a proxy."""
+    """Service accessed with a credential or through a proxy."""
 
     HUB = "hub"
     ENDPOINT = "endpoint"
@@ -72,12 +72,9 @@ def server_environment(
     python: Path | None = None,
     needs: Collection[NetworkAccess] = (),
 ) -> dict[str, str]:
-    """Return variables of a model server or worker: the listed ones, offline mode, then `own`.
+    """Return a server's or worker's variables: listed ones, offline mode, then `own`.
 
-    Args:
-        own: set by a profile, or by a stage for its worker.
-        python: interpreter of the process; its directory comes first in PATH.
-        needs: network access; with the Hub the process is not offline.
+    PATH begins with the directory of `python`. The Hub in `needs` ends offline mode.
     """
     given = dict(_select_listed(base, needs, _ALWAYS_PASSED))
     for name in ("NO_PROXY", "no_proxy"):
@@ -93,12 +90,12 @@ def server_environment(
 
 
 def without_registry(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a copy of a run that promotes nothing."""
+    """Return the variables of a copy that promotes nothing."""
     return {name: value for name, value in base.items() if not name.startswith(_REGISTRY_ALONE)}
 
 
 def registry_variables(base: Mapping[str, str]) -> list[str]:
-    """Return the variable names that such a copy does not get."""
+    """Return the variables that such a copy does not get."""
     return sorted(name for name in base if name.startswith(_REGISTRY_ALONE))
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 
 
 class CheckedCopyModel(BaseModel):
-    """Model whose copies change only declared fields; other names raise ValueError."""
+    """Model whose copies change only declared fields, or raise ValueError."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         unknown = set(update or ()) - type(self).model_fields.keys()
@@ -25,7 +25,7 @@ class Record(CheckedCopyModel):
 
 
 class SparseRecord(Record):
-    """Record that is serialized without keys whose value is None."""
+    """Record serialized without values that are None."""
 
     @model_serializer(mode="wrap")
     def _leave_out_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

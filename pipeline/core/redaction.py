@@ -1,7 +1,6 @@
-"""Known credentials, and their redaction in text.
+"""Known credentials, and their redaction in errors, tracebacks and output.
 
-Library messages may quote their input, so the text of every error and traceback passes through
-:func:`redact`. Standard library only: workers import this module.
+Standard library only, for workers.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _given: dict[str, str] = {}
 
 
 def remember_address(shown: str, given: str) -> str:
-    """Store an original address; return the one stored first for this redacted form."""
+    """Store an original address; the first one for `shown` is valid."""
     return _given.setdefault(shown, given)
 
 
 def given_addresses() -> dict[str, str]:
-    """Return original addresses by redacted form, including inherited ones."""
+    """Return original addresses by redacted form, inherited ones too."""
     try:
         handed: dict[str, str] = json.loads(os.environ.get(ADDRESSES_VARIABLE, "{}"))
     except ValueError:
@@ -49,7 +48,7 @@ def given_addresses() -> dict[str, str]:
 
 
 def redact(text: str) -> str:
-    """Return the text without known credentials, or ones that a URL appears to contain."""
+    """Redact credentials that are known or appear in URLs."""
     for secret in sorted(set(_secrets()), key=len, reverse=True):
         text = text.replace(secret, REDACTED)
     return _IN_TEXT.sub(rf"\1{REDACTED}", _USER.sub(rf"\1{REDACTED}@", text))
@@ -71,7 +70,7 @@ def _secrets() -> Iterator[str]:
 
 
 class RedactingStream:
-    """Text stream that redacts known credentials: libraries log whole requests."""
+    """Text stream that redacts known credentials."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -89,5 +88,5 @@ class RedactingStream:
 
 
 def redact_streams() -> None:
-    """Redact standard output and error for the rest of this process."""
+    """Redact standard output and error from here on."""
     sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)

@@ -1,4 +1,4 @@
-"""Run directories of a store: one for each run, with its record and logs."""
+"""Run directories of a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunFolders:
     def make(self, run_id: str, *, is_new: bool = True) -> Path:
         """Create and return a run's folder; StoreError if that fails.
 
-        It may exist unless `is_new`: another copy of the run made it.
+        Unless `is_new`, it may exist.
         """
         folder, store = self._folder / run_id, self._store
         store.make_root()
@@ -40,7 +40,7 @@ class RunFolders:
 
     @contextmanager
     def hold_alive(self, folder: Path) -> Iterator[bool]:
-        """Show that the run's main process lives; yield whether that is this one."""
+        """Show that the main process lives; yield whether this is it."""
         with ExitStack() as held:
             with self._store.explain_errors():
                 is_main = held.enter_context(locked(folder / ALIVE, wait=False))
@@ -48,5 +48,5 @@ class RunFolders:
 
 
 def is_alive(folder: Path) -> bool:
-    """Return whether the run's main process lives, on this machine or another."""
+    """Return whether the run's main process lives on any machine."""
     return is_locked(folder / ALIVE)

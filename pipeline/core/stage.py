@@ -1,4 +1,4 @@
-"""Declaration, key and record of a stage; stored records are validated against these models."""
+"""Declaration, key and record of a stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StageReference(Record):
 
 
 class StageSpec(Record):
-    """What to do (part of the key) and where (not part)."""
+    """What to do (in the key) and where (not in it)."""
 
     schema_version: Literal[1] = Field(1, description="of this record")
     stage: str = Field(description="name of the stage, a module of pipeline.stages")
@@ -73,7 +73,7 @@ Shape = TypeVar("Shape", bound=Record)
 
 
 class WorkerRuntime(Record):
-    """Runtime of a stage whose work runs in an environment."""
+    """Runtime of a stage that runs in an environment."""
 
     environment: str = Field("", description="name of the environment")
     accelerator: str = Field("", description="accelerator of the environment")
@@ -87,11 +87,8 @@ class WorkerRuntime(Record):
 class Stage(Generic[Parameters, Runtime, Result]):
     """One kind of stage.
 
-    Attributes:
-        revision: of the code; increment it if the output changes for the same parameters.
-        parameters: everything that can change the output.
-        runtime: settings that cannot change the output.
-        result: facts that later stages and reports read.
+    Increment `revision` if the output changes for the same parameters. Only `parameters` can change
+    it, never `runtime`.
     """
 
     name: str
@@ -142,7 +139,7 @@ _Result = TypeVar("_Result", bound=Record, covariant=True)
 
 @dataclass(frozen=True)
 class TypedStageRecord(Generic[_Parameters, _Result]):
-    """A finished stage's record; EvidenceError on access if it does not fit the stage."""
+    """A finished stage's record; EvidenceError on access if malformed."""
 
     stage: Stage[Any, Any, Any]
     record: StageRecord
@@ -175,7 +172,7 @@ def _read_shape(
 def stage_key(
     stage: str, revision: int, parameters: Mapping[str, Any], inputs: Mapping[str, StageReference]
 ) -> str:
-    """Return the digest of everything that can change a stage's output."""
+    """Return the digest of all that can change a stage's output."""
     return digest_json(
         {
             "stage": stage,

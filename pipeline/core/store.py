@@ -8,14 +8,9 @@ Layout::
     STORE/lock                                shared by all users, exclusive for `prepare gc`
     STORE/runs/<run id>/                      run.json and the logs of one run
 
-The store is private to its owner unless the owner shared it with a group (private_files.py). A
-directory with its final name is complete, because `rename` is the last step. If two runs share
-a store, the second waits for a stage of the first, then reuses it.
-
-Locks save work; names keep results right. A writer that was cut off and lost its lock may return:
-its successor has renamed its directory and copied what it continues, so the old writer finds
-nothing to rename, and writes into files that are not read. If two processes finish, the first
-result is used.
+A directory with its final name is complete, because `rename` is the last step. Locks save work;
+names keep results right. If a writer lost its lock, its successor has renamed its directory, so
+the old writer finds nothing to rename. If two processes finish, the first result is used.
 """
 
 from __future__ import annotations
@@ -52,7 +47,7 @@ _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
 
 
 class Store:
-    """Directory of finished stages and runs, created on first use."""
+    """Directory of finished stages and runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -112,10 +107,10 @@ class Store:
         ]  # excludes partial and discarded ones
 
     def find_current(self, stage: str, key: str) -> StageRecord | None:
-        """Return the record of a finished stage unless an input was recomputed with another result.
+        """Return a finished stage's record, unless an input was made again with another result.
 
-        A key does not cover a stage's output, and GPU quantization is not bit-stable. Answers of
-        replaced weights do not apply to new ones. A missing input changes nothing.
+        GPU quantization is not bit-stable, so answers of replaced weights are invalid. A missing
+        input changes nothing.
         """
         record = self.find(stage, key)
         if record is None:
@@ -140,13 +135,11 @@ class Store:
     ) -> Iterator[Path | None]:
         """Acquire the stage's lock and yield a directory to write to.
 
-        Yields None if another process finished the stage during the wait. If the block ends without
-        an exception and wrote a record, the directory is flushed and renamed to its final name.
-        Otherwise it stays as `<key>.*.partial` for its log. The next attempt keeps only the entries
-        in `resumed`; a stage with `resumed` may end without a record, to run again later.
+        Yields None if another process finished the stage meanwhile. With a record, the directory
+        gets its final name; otherwise it stays as `<key>.*.partial`. The next attempt keeps entries
+        in `resumed`.
 
-        Raises:
-            StoreError: the disk is full, the store is not writable, or another process took over.
+        StoreError: the store is full or not writable, or another process took over.
         """
         final = self.stage_folder(stage, key)
         with self.hold(key, waits):
@@ -181,7 +174,7 @@ class Store:
         return (self.stage_folder(stage, key) / RECORD).is_file()
 
     def _publish(self, partial: Path, final: Path) -> None:
-        """Flush and rename; StoreError if another process took over and has not finished."""
+        """Flush and rename; StoreError if another process took over."""
         try:
             if is_shared(self.root):
                 share_with_group(partial)
@@ -205,10 +198,7 @@ class Store:
     def in_use(
         self, on_wait: Callable[[str], None] = lambda text: None
     ) -> AbstractContextManager[object]:
-        """Hold the store as one of its users, until the result's end; wait for a collection.
-
-        Several holds of one process share one lock; within a collection it is the collection's.
-        """
+        """Hold the store as a user; wait for a collection."""
         self.make_root()
         root = self.root.resolve()
         with self.explain_errors():
@@ -220,10 +210,9 @@ class Store:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Hold the store alone, without waiting, and remove what locks leave.
+        """Hold the store alone, and remove what locks leave.
 
-        Raises:
-            StoreError: a process works on the store.
+        StoreError: a process works on the store.
         """
         self.make_root()
         root = self.root.resolve()
@@ -268,7 +257,7 @@ class Store:
     def hold(
         self, key: str, on_wait: Callable[[str], None] = lambda text: None, *, wait: bool = True
     ) -> Iterator[bool]:
-        """Hold a stage's or a log's lock; yield whether it is held, which it is with `wait`."""
+        """Hold a lock; yield whether it is held, as with `wait`."""
         with self.in_use(on_wait), ExitStack() as held:
             with self.explain_errors():
                 is_held = held.enter_context(locked(self.root / LOCKS / key, on_wait, wait=wait))
@@ -290,7 +279,7 @@ class Store:
         )
 
     def make_root(self) -> None:
-        """Create the store's directory, readable by its owner only."""
+        """Create the store's directory, private to its owner."""
         with self.explain_errors():
             try:
                 make_private(self.root)
@@ -329,7 +318,7 @@ def _unfinished(final: Path) -> list[Path]:
 
 
 def _changed_at(folder: Path) -> float:
-    """Return when the folder or a file in it was written; 0 if it is gone."""
+    """Return the folder's last change; 0 if it is gone."""
     try:
         return max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
     except OSError:
@@ -337,10 +326,9 @@ def _changed_at(folder: Path) -> float:
 
 
 def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
-    """Return a new directory with these entries of earlier attempts, which it removes.
+    """Return a new directory with these entries of earlier attempts, which are removed.
 
-    Files are copied, since a writer that was cut off has another one open; directories are moved. A
-    kill at any moment leaves each whole in one directory or another.
+    Files are copied, since an old writer may have one open.
     """
     partial = final.with_name(f"{final.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{PARTIAL}")
     earlier = _unfinished(final)
@@ -368,7 +356,7 @@ def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
 
 
 def _discard(folder: Path) -> None:
-    """Rename first: a directory with its final name is always complete."""
+    """Remove, after renaming: final names mean complete."""
     doomed = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{DISCARDED}")
     try:
         folder.rename(doomed)

@@ -1,12 +1,8 @@
-"""Child processes that end with prepare, each under a supervisor: a small parent process.
+"""Child processes that end with prepare, each under a small supervisor.
 
-``python supervisor.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` runs in a new session. It
-starts the command in its process group and ends the whole group (SIGTERM, then SIGKILL after the
-grace period) when the command ends or the lifeline pipe closes. The kernel closes the pipe however
-the process at its other end dies, including SIGKILL. The supervisor then waits for descendants in
-other sessions, such as nested supervisors. Other listed descriptors are locks; they stay open until
-no descendant is left.
-
+``python supervisor.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` ends the command's process
+group (SIGTERM, then SIGKILL) when the command ends or the lifeline pipe closes. It then waits for
+descendants in other sessions. Other descriptors are locks, open until no descendant is left.
 Standard library only: any interpreter runs it by path.
 """
 
@@ -34,12 +30,12 @@ STOP_GRACE_SECONDS = SUPERVISOR_GRACE_S = 10.0
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this child when its parent ends; for use as preexec_fn."""
+    """Have the kernel kill this child with its parent."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def find_running(field: int, number: int) -> list[int]:
-    """Return ids of other running processes with this number in that field of stat."""
+    """Return other processes with this number in a field of stat."""
     own, found = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:
@@ -53,7 +49,7 @@ def find_running(field: int, number: int) -> list[int]:
 
 
 def end_group(grace_seconds: float) -> None:
-    """Send SIGTERM, then SIGKILL after the grace period, to the rest of this process group."""
+    """Send SIGTERM, then SIGKILL, to the rest of this group."""
     deadline = time.monotonic() + grace_seconds
     for number in (signal.SIGTERM, signal.SIGKILL):
         while members := find_running(GROUP, os.getpgrp()):
@@ -66,7 +62,7 @@ def end_group(grace_seconds: float) -> None:
 
 
 def has_children() -> bool:
-    """Return whether a child runs or has not been reaped."""
+    """Return whether there is a child, even an ended one."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -75,7 +71,7 @@ def has_children() -> bool:
 
 
 def end_children(grace_seconds: float) -> None:
-    """Send SIGTERM once, then SIGKILL after the grace period, to each child; reap all."""
+    """Send SIGTERM, then SIGKILL, to each child; reap all."""
     deadline, signaled = time.monotonic() + grace_seconds, set[int]()
     while True:
         try:
@@ -94,7 +90,7 @@ def end_children(grace_seconds: float) -> None:
 
 
 def watch_end(pid: int) -> list[int]:
-    """Return a descriptor that is readable once the child ends; none without kernel support."""
+    """Return a descriptor that is readable once the child ends, if supported."""
     try:
         return [os.pidfd_open(pid)]
     except (AttributeError, OSError):
@@ -107,16 +103,16 @@ class Child(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal, or None."""
 
     def wait(self) -> int:
         """Wait for the end; return the exit code."""
 
 
 def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], Child]) -> int:
-    """Run the child until it or the lifeline ends; return the exit code as a shell reports it.
+    """Run the child until it or the lifeline ends; return a shell's exit code.
 
-    Descriptors are the lifeline, and others that the child must not inherit.
+    The child inherits no `descriptors`; the first is the lifeline.
     """
     lifeline, asked_to_stop = descriptors[0], False
 
@@ -154,11 +150,9 @@ def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], 
 
 
 class SupervisedProcess:
-    """A running command whose process group ends when it, this process or `stop` ends it.
+    """A command whose group ends when it, this process or `stop` ends it.
 
-    Args:
-        held_descriptors: locks that stay open until the whole group has ended; not inherited.
-        grace_seconds: between SIGTERM and SIGKILL.
+    `held_descriptors` are locks, open until the group has ended.
     """
 
     def __init__(
@@ -202,7 +196,7 @@ class SupervisedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the supervisor, also the process group's id."""
+        """Id of the supervisor and the process group."""
         return self._process.pid
 
     @property
@@ -212,7 +206,7 @@ class SupervisedProcess:
         return self._process.stdout
 
     def poll(self) -> int | None:
-        """Return the exit code as a shell reports it, or None; do not reap the process."""
+        """Return a shell's exit code, or None; reap nothing."""
         if self._exit_code is None:
             self._poll_exit(os.WNOHANG)
         return self._exit_code
@@ -223,7 +217,7 @@ class SupervisedProcess:
         return self._exit_code
 
     def stop(self) -> None:
-        """End the whole group and wait for it; further calls do nothing."""
+        """End the group and wait for it."""
         if self._lifeline is None:
             return
         os.close(self._lifeline)

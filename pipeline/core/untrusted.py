@@ -1,11 +1,9 @@
-"""Bounded, unambiguous readers of what others wrote: files, JSON, lines, records.
+"""Bounded, unambiguous readers of untrusted files, JSON, lines and records.
 
-A checkpoint, bundle, registry or data folder may contain a named pipe, which blocks `open`, a link
-to the endless /dev/zero, a 60 GB manifest, a key twice, or lists nested 100,000 deep. A file that
-is not regular, too large or unreadable raises an OSError. Damaged, ambiguous or oversized content
-raises UntrustedJsonError or UntrustedLinesError, which are ValueErrors.
+A file that is not regular, too large or unreadable raises an OSError. Damaged, ambiguous or
+oversized content raises UntrustedJsonError or UntrustedLinesError, which are ValueErrors.
 
-Workers import this module: the standard library alone, and pydantic for records.
+Standard library and pydantic only, for workers.
 """
 
 from __future__ import annotations
@@ -56,30 +54,27 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class UntrustedFileError(OSError):
-    """A file that is not regular, too large, or has an impossible path: see `strerror`."""
+    """A file that is not regular, too large, or has an impossible path."""
 
 
 class UntrustedJsonError(ValueError):
-    """Text that is not JSON, or is too large, too deep or ambiguous."""
+    """JSON that is invalid, too large, too deep or ambiguous."""
 
 
 class UntrustedLinesError(ValueError):
-    """A damaged text file, or one with too many or too long lines."""
+    """A text file that is damaged, or has too many or too long lines."""
 
 
 # --- Files
 
 
 def open_regular(path: Path, limit: int | None) -> FileIO:
-    """Open an untrusted file unbuffered for reading, without blocking; follow links.
+    """Open an untrusted file unbuffered, without blocking; follow links.
 
-    Args:
-        limit: maximum size in bytes at opening; None for any, as for weights. A growing file needs
-        `read_regular`, or a count by the caller.
+    `limit` is the maximum size at opening; a growing file needs `read_regular`.
 
-    Raises:
-        UntrustedFileError: it is not regular, too large, or its path has a NUL.
-        OSError: it is missing, not readable, or a loop of links.
+    UntrustedFileError: it is not regular, too large, or its path has a NUL. OSError: it cannot be
+    opened.
     """
     try:
         _check(Path(path).stat(), path, limit)  # opening a device can have effects
@@ -95,7 +90,7 @@ def open_regular(path: Path, limit: int | None) -> FileIO:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Return the content of an untrusted file with at most `limit` bytes."""
+    """Return an untrusted file's content of at most `limit` bytes."""
     with open_regular(path, limit) as file:
         parts, left = [], limit + 1
         while left and (part := file.read(min(left, 16 * MEBIBYTE))):
@@ -107,11 +102,9 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the sorted names in an untrusted directory.
+    """Return an untrusted directory's sorted names.
 
-    Raises:
-        UntrustedFileError: it has more than MAX_NAMES entries.
-        OSError: it is not a readable directory.
+    UntrustedFileError: more than MAX_NAMES entries. OSError: no readable directory.
     """
     names = []
     with os.scandir(folder) as entries:
@@ -124,7 +117,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether any Linux file system accepts the name and a terminal can print it."""
+    """Return whether file systems and terminals can take the name."""
     is_short = name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
     return is_short and "/" not in name and name not in ("", ".", "..")
 
@@ -160,11 +153,8 @@ def parse_json(
 ) -> Any:
     """Return the value of untrusted JSON; the caller limits its size.
 
-    Args:
-        finite: reject NaN, Infinity and numbers that overflow. Off for config.json: transformers
-        writes `Infinity` for Mamba-like models.
-        whole_text: reject unpaired surrogates in strings. Off for model output.
-        values: limit for numbers, strings, lists and objects, without keys.
+    `finite` rejects NaN, Infinity and overflows, and `whole_text` unpaired surrogates. `values`
+    limits numbers, strings, lists and objects.
     """
     # Each value except the first follows one of these, so this is an upper bound.
     least = 0
@@ -186,7 +176,7 @@ def parse_json(
 
 
 def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
-    """Yield the items of a large untrusted JSON list, one at a time; the text is in memory."""
+    """Yield the items of a large untrusted JSON list."""
     decoder = _decoder(finite=True)
     try:
         text = read_regular(path, limit).decode("utf-8")
@@ -264,7 +254,7 @@ def _parse_finite(text: str) -> float:
 
 
 def _check_value(value: Any, text: str) -> None:
-    """Check depth, without recursion, and strings if `text` may have half of a surrogate pair."""
+    """Check depth, and strings if `text` may have half a surrogate pair."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
         level = [
@@ -295,9 +285,9 @@ def read_record(path: Path, model: type[Model]) -> Model:
 
 
 def parse_record(content: bytes, model: type[Model]) -> Model:
-    """Return the record; the caller limits the content's size.
+    """Return the record; the caller limits the size.
 
-    Lists in such records use `fail_fast`: pydantic collects every fault, which may be millions.
+    Its lists use `fail_fast`: pydantic would collect millions of faults.
     """
     from pydantic import ValidationError
 
@@ -322,9 +312,9 @@ def first_fault(error: ValidationError) -> str:
 def read_lines(
     path: Path, *, max_lines: int = MAX_LINES, max_characters: int = MAX_CHARACTERS
 ) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file without line ends; `.gz` files are decompressed.
+    """Yield a UTF-8 file's lines without line ends; `.gz` is decompressed.
 
-    Lines have at most `max_characters` in total, decompressed.
+    `max_characters` is their decompressed total.
     """
     letters, number = 0, 0
     with open_regular(path, None) as file:
@@ -348,10 +338,7 @@ def read_lines(
 
 
 def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield recorded rows, an object a line, without nested values except for lists of counts.
-
-    Verdicts need no others, and 128 MB of text can contain 40 million lists.
-    """
+    """Yield recorded rows without nested values except for lists of counts."""
     kept = 0
     lines = read_lines(path, max_lines=MAX_ROWS, max_characters=MAX_ROWS_CHARACTERS)
     for number, line in enumerate(lines, start=1):
@@ -369,7 +356,7 @@ def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def without_nested(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row's numbers and strings, and its lists of counts."""
+    """Return the row's numbers, strings and lists of counts."""
     return {
         key: value
         for key, value in row.items()

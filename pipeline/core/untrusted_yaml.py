@@ -1,4 +1,4 @@
-"""Bounded, unambiguous reader of YAML that others wrote; see `untrusted.py`."""
+"""Bounded, unambiguous reader of untrusted YAML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NUMBER_CHARACTERS, MAX_INTEGER = 64, 2**63
 
 
 class UntrustedYamlError(ValueError):
-    """Text that is not YAML, or is too large, too deep or ambiguous; includes the line."""
+    """YAML that is invalid, too large, too deep or ambiguous."""
 
 
 _PLAIN = frozenset(
@@ -29,7 +29,7 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml_file(path: Path) -> Any:
-    """Return the value in a YAML file; see `parse_yaml`."""
+    """Return a YAML file's value; see `parse_yaml`."""
     return parse_yaml(read_regular(path, MAX_YAML_BYTES))
 
 
@@ -38,11 +38,8 @@ def parse_yaml(
 ) -> Any:
     """Return the value of one YAML document; the caller limits its size.
 
-    Dates stay strings: no key needs one, and a revision can look like one.
-
-    Args:
-        finite: reject `.nan`, `.inf` and numbers that overflow.
-        function: handles lm-eval's tag `!function`; without it the tag is unknown.
+    Dates stay strings. `finite` rejects `.nan`, `.inf` and overflows. `function` handles lm-eval's
+    tag `!function`.
     """
     try:
         text = content.decode("utf-8")
@@ -63,7 +60,7 @@ def parse_yaml(
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """PyYAML's safe loader; duplicate keys and its internal errors get the line."""
+    """PyYAML's safe loader; errors and duplicate keys get the line."""
 
     finite = True
     function: Callable[[str], Any] | None = None
@@ -113,7 +110,7 @@ _Loader.add_constructor("!function", _Loader.construct_function)
 
 
 def _check_shape(text: str) -> None:
-    """Check depth and the number of values: aliases may expand to 10^9 of them, or form a loop."""
+    """Check depth and count: aliases may form 10^9 values, or a loop."""
     weights: dict[str, int] = {}  # number of values of each anchor, with aliases expanded
     opened: list[tuple[str | None, int]] = []  # anchor and preceding values of each open collection
     count = 0

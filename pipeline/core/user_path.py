@@ -1,4 +1,4 @@
-"""Paths in recipes, policies and settings; standard library only: suites import this module."""
+"""Paths in recipes, policies and settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_BYTES = 4095  # Linux's PATH_MAX without the final NUL
 
 
 def user_path(text: str | Path, where: str) -> Path:
-    """Return the path with `~` expanded; do not access the file system."""
+    """Return the path with `~` expanded."""
     problem = _find_problem(str(text))
     if not problem:
         try:

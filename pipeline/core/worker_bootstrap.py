@@ -1,7 +1,6 @@
-"""Start a worker inside a managed environment: ``python bootstrap.py MODULE SPEC RESULT OUTPUT``.
+"""Start a worker in a managed environment: ``python bootstrap.py MODULE SPEC RESULT OUTPUT``.
 
-The environment lacks this project, and the project's site-packages would conflict with its own, so
-only the three packages that workers use are registered, by their location.
+Our other site-packages would conflict.
 """
 
 import importlib
@@ -11,7 +10,7 @@ from pathlib import Path
 
 
 def register_packages(root: Path) -> None:
-    """Make `pipeline`, `recipes` and `eval_gates` importable from `root` and nothing else."""
+    """Make only our packages importable from `root`."""
     for name in ("pipeline", "recipes", "eval_gates"):
         folder = root / name
         spec = importlib.util.spec_from_file_location(

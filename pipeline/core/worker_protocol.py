@@ -1,6 +1,6 @@
-"""A worker's protocol: spec JSON in, result JSON out, progress events next to it.
+"""A worker's protocol: spec JSON in, result JSON out, progress events.
 
-Standard library only. A PrepareError crosses the process boundary in the result file.
+A PrepareError is returned in the result file.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident set of this process or of a child of it so far.
+    """Return this process's or a child's largest resident set.
 
-    getrusage would include the memory of the process that started this one.
+    getrusage would include the starting process's memory.
     """
     status = Path("/proc/self/status").read_text()
     (own,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -36,12 +36,12 @@ def peak_memory_bytes() -> int:
 
 
 def versions_of(*libraries: str) -> dict[str, str]:
-    """Return installed versions of libraries that can change a worker's result."""
+    """Return installed versions of libraries."""
     return {name: version(name) for name in libraries}
 
 
 def explain(error: Exception) -> PrepareError:
-    """Return an unexpected exception as an error for the user."""
+    """Return an unexpected exception as a PrepareError."""
     # Libraries in other languages have the system's error in their message only.
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
         return StoreError(
@@ -57,9 +57,9 @@ def explain(error: Exception) -> PrepareError:
 
 
 def main(load: Callable[[], Run]) -> None:
-    """Run a worker's `run` by the command line ``SPEC.json RESULT.json OUTPUT_FOLDER``.
+    """Run a worker's `run` by the arguments ``SPEC.json RESULT.json OUTPUT_FOLDER``.
 
-    The worker is loaded after the packages of plugins are registered, because it may be in one.
+    Loading follows plugin registration, as the worker may be in a plugin.
     """
     redact_streams()
     spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])

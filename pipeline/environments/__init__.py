@@ -1,1 +1,1 @@
-"""Managed Python environments, and the settings of this machine."""
+"""Managed Python environments and machine settings."""

@@ -1,6 +1,6 @@
-"""Build of a managed environment: uv venv, lock, plugins, imports; the record last.
+"""Build of a managed environment, in place.
 
-It is built in place, because its paths are absolute. A folder without a record is incomplete.
+The record is last: a folder without one is incomplete.
 """
 
 from __future__ import annotations
@@ -55,11 +55,7 @@ class Interpreter(Record):
 
 
 def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
-    """Describe `python` without importing the top-level modules that are looked for.
-
-    Raises:
-        EnvironmentBuildError: it does not start, or does not behave like Python.
-    """
+    """Describe `python` without importing top-level modules, or raise EnvironmentBuildError."""
     try:
         found = Interpreter.model_validate(parse_json(_run(python, _DESCRIBE, modules)))
     except (ValueError, ValidationError) as error:
@@ -73,7 +69,7 @@ def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
 
 
 def fault_of(found: Interpreter, definition: EnvironmentDefinition) -> str:
-    """Return what an interpreter lacks for an environment's work; '' if nothing."""
+    """Return what an interpreter lacks for an environment, or ''."""
     if found.missing:
         return f"lacks {', '.join(found.missing)}"
     if definition.needs_cuda_torch and found.cuda is None:
@@ -125,7 +121,7 @@ class EnvironmentRecord(Record):
 
 
 def read_record(folder: Path) -> EnvironmentRecord | None:
-    """Return the record in an environment's folder; None if missing or damaged."""
+    """Return an environment's record; None if missing or damaged."""
     try:
         return EnvironmentRecord.model_validate_json((folder / RECORD_NAME).read_bytes())
     except (OSError, ValidationError):
@@ -138,11 +134,10 @@ def interpreter_path(folder: Path) -> Path:
 
 
 def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -> EnvironmentRecord:
-    """Build the environment in `folder`, replacing its contents; the caller holds the lock.
+    """Build the environment in `folder`, under the caller's lock.
 
-    Raises:
-        EnvironmentBuildError: the disk is too small, uv failed, or the packages do not work. The
-        incomplete folder is removed.
+    EnvironmentBuildError: the disk is full, uv failed, or the packages do not work. The folder is
+    then removed.
     """
     # The record first: an interrupted removal leaves an incomplete build.
     (folder / RECORD_NAME).unlink(missing_ok=True)

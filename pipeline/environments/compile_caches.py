@@ -1,8 +1,4 @@
-"""Caches of code that engines compile: one private folder for each environment.
-
-The next server executes this code, so a folder that others can write to is not used. A volume that
-root mounted at that place is trusted.
-"""
+"""Caches of code that engines compile, never in a folder that others can write to."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ def caches_folder(home: Path) -> Path:
 
 
 def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]:
-    """Return variables that direct a server's compiled code to its cache; {} if not private."""
+    """Return variables for a server's compile cache; {} if it is not private."""
     folder = caches_folder(home) / identity[:_IDENTITY_CHARACTERS]
     try:
         is_ours = (_is_volume(folder.parent) or _make_private(folder.parent)) and _make_private(
@@ -48,7 +44,7 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
 
 
 def _is_volume(folder: Path) -> bool:
-    """Return whether root mounted a volume there for a group, as Kubernetes does (`fsGroup`)."""
+    """Return whether root mounted a volume there for a group (Kubernetes' `fsGroup`)."""
     if not folder.is_mount():
         return False
     facts = folder.stat()

@@ -1,8 +1,6 @@
 """The CUDA_HOME of servers: a managed environment's own toolkit, or none, never the host's.
 
-vLLM 0.33 uses FlashInfer's kernels and the fusion of all-reduce and RMSNorm if it finds nvcc in
-$CUDA_HOME, PATH or /usr/local/cuda, so a server's kernels would depend on the host. The CUDA lock
-has a compiler, but not in a toolkit's layout.
+vLLM 0.33 selects kernels by the nvcc that it finds.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ DRIVER_LINKS = "/* GNU ld script: the driver of this host */\nINPUT(-l:libcuda.s
 
 
 def make_cuda_home(environment: Path) -> None:
-    """Lay out the environment's compiler as a toolkit, unless there is none or it is done.
+    """Lay out the environment's compiler as a toolkit, once.
 
-    Libraries also get the names without a version, which linkers look for.
+    Linkers look for library names without a version.
     """
     place = environment / FOLDER
     compiler = next(environment.glob("lib/python*/site-packages/nvidia/cu*/bin/nvcc"), None)
@@ -47,16 +45,15 @@ def make_cuda_home(environment: Path) -> None:
 
 
 def compiler_variables(python: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return CUDA_HOME for a server; {} if its environment has no such folder.
+    """Return CUDA_HOME for a server; {} without such a folder.
 
-    Args:
-        variables: the profile's; `PREPARE_NVCC=1` lets the engine compile kernels.
+    The profile's `PREPARE_NVCC=1` lets the engine compile kernels.
     """
     home = cuda_home(python, variables)
     return {"CUDA_HOME": str(home)} if home.parent.is_dir() else {}
 
 
 def cuda_home(python: Path, variables: Mapping[str, str]) -> Path:
-    """Return where the toolkit, or none, is in the environment of this interpreter."""
+    """Return the place of the interpreter's toolkit, or of none."""
     chosen = TOOLKIT if variables.get(COMPILES) == "1" else WITHOUT_COMPILER
     return python.parent.parent / FOLDER / chosen

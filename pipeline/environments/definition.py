@@ -1,6 +1,6 @@
-"""Definition of a managed environment: its lock, its plugins, its required modules.
+"""Definition of a managed environment.
 
-Its identity is a digest of everything that decides what is installed, and is known without a build.
+Its identity is a digest of everything that decides what is installed.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ RUN_ENVIRONMENTS = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, Environment
 
 
 def environments_for(others: Iterable[str]) -> tuple[EnvironmentName, ...]:
-    """Return the environments of a run, in the order of EnvironmentName.
+    """Return a run's environments in the order of EnvironmentName.
 
-    Args:
-        others: of the recipes and of the profile's engine; UsageError if unknown.
+    `others` are those of recipes and engine; UsageError if unknown.
     """
     required = {*RUN_ENVIRONMENTS, *map(environment_name, others)}
     return tuple(name for name in EnvironmentName if name in required)
@@ -134,7 +133,7 @@ def folder_name(key: str, identity: str) -> str:
 
 
 def environment_name(name: str) -> EnvironmentName:
-    """Return the environment with this name; raise UsageError if it is unknown."""
+    """Return the environment of this name; UsageError if unknown."""
     try:
         return EnvironmentName(name)
     except ValueError:
@@ -145,7 +144,7 @@ def environment_name(name: str) -> EnvironmentName:
 
 
 def parse_lock(text: str) -> dict[str, str]:
-    """Return version by normalized name from a lock (``name==version`` lines)."""
+    """Return versions by normalized name from a lock (``name==version`` lines)."""
     pins = {}
     for line in significant_lines(text):
         match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([^\s;]+)", line)
@@ -156,7 +155,7 @@ def parse_lock(text: str) -> dict[str, str]:
 
 
 def significant_lines(text: str) -> list[str]:
-    """Return the lines of a requirements file without comments and blank lines."""
+    """Return a requirements file's lines without comments and blanks."""
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
     return [line for line in lines if line]
 

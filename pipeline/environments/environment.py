@@ -1,8 +1,7 @@
 """Managed Python environments: identify, ensure and use one.
 
-An environment is built with uv on first use, in a folder under `home` named after its identity. Its
-record, written last, is trusted from then on, unless other users can write to its folders. A site's
-interpreter (``environments: {serve: {python: ...}}``) can replace any of them.
+uv builds one on first use. Its record is trusted unless other users can write to its folders. A
+site's interpreter (``environments: {serve: {python: ...}}``) can replace it.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class EnvironmentStatus:
 
 
 def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
-    """Return the digest that identifies an environment, without building it."""
+    """Return an environment's identity without building it."""
     override = settings.environments.get(environment_name(name))
     definition = define(name, accelerator)
     return _describe(override, definition)[0] if override else definition.identity
@@ -111,7 +110,7 @@ def ensure(
 ) -> Environment:
     """Return the environment; build it on first use, or again with `force`.
 
-    Concurrent calls are safe: one process builds, the others wait.
+    One process builds, others wait.
     """
     definition = define(name, accelerator)
     override = settings.environments.get(definition.name)
@@ -163,21 +162,18 @@ def ensure_defined(
 
 
 def usable_record(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord | None:
-    """Return the record of a complete environment; None if it must be built."""
+    """Return a complete environment's record; None if it must be built."""
     record = read_record(folder)
     return record if record and record.identity == definition.identity else None
 
 
 def lock_file(folder: Path) -> Path:
-    """Return the lock file, which is never removed: removal would be a race."""
+    """Return the lock file; its removal would be a race."""
     return folder.parent / ".locks" / f"{folder.name}.lock"
 
 
 def processes_using(folder: Path) -> list[int]:
-    """Return ids of processes started from `folder`, or with libraries loaded from it.
-
-    Unreadable processes of other users are left out.
-    """
+    """Return the processes that use `folder`, as far as readable."""
     needle = os.fsencode(folder) + b"/"
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -190,7 +186,7 @@ def processes_using(folder: Path) -> list[int]:
 
 
 def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:
-    """Return the state of an environment; build and repair nothing."""
+    """Return an environment's state; build and repair nothing."""
     definition = define(name, accelerator)
     override = settings.environments.get(definition.name)
     if override is None:
@@ -262,7 +258,7 @@ def _build_once(
 
 
 def _distrust(folder: Path) -> str:
-    """Return why another user may have changed the environment; '' if none can."""
+    """Return why another user may have changed the environment, or ''."""
     code = folder.glob("lib/python3*/site-packages")
     return untrusted_reason(folder.parents[1], folder.parent, folder, folder / "bin", *code)
 
@@ -280,7 +276,7 @@ def _check_trusted(folder: Path, key: str) -> None:
 def _describe(
     override: EnvironmentOverride, definition: EnvironmentDefinition
 ) -> tuple[str, dict[str, str], str]:
-    """Return a site's interpreter: digest of path, version and packages; packages; its fault."""
+    """Return a site's interpreter: digest, packages, fault."""
     try:
         found = describe(override.python, definition.modules)
     except EnvironmentBuildError as error:

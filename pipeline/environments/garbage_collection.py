@@ -30,7 +30,7 @@ _SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True)
 class RemovedItem:
-    """An environment or cache that was, or would be, removed."""
+    """An environment or cache that collection removes."""
 
     path: Path
     reason: str
@@ -38,10 +38,9 @@ class RemovedItem:
 
 
 def collect(settings: Settings, *, dry_run: bool, older_than_days: float) -> list[RemovedItem]:
-    """Remove incomplete environments, and outdated ones that were not used for so many days.
+    """Remove incomplete environments, and outdated ones after days without use.
 
-    Environments that are being built or used stay. Outdated ones stay for a while because another
-    checkout of prepare may use them. Compile caches go after the same time without a server start.
+    Another checkout may use outdated ones. Compile caches go after the same time.
     """
     home = settings.home
     defined = [define(name, accelerator) for name in EnvironmentName for accelerator in Accelerator]

@@ -1,7 +1,4 @@
-"""uv with a clean process environment and the site's package sources.
-
-uv does not read pip's settings, which a site should not have to repeat.
-"""
+"""uv with a clean process environment and pip's package sources."""
 
 from __future__ import annotations
 
@@ -47,9 +44,7 @@ def run_uv(
 ) -> None:
     """Run uv to its end; it is killed with this process.
 
-    Args:
-        folder: working directory; uv would read a project in it.
-        on_line: receives each line of uv's output.
+    uv would read a project in `folder`.
     """
     from uv import find_uv_bin
 
@@ -93,7 +88,7 @@ def installer_variables() -> dict[str, str]:
 
 
 def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make uv use pip's package sources; settings for uv take precedence."""
+    """Return variables that make uv use pip's package sources; uv's own take precedence."""
     wanted = {
         option: names[0]
         for option, names in _UV_VARIABLES.items()
@@ -110,9 +105,9 @@ def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pip_settings() -> dict[str, str]:
-    """Return pip's settings for installing, by option; none without a working pip.
+    """Return pip's settings for installing; none without pip.
 
-    `pip config list` prints ``section.option='value'``. `install` takes precedence over `global`.
+    `install` takes precedence over `global`.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["PYTHONSAFEPATH"] = "1"  # a pip.py in the working directory is not pip
@@ -139,9 +134,6 @@ def pip_settings() -> dict[str, str]:
 
 
 def has_cpu_torch(find_links: str) -> bool:
-    """Return whether `find_links` (uv's comma-separated form) has a CPU build of torch.
-
-    A web page is assumed to have one.
-    """
+    """Return whether `find_links` (comma-separated) has torch for CPUs; a web page counts."""
     places = [place.removeprefix("file://") for place in find_links.split(",") if place]
     return any("://" in place or list(Path(place).glob("torch-*+cpu-*.whl")) for place in places)

@@ -121,11 +121,9 @@ class Settings(SettingsFile):
 
 
 def load_settings(store: Path | None = None, public_key: Path | None = None) -> Settings:
-    """Return the settings in force: arguments, then variables, then the settings file.
+    """Return the settings in force: arguments, variables, then the file.
 
-    Args:
-        store: given with --store.
-        public_key: registered versions must be signed with it.
+    Registered versions must be signed with `public_key`.
     """
     file = find_settings_file()
     told = parse(file, "settings file", SettingsFile) if file else SettingsFile()
@@ -133,7 +131,7 @@ def load_settings(store: Path | None = None, public_key: Path | None = None) -> 
     def find(
         key: str, path: Path | None, variable: str = "", given: Path | None = None
     ) -> Path | None:
-        """Return a key's path; the file's own are relative to its folder."""
+        """Return a key's path; the file's are relative to its folder."""
         if given is not None:
             option = key.rpartition(".")[2].replace("_", "-")
             return absolute_from(Path.cwd(), given, f"--{option}")

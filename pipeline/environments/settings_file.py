@@ -1,7 +1,4 @@
-"""The settings file in force; the working directory, maybe a stranger's checkpoint, has no say.
-
-The command line imports this module at its start.
-"""
+"""The settings file in force; the working directory may be a stranger's, and has no say."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def find_settings_file() -> Path | None:
 
 
 def unread_settings_file() -> str | None:
-    """Return the name of a file in the working directory that looks like unused settings."""
+    """Return a file in the working directory that looks like unused settings."""
     if os.environ.get(VARIABLE):
         return None
     # Path.is_file raises if the folder is not searchable.
@@ -42,7 +39,7 @@ def unread_settings_file() -> str | None:
 
 @contextmanager
 def use_settings(file: Path) -> Iterator[None]:
-    """Use this file for the current command and its stages, from any working directory."""
+    """Use this file for the current command and its stages."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(file.absolute())
     try:
@@ -55,13 +52,13 @@ def use_settings(file: Path) -> Iterator[None]:
 
 
 def path_variable(name: str) -> Path | None:
-    """Return a path from the environment; None if unset or empty."""
+    """Return a path variable; None if unset or empty."""
     value = os.environ.get(name)
     return absolute_from(Path.cwd(), Path(value), f"the variable {name}") if value else None
 
 
 def xdg_folder(kind: str, default: str) -> Path:
-    """Return prepare's folder for `kind` (XDG base directory specification)."""
+    """Return prepare's XDG base directory of that kind."""
     base = os.environ.get(f"XDG_{kind}_HOME", "")
     # The specification ignores relative values.
     root = (
@@ -73,6 +70,6 @@ def xdg_folder(kind: str, default: str) -> Path:
 def absolute_from(folder: Path, path: Path, where: str) -> Path:
     """Return `path` relative to `folder`, with `~` expanded.
 
-    Links are kept: a virtual environment's python is one, and identifies its environment.
+    Links are kept: a virtual environment's python is one.
     """
     return (folder / user_path(path, where)).absolute()

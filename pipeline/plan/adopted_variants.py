@@ -1,7 +1,6 @@
 """Variants that are not quantized here: `--variant` and `--served-variant`.
 
-Another program made the former; the latter has the source's weights, which the server quantizes.
-The stage `adopt` copies their files instead of quantizing.
+Another program made the former; the server quantizes the source's weights for the latter.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
 class AdoptedVariant:
     """A requested variant, before its weights are fetched.
 
-    `recipe` has no digest yet. `reference` and `header` are None for the source's own weights.
+    `recipe` has no digest yet. `reference` and `header` are None for a served variant.
     """
 
     recipe: Recipe
@@ -61,9 +60,8 @@ class AdoptedVariant:
 def read_variant(text: str) -> AdoptedVariant:
     """Resolve a value of `--variant`: a folder or Hub id, with or without `NAME=`.
 
-    Raises:
-        UsageError: it is neither, or its name does not suit.
-        CheckpointError: its config or headers are missing or damaged.
+    UsageError: it is neither, or the name is unsuitable. CheckpointError: a file is missing or
+    damaged.
     """
     named = _NAMED.fullmatch(text)
     reference = parse_reference(named[2] if named else text)
@@ -107,7 +105,7 @@ def read_variant(text: str) -> AdoptedVariant:
 
 
 def _producer(config: object, quantizer: Mapping[str, object]) -> str:
-    """Return the method and program that the files name, on one short line."""
+    """Return the named method and program on one short line."""
     found = config if isinstance(config, dict) else {}
     producer = quantizer.get("producer") or found.get("producer")
     program = producer if isinstance(producer, dict) else {}
@@ -120,8 +118,7 @@ def _producer(config: object, quantizer: Mapping[str, object]) -> str:
 def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVariant:
     """Resolve a value of `--served-variant`: NAME='engine arguments'.
 
-    `source` is the source's name in reports. Raises UsageError without a name, or for arguments
-    that the engine does not have.
+    UsageError: no name, or unknown engine arguments.
     """
     where = f"--served-variant {text}"
     named = _NAMED.fullmatch(text)
@@ -159,7 +156,7 @@ def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVaria
 
 
 def _parse_arguments(words: list[str]) -> dict[str, EngineValue]:
-    """Parse `--name value`, `--name=value` and `--flag`; raise ValueError for anything else."""
+    """Parse `--name value`, `--name=value` and `--flag`, or raise ValueError."""
     found: dict[str, EngineValue] = {}
     name = ""
     for word in words:
@@ -200,11 +197,9 @@ def _check_name(name: str, where: str) -> None:
 
 
 def adopt_stage(recipe: Recipe, source: str, checkpoint: Checkpoint, store: Path) -> StageSpec:
-    """Return the stage that copies a variant's files; its key has their digests.
+    """Return the stage that copies a variant's files.
 
-    Args:
-        source: digest of the source checkpoint.
-        checkpoint: the variant's; the source's own for a served variant.
+    `source` is the source's digest.
     """
     return ADOPT.spec(
         recipe.name,
@@ -222,7 +217,7 @@ def adopt_stage(recipe: Recipe, source: str, checkpoint: Checkpoint, store: Path
 
 
 def served_profile(profile: ServingProfile, recipe: Recipe) -> ServingProfile:
-    """Return the profile with the recipe's own engine arguments."""
+    """Return the profile with the recipe's engine arguments."""
     quantization = recipe.quantization
     if not isinstance(quantization, AdoptedQuantization) or not quantization.served_with:
         return profile
@@ -232,7 +227,7 @@ def served_profile(profile: ServingProfile, recipe: Recipe) -> ServingProfile:
 def with_facts(
     variants: tuple[AdoptedVariant, ...], checkpoints: Mapping[str, Checkpoint]
 ) -> tuple[AdoptedVariant, ...]:
-    """Return the variants, each with the facts of its fetched checkpoint."""
+    """Return the variants with facts of their fetched checkpoints."""
     found = []
     for variant in variants:
         checkpoint = checkpoints[variant.recipe.name]

@@ -1,7 +1,4 @@
-"""Builds the plan of two or more arms: questions, measurements and judgments.
-
-`model`, `recheck`, `gate` and `tune` differ in their arms alone.
-"""
+"""Builds the plan of two or more arms: questions, measurements and judgments."""
 
 from __future__ import annotations
 
@@ -32,16 +29,11 @@ QUESTION_SEED = 20240814
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds the plan of a baseline and its variants.
+    """Builder of a plan.
 
-    Args:
-        reference: identifies the baseline, for the attempts against it.
-        identities: of the environments `evaluate`, and of `serve` for the load generator.
-        profile: as it is applied; None for endpoints.
-        tried: all recipes that the error rate is divided by, if more than `variants`.
-        run: id of the run; '' to look ahead only.
-        remeasured: gates to measure again although they are finished.
-        other_weights: stages of existing weights, for which both sides are measured again.
+    `reference` identifies the baseline for attempts. `profile` is None for endpoints. The error
+    rate is divided by `tried`. `run` is '' to look ahead only. Both sides are measured again for
+    `other_weights`.
     """
 
     policy: Policy
@@ -59,7 +51,7 @@ class Builder:
     other_weights: Sequence[str] = ()
 
     def build(self) -> Plan:
-        """Return the plan; raise EvaluationDataError if a suite has no questions."""
+        """Return the plan; EvaluationDataError if a suite has no questions."""
         policy, baseline = self.policy, self._screened(self.baseline)
         variants = [self._screened(arm, baseline) for arm in self.variants]
         questions = {name: self._questions(name) for name in policy.suites}
@@ -114,7 +106,7 @@ class Builder:
     def _trial(
         self, questions: Mapping[str, StageSpec], variants: Sequence[Arm], pinned: Policy
     ) -> Trial:
-        """Return the variants' trial; what critical gates depend on is part of it."""
+        """Return the trial, which includes what critical gates depend on."""
         speed = self.policy.speed
         tiers = speed.tiers if speed is not None else {}
         asked = {
@@ -139,7 +131,7 @@ class Builder:
     def _numbered(
         self, name: str, questions: StageSpec, baseline: Arm, variants: Sequence[Arm], trial: Trial
     ) -> tuple[StageSpec, list[StageSpec]]:
-        """Return the suite's stages of the baseline and variants, in one measurement."""
+        """Return the suite's stages in one measurement."""
 
         def stages(number: int) -> list[StageSpec]:
             first = self._ask(name, questions, baseline, number, trial)
@@ -150,9 +142,9 @@ class Builder:
         return first, others
 
     def _number(self, trial: Trial, gate: str, stages: Callable[[int], Sequence[StageSpec]]) -> int:
-        """Return the number of the gate's measurement that is current, or that is to begin.
+        """Return the number of the gate's current or next measurement.
 
-        `stages` returns a measurement's stages. One that this run began is continued.
+        One that this run began is continued.
         """
         store = Store(self.store)
         latest, runs = AttemptLedger(store).measurement(trial, gate)
@@ -201,7 +193,7 @@ class Builder:
         )
 
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
-        """Return the stage that repeats some of the baseline's first questions."""
+        """Return the stage that repeats the baseline's first questions."""
         suite = self.policy.suites[name]
         again = {"max_questions": suite.noise_floor_questions, "repeat_id": 1}
         # Other neighbors in the batches, as on another day.
@@ -215,7 +207,7 @@ class Builder:
         )
 
     def _speed(self, arm: Arm, baseline: Arm, trial: Trial) -> dict[str, StageSpec]:
-        """Return the stages of the policy's speed gates by role."""
+        """Return the speed gates' stages by role."""
         level, longest, stages = trial.level, arm.max_length, {}
         for claim in find_claims(self.policy, self.profile, alpha=level, max_length=longest):
 

@@ -1,4 +1,4 @@
-"""Suites whose chat requests a model or its server cannot answer."""
+"""Suites that a model or server cannot answer by chat."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def chat_faults(
     model: ModelGeneration,
     profile: ServingProfile | None = None,
 ) -> Iterator[PrepareError]:
-    """Yield errors of suites whose chat requests the model or its server cannot answer.
+    """Yield errors of suites that model or server cannot answer by chat.
 
-    `profile` is that of a server to be started; None: it is up.
+    `profile` is None if the server is up.
     """
     for name, suite in policy.suites.items():
         need = kind_of(suite).chat_need(suite)

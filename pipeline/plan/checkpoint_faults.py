@@ -1,4 +1,4 @@
-"""Faults of a checkpoint's small files and headers, and of a user's calibration file."""
+"""Faults of a checkpoint's small files and headers, and of a calibration file."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ UNSCALED_ROPES = ("default", "su", "longrope", "llama3")
 def checkpoint_faults(
     source: HeaderSource, profile: ServingProfile, *, quantizes: bool, trust_remote_code: bool
 ) -> Iterator[PrepareError]:
-    """Yield what config.json and headers show.
-
-    `quantizes`: a recipe starts from the checkpoint.
-    """
+    """Yield what config.json and headers show."""
     if fault := unsupported.architecture_error(source.architecture, source.config, source.where):
         yield fault
     if describes_other_weights(source):
@@ -88,7 +85,7 @@ def checkpoint_faults(
 
 
 def find_unlisted(source: HeaderSource) -> str:
-    """Return a layer's weight that is in a file and not in the index; '' if there is none."""
+    """Return a weight that is in a file and not in the index, or ''."""
     index = Path(source.where).parent / INDEX
     if not index.is_file():
         return ""
@@ -98,11 +95,10 @@ def find_unlisted(source: HeaderSource) -> str:
 
 
 def find_missing_matrix(source: HeaderSource) -> str:
-    """Return which matrix a decoder layer lacks; '' if none is seen to be missing.
+    """Return which matrix a decoder layer seems to lack, or ''.
 
-    The decoder is the stack of layers with the most tensors. A layer without any tensor is missing
-    one. So is the only layer whose module lacks a matrix that the module has in all others:
-    architectures whose layers differ have more than one of a kind, or other names.
+    A layer without any tensor is missing one. So is the only layer whose module lacks a matrix that
+    all others have. The decoder is the stack with the most tensors.
     """
     config = source.config
     if "block_configs" in config or next(quantization_configs(config), None) is not None:
@@ -132,7 +128,7 @@ def find_missing_matrix(source: HeaderSource) -> str:
 
 
 def describes_other_weights(source: HeaderSource) -> bool:
-    """Return whether config.json describes quantized weights, and no tensor is."""
+    """Return whether quantized weights are described, and none are."""
     described = next(quantization_configs(source.config), None)
     if described is None:
         return False
@@ -144,7 +140,7 @@ def describes_other_weights(source: HeaderSource) -> bool:
 
 
 def longest_context(config: Mapping[str, Any]) -> int | None:
-    """Return a lower bound on vLLM's context; None if config.json lacks the number."""
+    """Return a lower bound on vLLM's context, or None."""
     plain = context_length(dict(config))
     inner = config.get("text_config")
     scales = [1.0]
@@ -161,10 +157,7 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
 
 
 def read_tokenizer(file: Path) -> dict[str, int]:
-    """Return the ids of a tokenizer.json's added tokens, by text.
-
-    Raises CheckpointError if the file is damaged.
-    """
+    """Return ids of a tokenizer.json's added tokens, or raise CheckpointError."""
     try:
         content = read_json_file(file, limit=MAX_TOKENIZER_BYTES, values=MAX_TOKENIZER_VALUES)
         if not isinstance(content, dict):
@@ -180,7 +173,7 @@ def read_tokenizer(file: Path) -> dict[str, int]:
 
 
 def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[PrepareError]:
-    """Yield the first fault of the recipe's calibration file, if it has one."""
+    """Yield the first fault of the recipe's calibration file."""
     calibration = recipe.quantization.calibration
     if calibration is None or not calibration.dataset or not names_file(calibration.dataset):
         return

@@ -30,7 +30,7 @@ Make = Callable[[StageSpec], Path]
 
 @dataclass(frozen=True)
 class Located:
-    """A run's inspected checkpoints: the source, adopted variants by name, the draft if any."""
+    """Inspected source, adopted variants by name, and draft."""
 
     source: Checkpoint
     adopted: Mapping[str, Checkpoint] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Located:
 
 
 def locate_all(choices: Choice, settings: Settings, make: Make, progress: Progress) -> Located:
-    """Find, fetch or make every checkpoint; raises as the functions for each."""
+    """Locate every checkpoint; raises as the single functions."""
     source = locate(choices, settings, make, progress)
     adopted = locate_variants(choices, source, settings, make, progress)
     trusted = choices.trust_remote_code
@@ -56,11 +56,8 @@ def locate(
 ) -> Checkpoint:
     """Find, fetch or make the checkpoint, and inspect it.
 
-    Args:
-        make: for the stage of a demo or of 16-bit weights.
-        to_quantize: recipes start from it, so they get 16-bit weights if it is quantized.
-
-    Raises CheckpointError if it is missing, damaged, not supported, or not convertible to 16 bits.
+    Recipes (`to_quantize`) need 16-bit weights. CheckpointError: missing, damaged, unsupported, or
+    not convertible to 16 bits.
     """
     checkpoint = _fetch(choices.reference, choices.profile, settings, make, progress)
     where = str(checkpoint.path / "config.json")
@@ -106,7 +103,7 @@ def locate_draft(
     *,
     trust_remote_code: bool,
 ) -> Checkpoint | None:
-    """Locate the draft checkpoint; None if the profile names none."""
+    """Locate the profile's draft checkpoint, or return None."""
     reference = draft_reference(profile)
     if reference is None:
         return None
@@ -118,10 +115,10 @@ def locate_draft(
 def locate_variants(
     choices: Choice, source: Checkpoint, settings: Settings, make: Make, progress: Progress
 ) -> dict[str, Checkpoint]:
-    """Fetch and inspect the adopted variants, by name; a served one's is the source.
+    """Fetch and inspect adopted variants; a served one's is the source.
 
-    Raises CheckpointError if one is missing or damaged, is the source, has untrusted code, or is of
-    another model or tokenizer.
+    CheckpointError: one is missing or damaged, is the source, has untrusted code, or another model
+    or tokenizer.
     """
     found = {}
     for variant in choices.adopted:
@@ -144,7 +141,7 @@ def locate_variants(
 def demo_stage(
     reference: CheckpointReference, profile: ServingProfile, settings: Settings
 ) -> StageSpec:
-    """Return the stage that makes the demo checkpoint in the profile's environment."""
+    """Return the stage that makes the demo checkpoint."""
     return DEMO_CHECKPOINT.spec(
         "demo",
         DemoParameters(

@@ -1,7 +1,6 @@
 """Selects the sources of suite questions and calibration texts without reading them.
 
-A source is plain data that identifies its content (a digest, a Hub revision, a locked environment),
-as a part of stage keys.
+A source is plain data that identifies its content, as a part of stage keys.
 """
 
 from __future__ import annotations
@@ -30,12 +29,9 @@ BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.j
 
 
 class SourceResolver:
-    """Resolves one run's data sources; queries the Hub at most once a dataset.
+    """Resolver of one run's data sources; asks the Hub once a dataset.
 
-    Args:
-        eval_data: the user's directory of evaluation data, if any.
-        evaluate_environment: identity of the environment whose packages contain questions.
-        progress: receives a note when the preferred source is unavailable.
+    `evaluate_environment` is the identity of the environment with packaged questions.
     """
 
     def __init__(
@@ -59,9 +55,9 @@ class SourceResolver:
         self._suites: dict[str, SuiteSource] = {}
 
     def suite(self, name: str, suite: AnySuite) -> SuiteSource:
-        """Return the suite's first available source; results are cached.
+        """Return the suite's first available source.
 
-        Raises EvaluationDataError if there is none, or a local file is missing or damaged.
+        EvaluationDataError: there is none, or a local file is missing or damaged.
         """
         asked = f"{name} {suite.model_dump_json()}"
         if asked not in self._suites:
@@ -69,7 +65,7 @@ class SourceResolver:
         return self._suites[asked]
 
     def faults(self, policy: Policy) -> Iterator[EvaluationDataError]:
-        """Yield for each suite why there are no questions, or a damaged row of the user's files."""
+        """Yield why suites have no questions, or a damaged row."""
         for name, suite in policy.suites.items():
             try:
                 found = self.suite(name, suite)
@@ -79,7 +75,7 @@ class SourceResolver:
                 yield error
 
     def _read(self, suite: AnySuite, identity: QuestionSource, folder: Path) -> None:
-        """Read the user's rows, as the stage `questions` does; it has further packages."""
+        """Read the user's rows, as the stage `questions` does."""
         with TemporaryDirectory() as made:
             order = QuestionOrder(identity, folder, Path(made), NullProgress())
             try:
@@ -102,7 +98,7 @@ class SourceResolver:
         return self._digests.digest(file)
 
     def revision_of(self, dataset: str) -> str | None:
-        """Return the dataset's newest commit on the Hub; None if the Hub cannot be reached."""
+        """Return the dataset's newest commit; None without the Hub."""
         if dataset not in self._revisions:
             self._revisions[dataset] = resolve_dataset_revision(dataset)
         return self._revisions[dataset]
@@ -111,9 +107,9 @@ class SourceResolver:
         self._progress.note(text)
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
-        """Return the available questions, or clusters, by suite; None if unknown.
+        """Return available questions, or clusters, by suite; None if unknown.
 
-        Raises EvaluationDataError as :meth:`suite`.
+        EvaluationDataError: as :meth:`suite`.
         """
         found = {name: self.suite(name, suite) for name, suite in policy.suites.items()}
         return {
@@ -124,9 +120,9 @@ class SourceResolver:
     def calibration(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str
     ) -> tuple[Calibration, dict[str, Any], Path | None]:
-        """Return the pinned and limited calibration, its identity, and its file if local.
+        """Return the pinned, limited calibration, its identity, and its local file.
 
-        Raises UsageError if a named file does not exist, or without a reachable Hub or fallback.
+        UsageError: a named file is missing, or neither Hub nor fallback is available.
         """
         wanted = limit.limit(calibration) if limit is not None else calibration
         if (wanted.samples, wanted.max_tokens) != (calibration.samples, calibration.max_tokens):
@@ -166,7 +162,7 @@ class SourceResolver:
 
 
 def check_known_tasks(policy: Policy, progress: Progress) -> None:
-    """Raise UsageError for a task known to have several questions a passage.
+    """Raise UsageError for a task with several questions a passage.
 
     Advisory suites, and suites with clusters, are permitted.
     """
@@ -179,18 +175,14 @@ def check_laid_out(
 ) -> None:
     """Check prepared questions for long common texts.
 
-    Args:
-        laid_out: by suite, the result of its stage `questions`.
-        progress: receives a note on advisory suites.
-
-    Raises UsageError as :func:`check_known_tasks`.
+    `laid_out` has results by suite. UsageError: as :func:`check_known_tasks`.
     """
     for name, suite in policy.suites.items():
         _check(name, suite, laid_out[name].shared_text if name in laid_out else None, progress)
 
 
 def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
-    """Note local questions that share a field if the suite declares no cluster."""
+    """Note local questions with a common field but no declared cluster."""
     for name, suite in policy.suites.items():
         if suite.cluster_by is not None:
             continue

@@ -1,4 +1,4 @@
-"""Checks of what environments need to be built and used, with hints."""
+"""Checks of what environments need, with hints."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ SERVER_SHARES_BYTES = 160 * 2**20  # vLLM 0.32's queue between its processes
 
 
 def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[DoctorCheck]:
-    """Return all findings, the good ones included, in reading order.
+    """Return all findings, the good ones included.
 
-    Without a profile, this machine's default one is checked.
+    Without a profile, the machine's default one is checked.
     """
     accelerator = detect_accelerator()
     checks: list[Callable[[], Iterator[DoctorCheck]]] = [
@@ -79,7 +79,7 @@ def _warning(subject: str, message: str, hint: str | None) -> DoctorCheck:
 
 
 def processor_finding(features: Collection[str]) -> DoctorCheck:
-    """Report whether an x86 CPU with these features can serve models."""
+    """Report whether an x86 CPU can serve models."""
     if lack := find_engine(DEFAULT).lacks(features):
         return _problem("processor", lack, "run on a newer machine, or on one with a GPU")
     slower = "" if "avx512f" in features else "; serving is faster with AVX-512"
@@ -87,10 +87,7 @@ def processor_finding(features: Collection[str]) -> DoctorCheck:
 
 
 def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
-    """Report whether this machine can serve the profile, its overrides and unsuitable recipes.
-
-    None: the default profile of this machine.
-    """
+    """Report whether this machine can serve the profile, or its default one."""
     try:
         node = this_node()
         fitted = fit_profile(profile or load_named_profile("auto", node), node)
@@ -113,7 +110,7 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
 
 
 def _check_idle_and_busy(gpus: Sequence[VisibleGpu]) -> Iterator[DoctorCheck]:
-    """Report GPUs that no run uses, and those where another process computes."""
+    """Report idle GPUs, and those with outside processes."""
     unused = [gpu.name for gpu in gpus if gpu.name != gpus[0].name]
     if unused:
         yield _warning(
@@ -153,7 +150,7 @@ def _check_programs() -> Iterator[DoctorCheck]:
 
 
 def _check_sandbox() -> Iterator[DoctorCheck]:
-    """Check the sandbox, and the shared memory of servers; containers have 64 MB by default."""
+    """Check sandbox and shared memory; containers have 64 MB by default."""
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if free < SERVER_SHARES_BYTES:
         yield _problem(
@@ -242,5 +239,5 @@ def _check_cpu() -> Iterator[DoctorCheck]:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """Return the path or its nearest parent; a file in the way is found by the write."""
+    """Return the path or its nearest parent."""
     return next(each for each in (path, *path.parents) if each.exists())

@@ -29,13 +29,10 @@ EVALUATE = "evaluate"
 def first_prompt(
     policy: Policy, name: str, checkpoint: Path, eval_data: Path | None, progress: Progress
 ) -> dict[str, Any]:
-    """Return the first question in the order of asking, as the worker `first_prompt` has it.
+    """Return the first question, as the worker `first_prompt` has it.
 
-    `checkpoint` is a folder with a tokenizer.
-
-    Raises:
-        UsageError: the policy has no such suite, or the checkpoint is no folder.
-        PrepareError: the model cannot be asked it, or no source has questions.
+    UsageError: there is no such suite or folder. PrepareError: the model cannot be asked, or there
+    are no questions.
     """
     if name not in policy.suites:
         raise UsageError(

@@ -1,8 +1,4 @@
-"""Settings of generated answers that depend on the model: formats, sampling, thoughts, lengths.
-
-Planning resolves `prompt_format: auto`, `sampling: model` and the markers of thoughts. The results
-are in each stage's key and in the verdict.
-"""
+"""Settings of generated answers that depend on the model, resolved by planning."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from recipes.schema import ServingProfile
 
 
 def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:
-    """Return the policy with the model's settings; `generation_faults` has the others."""
+    """Return the policy with the model's settings, as far as valid."""
     suites = {}
     for name, suite in policy.suites.items():
         found: dict[str, Any] = {"prompt_format": _form(suite, model)}
@@ -44,11 +40,9 @@ def generation_faults(
     max_length: int | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> list[PrepareError]:
-    """Return errors of suites that this model cannot answer as the policy asks.
+    """Return errors of suites that this model cannot answer as asked.
 
-    Args:
-        max_length: tokens of prompt and answer together; None: unknown.
-        config: content of config.json; None: unknown.
+    `max_length` is in tokens of prompt and answer.
     """
     faults: list[PrepareError] = []
     unmentioned: list[str] = []
@@ -97,7 +91,7 @@ def generation_faults(
 def form_notes(
     policy: Policy, model: ModelGeneration, config: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
-    """Yield notes on an unusual format, end or template; `config` is that of a checkpoint."""
+    """Yield notes on an unusual format, end or template."""
     names = [name for name, suite in policy.suites.items() if suite.prompt_format == "auto"]
     if names and not model.has_template:
         yield (
@@ -116,7 +110,7 @@ def form_notes(
 
 
 def model_sampling(model: ModelGeneration) -> Sampling | str:
-    """Return the sampling of generation_config.json, or why there is none."""
+    """Return generation_config.json's sampling, or why there is none."""
     known = {key: model.sampling.get(key) for key in Sampling.model_fields}
     given = {key: value for key, value in known.items() if value is not None}
     if not given:
@@ -183,7 +177,7 @@ def _argument_faults(
 def _template_faults(
     policy: Policy, model: ModelGeneration, config: Mapping[str, Any]
 ) -> Iterator[PrepareError]:
-    """Yield errors of chat suites whose prompts the template cannot render."""
+    """Yield errors of chat suites whose prompts cannot be rendered."""
     size = text_level(dict(config)).get("vocab_size")
     seen: set[str] = set()
     for name, suite in policy.suites.items():
@@ -221,7 +215,7 @@ def _template_faults(
 
 
 def max_length_of(profile: ServingProfile, checkpoint: Checkpoint) -> int:
-    """Return the maximum tokens of prompt and answer: the engine's limit, or the model's."""
+    """Return the limit for prompt and answer in tokens."""
     limit = profile.engine_arguments.get("max-model-len")
     return limit if isinstance(limit, int) else checkpoint.max_position_embeddings
 
@@ -229,7 +223,7 @@ def max_length_of(profile: ServingProfile, checkpoint: Checkpoint) -> int:
 def with_lengths(policy: Policy, max_length: int, note: Callable[[str], None]) -> Policy:
     """Return the policy without questions of more than `max_length` tokens.
 
-    `note` receives what was left out. Raises UsageError if a suite has no shorter ones.
+    `note` receives what was left out. UsageError: a suite has no shorter ones.
     """
     suites = {
         name: kind_of(suite).fit(name, suite, max_length, note)

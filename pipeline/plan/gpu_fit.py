@@ -1,4 +1,4 @@
-"""Resolves the options of `prepare plan --gpu`, and the GPUs of a run's servers."""
+"""Resolves `prepare plan --gpu`, and the GPUs of a run's servers."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class CapacityPlan:
     notes: tuple[str, ...]
 
     def chosen(self) -> list[Fit]:
-        """Return the fits on the GPUs of a run's replicas."""
+        """Return the fits on a replica's GPUs."""
         return [fit for fit in self.fits if fit.gpus == self.gpus_a_copy]
 
     def disk_bytes(self) -> int:
-        """Return the disk bytes of the checkpoint and all its variants."""
+        """Return the disk bytes of the checkpoint and its variants."""
         made = [each.bytes + SMALL_FILES_BYTES for each in [*self.weights.values()][1:]]
         return self.gpus.model.source.weights_bytes + sum(made)
 
@@ -80,13 +80,10 @@ class CapacityPlan:
 def answer(
     request: ModelRequest, settings: Settings, gpu_name: str, gpus: int, context: int | None
 ) -> CapacityPlan:
-    """Fit the checkpoint and its variants on the GPUs; a folder needs only a config.json.
+    """Fit the checkpoint and its variants on GPUs; config.json suffices.
 
-    The profile "auto" is that of the requested GPU. The context defaults to the model's.
-
-    Raises:
-        UsageError: a name does not exist, or a number does not suit the GPUs or the model.
-        CheckpointError: the checkpoint is missing or damaged.
+    Profile "auto" is that of the requested GPU. UsageError: an unknown name or unsuitable number.
+    CheckpointError: missing or damaged.
     """
     gpu = catalog.load_gpu(gpu_name)
     if request.profile == "auto":
@@ -136,11 +133,10 @@ def answer(
 
 
 def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
-    """Return the options with the number of GPUs of one replica in the profile.
+    """Return the options with a replica's number of GPUs in the profile.
 
-    It is the request's, or the profile's, or the fewest of this machine's on which all models fit.
-    Expert parallelism is switched on if the models cannot be split otherwise. A profile that
-    divides GPUs by its own keys is not changed. Raises UsageError if the machine has too few GPUs.
+    It is the request's, the profile's, or the fewest that fit all models. Expert parallelism is
+    switched on if necessary. UsageError: too few GPUs.
     """
     profile, asked = choices.profile, choices.asked.gpus_a_copy
     if profile.accelerator != "cuda":
@@ -168,24 +164,24 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
 
 
 def gpu_remarks(recipes: Iterable[Recipe], compute_capability: float | None) -> list[str]:
-    """Return how a GPU computes otherwise than the recipes state."""
+    """Return how a GPU computes otherwise than recipes state."""
     if compute_capability is None:
         return []
     return [words for recipe in recipes if (words := recipe.remark_on(compute_capability))]
 
 
 def read_source(choices: Choice, settings: Settings) -> HeaderSource:
-    """Read the checkpoint's config and headers.
+    """Read config and headers.
 
-    Raises CheckpointError if it is missing, damaged, or a demo that is not made yet.
+    CheckpointError: missing, damaged, or a demo not made yet.
     """
     return _read(choices.reference, choices.profile, settings)
 
 
 def read_draft_bytes(profile: ServingProfile, settings: Settings) -> int:
-    """Return the bytes of the draft model's weights; 0 if there are none or they are not found.
+    """Return the bytes of the draft model's weights; 0 if none are found.
 
-    Raises UsageError for an invalid checkpoint name.
+    UsageError: an invalid checkpoint name.
     """
     reference = draft_reference(profile)
     try:

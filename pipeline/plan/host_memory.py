@@ -1,4 +1,4 @@
-"""Estimated host memory of each stage of a variant: sizes from headers, and a constant."""
+"""Estimated host memory of each stage of a variant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYER_COPIES = 4  # of one batch inside a layer, in 32 bits: input, gate, up and
 
 @dataclass(frozen=True)
 class HostNeed:
-    """Memory of the machine that one stage of a variant needs."""
+    """Host memory of one stage of a variant."""
 
     stage: str  # "serve" for the server
     variant: str
@@ -32,7 +32,7 @@ class HostNeed:
 def making_needs(
     model: Model, recipe: Recipe, weights: VariantWeights, profile: ServingProfile | None
 ) -> Iterator[HostNeed]:
-    """Yield what quantizing and checking take; nothing for weights that exist."""
+    """Yield what quantizing and checking take."""
     quantization = recipe.quantization
     if not quantization.quantizes:
         return
@@ -61,7 +61,7 @@ def serving_need(
     profile: ServingProfile | None,
     draft_bytes: int = 0,
 ) -> HostNeed | None:
-    """Estimate the host memory of a variant's server; None on a GPU, which has the weights."""
+    """Estimate a server's host memory; None on a GPU."""
     if profile is None or profile.accelerator != "cpu":
         return None
     wide = profile.engine_arguments.get("dtype") in ("float32", "float")
@@ -88,7 +88,7 @@ def host_needs(
     made: Collection[str] = (),
     draft_bytes: int = 0,
 ) -> Iterator[HostNeed]:
-    """Yield the needs of each variant; recipes in `made` need no quantizing."""
+    """Yield each variant's needs; those in `made` are not quantized."""
     for recipe in recipes:
         for need in making_needs(model, recipe, weights[recipe.name], profile):
             if need.stage != "quantize" or recipe.name not in made:
@@ -99,7 +99,7 @@ def host_needs(
 
 
 def activation_bytes(model: Model, calibration: Calibration) -> int:
-    """Return the bytes of all samples between two layers, and of one batch inside a layer."""
+    """Return the bytes of samples between two layers, and of a batch inside one."""
     shape = model.shape
     tokens = calibration.samples * calibration.max_tokens
     batch = calibration.batch_size * calibration.max_tokens

@@ -1,4 +1,4 @@
-"""Memory, disk and GPUs of this machine, and what they lack for a profile or recipe."""
+"""Memory, disk and GPUs of this machine, and what they lack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipes.schema import Recipe, ServingProfile
 
 @dataclass(frozen=True)
 class Machine:
-    """Memory, disk and GPUs that a run can use."""
+    """Resources that a run can use."""
 
     memory_bytes: int  # the machine's, or its container's limit
     free_disk_bytes: int  # at the store
@@ -30,7 +30,7 @@ class Machine:
 
 
 def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
-    """Return the node's resources with the free space of this machine's store."""
+    """Return the node's resources, with this store's free space."""
     gpus = node.gpus if with_gpu else ()
     first = gpus[0] if gpus else None
     return Machine(
@@ -46,7 +46,7 @@ def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
 
 
 def gpu_type(machine: Machine) -> GpuType | None:
-    """Return the GPU's built-in type, or one with the driver's memory; None if unknown."""
+    """Return the GPU's type, by name or driver; None if unknown."""
     if machine.gpu is None:
         return None
     if found := catalog.gpu_of_driver(machine.gpu):
@@ -63,13 +63,13 @@ def gpu_type(machine: Machine) -> GpuType | None:
 
 
 def existing_folder(path: Path) -> Path:
-    """Return the nearest existing directory of `path` and its parents."""
+    """Return the nearest existing directory."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if each.is_dir())
 
 
 def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
-    """Compare the number of GPUs with that of one server."""
+    """Return an error if a server needs more GPUs."""
     if profile.accelerator != "cuda":
         return None
     wanted = count_gpus(profile.engine_arguments)
@@ -93,7 +93,7 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
 
 
 def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError | None:
-    """Refuse a driver that cannot run the CUDA version of the locked environments."""
+    """Refuse a driver that is too old for the locks' CUDA."""
     if profile.accelerator != "cuda" or not is_driver_too_old(machine.driver):
         return None
     return PreflightError(
@@ -108,7 +108,7 @@ def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError
 def find_gpu_fault(
     recipe: Recipe, profile: ServingProfile, machine: Machine
 ) -> PrepareError | None:
-    """Refuse a GPU without the recipe's kernels, such as FP8 below capability 8.9."""
+    """Refuse a GPU without the recipe's kernels."""
     found = machine.compute_capability if profile.accelerator == "cuda" else None
     if found is None or not (lack := recipe.lacks_kernels_on(found)):
         return None

@@ -1,7 +1,6 @@
 """Whether models fit on GPUs: weights / GPUs x 1.02 + a reserve + the layers' memory of a sequence.
 
-Within 5 % of the limit, only the engine's own measurement decides.
-docs/how-to/capacity-planning.md compares the estimate with servers.
+Within 5 % of the limit, only the engine decides (docs/how-to/capacity-planning.md).
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Model:
     def of(cls, source: HeaderSource) -> Model:
         """Read the shape.
 
-        Raises CheckpointError for a missing or wrong number in config.json.
+        CheckpointError: a number in config.json is missing or wrong.
         """
         shape = model_shape(source.config, source.where)
         try:
@@ -73,12 +72,12 @@ class Model:
 
     @cached_property
     def recipe_source(self) -> HeaderSource:
-        """The checkpoint in 16 bits, from which recipes start."""
+        """The checkpoint in 16 bits."""
         return dequantized(self.source)
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """Kind of module of each tensor, as stored and in 16 bits."""
+        """Kind of module of each tensor, in both forms."""
         tensors = {**self.source.tensors, **self.recipe_source.tensors}
         return {
             name: module_kind(name, len(tensor.shape), self.shape.layers)
@@ -86,7 +85,7 @@ class Model:
         }
 
     def parameters(self) -> int:
-        """Return the number of parameters; a scale is none, a packed element several."""
+        """Return the number of parameters; packed elements count several times."""
         return sum(tensor.elements for tensor in self.recipe_source.tensors.values())
 
 
@@ -107,9 +106,9 @@ class Engine:
 
     @classmethod
     def of(cls, gpu: GpuType, profile: ServingProfile | None) -> Engine:
-        """Read the profile; without one take vLLM's defaults, and an FP8 cache if the GPU has FP8.
+        """Read the profile, or take vLLM's defaults and an FP8 cache if supported.
 
-        Raises UsageError if the profile is not for GPUs, or a value has the wrong type.
+        UsageError: no profile for GPUs, or a wrong type.
         """
         if profile is not None and profile.accelerator != "cuda":
             raise UsageError(
@@ -145,7 +144,7 @@ class Engine:
         )
 
     def reserve_bytes(self, shape: ModelShape, gpus: int) -> int:
-        """Estimate the bytes of each GPU that neither weights nor cache use."""
+        """Estimate each GPU's bytes besides weights and cache."""
         inner = -(-INNER_COPIES * shape.inner // gpus)
         step = 2 * self.step_tokens * (HIDDEN_COPIES * shape.hidden + inner)
         sampler = self.sequences * shape.vocabulary * SAMPLER_BYTES
@@ -154,7 +153,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Fit:
-    """One variant on `gpus` GPUs a replica; bytes are those of each GPU."""
+    """A variant on `gpus` GPUs a replica; bytes are each GPU's."""
 
     variant: str
     gpus: int
@@ -172,7 +171,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs and the settings that variants of a model are fitted with."""
+    """GPUs and settings that variants are fitted with."""
 
     model: Model
     gpu: GpuType
@@ -191,9 +190,9 @@ class Gpus:
         context: int | None = None,
         draft_bytes: int = 0,
     ) -> Gpus:
-        """Read the engine's settings; the context is the profile's limit, or the model's.
+        """Read the settings; the context is the profile's limit, or the model's.
 
-        Raises UsageError if the profile is not for GPUs, or the context exceeds the model's.
+        UsageError: no profile for GPUs, or a context above the model's.
         """
         if context is not None and context > model.shape.context:
             raise UsageError(
@@ -209,7 +208,7 @@ class Gpus:
     def fits(
         self, weights: Mapping[str, VariantWeights], numbers: Sequence[int]
     ) -> tuple[Fit, ...]:
-        """Fit each variant on each number of GPUs a replica; the first is the baseline."""
+        """Fit each variant on each number of GPUs; the baseline is first."""
         return tuple(
             self.fit(name, division, number, is_baseline=place == 0)
             for place, (name, made) in enumerate(weights.items())
@@ -226,7 +225,7 @@ class Gpus:
         is_baseline: bool,
         with_hint: bool = True,
     ) -> Fit:
-        """Fit one replica of a variant on `gpus` GPUs."""
+        """Fit one replica of a variant."""
         engine, model = self.engine, self.model
         split, experts_split = division.obstacles(model, gpus)
         whole = bool(engine.expert_parallel)
@@ -292,7 +291,7 @@ class Gpus:
     def _hint(
         self, variant: str, division: Division, gpus: int, is_baseline: bool, left: int
     ) -> str:
-        """Return the nearest remedies: a shorter context, or another number of GPUs."""
+        """Return remedies: a shorter context, or another number of GPUs."""
         found = []
         size = self.engine.baseline_element_bytes if is_baseline else self.engine.element_bytes
         token = sum(layer.token_bytes(size, gpus) for layer in self.model.layers)
@@ -340,7 +339,7 @@ class Division:
         return cls(total[False], total[True], frozenset(sizes))
 
     def obstacles(self, model: Model, gpus: int) -> tuple[str, str]:
-        """Return why GPUs cannot divide the model, and why not its experts; empty if they can."""
+        """Return why GPUs cannot divide the model, or its experts, or ''."""
         shape = model.shape
         if shape.heads % gpus:
             return f"{shape.heads} attention heads cannot be split over {gpus} GPUs", ""
@@ -364,9 +363,9 @@ class Division:
 def variants_of(
     source: HeaderSource, recipes: Iterable[Recipe], adopted: Mapping[str, HeaderSource]
 ) -> dict[str, VariantWeights]:
-    """Return the weights of each recipe's variant, by name.
+    """Return the weights of each variant by name.
 
-    `adopted` has the headers of variants that others quantized, by name.
+    `adopted` has headers of variants that others quantized.
     """
     return {
         recipe.name: stored_weights(source.tensors, adopted[recipe.name].tensors)
@@ -377,10 +376,9 @@ def variants_of(
 
 
 def choose_gpus(fits: Sequence[Fit]) -> int:
-    """Return the GPUs a replica of every model of a run, because one profile serves them all.
+    """Return the GPUs a replica of every model, for one common profile.
 
-    They are the fewest on which all models fit that fit anywhere. They hold at least half as many
-    sequences on all GPUs as the best number. Replicas need no all-reduce.
+    They are the fewest on which all models fit, with at least half the best number of sequences.
     """
     for accepted in (("fits",), ("fits", "the engine tells")):
         numbers: dict[int, dict[str, int]] = {}
@@ -399,7 +397,7 @@ def choose_gpus(fits: Sequence[Fit]) -> int:
 
 
 def divisors(gpus: int) -> list[int]:
-    """Return the numbers of GPUs a replica that use all GPUs."""
+    """Return the numbers that use all GPUs."""
     return [number for number in range(1, gpus + 1) if gpus % number == 0]
 
 

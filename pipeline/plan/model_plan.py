@@ -1,4 +1,4 @@
-"""The arms of `prepare model`: how each variant is made, checked and served."""
+"""The arms of `prepare model`."""
 
 from __future__ import annotations
 
@@ -48,18 +48,10 @@ from recipes.schema import Recipe, ServingProfile
 
 @dataclass(frozen=True)
 class ModelPlanner:
-    """Builds a Plan.
+    """Builder of a Plan.
 
-    Args:
-        baseline: the recipe that changes nothing.
-        identities: environment name to identity digest.
-        node: the serving node, or one of its kind.
-        made: stages of existing weights, by recipe; they replace quantizing.
-        tried: recipes that a verdict counts, if they differ from `recipes`.
-        draft: the draft checkpoint, if the profile names one.
-        run: id of the run; '' to look ahead only.
-        remeasured: gates to measure again although they are finished.
-        adopted: checkpoints of variants that are not quantized here, by recipe.
+    `made` has stages of existing weights, and `adopted` checkpoints not quantized here, by recipe.
+    `tried` recipes are counted by verdicts. `run` is '' to look ahead only.
     """
 
     checkpoint: Checkpoint
@@ -85,7 +77,7 @@ class ModelPlanner:
         return read_folder(self.checkpoint.recipe_source.path)
 
     def plan(self) -> Plan:
-        """Return the plan; raise EvaluationDataError if a suite has no questions."""
+        """Return the plan; EvaluationDataError if a suite has no questions."""
         made = {name: stage.key for name, stage in self.made.items()}
         return Builder(
             policy=self.policy,
@@ -207,7 +199,7 @@ def served_arm(
     *,
     trust_remote_code: bool,
 ) -> Arm:
-    """Return an arm that serves the checkpoint's own weights with these arguments."""
+    """Return an arm that serves the checkpoint's own weights."""
     return Arm(
         recipe=recipe,
         identity=ServedModel(
@@ -228,9 +220,9 @@ def served_arm(
 def make_plan(
     choices: Choice, found: Located, settings: Settings, sources: SourceResolver, run: str = ""
 ) -> Plan:
-    """Return the plan of these options; `run` is the id of the new run, '' to look ahead only.
+    """Return the plan of these options; without `run`, look ahead only.
 
-    Raises PrepareError without calibration data, or if the policy allows no further attempt.
+    PrepareError: no calibration data, or no attempt is left.
     """
     if found.adopted:
         adopted = with_facts(choices.adopted, found.adopted)

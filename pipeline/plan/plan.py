@@ -1,7 +1,6 @@
 """A run as stages with their keys.
 
-A stage's key is the digest of its name, revision, parameters and inputs' keys, so the plan and its
-finished stages are known in advance. Only verdicts and promotion depend on answers.
+A key is the digest of name, revision, parameters and inputs' keys, so the plan is known in advance.
 """
 
 from __future__ import annotations
@@ -23,17 +22,12 @@ MAKING = ("quantize", "check_weights")
 
 @dataclass(frozen=True)
 class Arm:
-    """A baseline or variant as it is served, or an endpoint, with its stages in run order.
+    """A baseline, variant or endpoint as it is served, with its stages in run order.
 
-    Args:
-        identity: the model and its serving arguments; part of the keys.
-        folder: of the served weights, or of an endpoint's tokenizer.
-        max_length: maximum tokens of prompt and answer together.
-        stages: by role; before the plan is built, those that make and check the weights.
-        served: roles that the first run of the arm's server answers.
-        arguments: None for an external endpoint.
-        profile: as it is applied, if this arm has another than the plan's.
-        draft: directory of the draft checkpoint, if any.
+    `identity` is the model with its arguments, a part of keys. `folder` has the weights, or an
+    endpoint's tokenizer. `max_length` is in tokens. Before the plan is built, `stages` make and
+    check the weights. `served` has the roles that the server's first run answers. `profile` is as
+    applied, if not the plan's.
     """
 
     recipe: Recipe
@@ -51,7 +45,7 @@ class Arm:
 
     @property
     def making(self) -> list[StageSpec]:
-        """Stages that make and check the weights; none of a baseline or an endpoint."""
+        """Stages that make and check the weights."""
         return [self.stages[role] for role in MAKING if role in self.stages]
 
     @property
@@ -69,12 +63,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Plan:
-    """A full run: shared stages by role, the baseline, then the variants.
+    """A run: shared stages by role, the baseline, then the variants.
 
-    Args:
-        profile: as it is applied; None for endpoints.
-        run: id of the run; '' to look ahead only.
-        until_pass: gate one variant after another, and none after the first that passes.
+    `profile` is as applied; None for endpoints. `run` is '' to look ahead only. With `until_pass`,
+    no variant is gated after the first that passes.
     """
 
     policy: Policy
@@ -98,5 +90,5 @@ class Plan:
 
 
 def repeat_role(suite: str) -> str:
-    """Return the role of the stage that repeats a suite's first questions."""
+    """Return the role that repeats a suite's first questions."""
     return f"{suite} again"

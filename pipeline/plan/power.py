@@ -1,10 +1,9 @@
-"""Chance that a gate passes, before any work: one formula for answers, one for speed.
+"""Chance that a gate passes, before any work.
 
 A variant changes a share `flips` of the scores by plus or minus `size`, and loses `loss` on
-average. At each planned look the distance of Gaffke's bound from the mean is that of one typical
-sample, and the mean is normal around its expectation. Looks share their first values, so their
-joint chance is that of correlated normals. Speed gates are Student's t of normal values.
-`benchmarks/policy_power.py` and `benchmarks/speed_power.py` compare both with replays.
+average. At each look the distance of Gaffke's bound from the mean is a typical sample's. Looks
+share values, so they are correlated normals. Speed gates use Student's t.
+`benchmarks/policy_power.py` and `benchmarks/speed_power.py` compare with replays.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ RATIO, ROOM = (1.0, 1.05), (1.1, 1.25)
 
 @dataclass(frozen=True)
 class Chances:
-    """Chances of the two verdicts; the rest is undecided."""
+    """Chances of both verdicts; the rest is undecided."""
 
     passes: float
     fails: float
@@ -64,7 +63,7 @@ class Chances:
 
 @dataclass(frozen=True)
 class GatePower:
-    """Chances that a gate lets a variant in: it passes, or does not fail as a supporter."""
+    """Chances that a gate lets a variant in."""
 
     gate: str  # of a suite, or of a speed gate
     tier: str
@@ -79,7 +78,7 @@ class GatePower:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the gate may well not pass a variant without loss."""
+        """Whether a variant without loss may well not pass."""
         return self.tier == "critical" and self.passes is not None and self.passes < DOUBTFUL
 
 
@@ -95,12 +94,8 @@ def chances(
 ) -> Chances:
     """Return the chances of a gate of answers.
 
-    Args:
-        alpha: over all looks.
-        values: number of questions, or clusters.
-        loss: true drop of the mean score, as a fraction.
-        size: of a change of one score.
-        baseline: mean score; a recovery depends on it.
+    `alpha` is over all looks. `values` counts questions, or clusters. `loss` is the true drop of
+    the mean, and `size` a score's change. A recovery depends on `baseline`, the mean score.
     """
     from eval_gates.statistics.bound import counted_bounds
 
@@ -141,9 +136,9 @@ def _outcomes(
 
 
 def _any_above(room: Sequence[float], variance: float, counts: Sequence[int]) -> float:
-    """Return the chance that the mean of the first n values is above its limit at any look.
+    """Return the chance that a running mean is above its limit at any look.
 
-    `room` is the expected distance from the limit, `counts` n, each by look.
+    `room` is the expected distance from the limit, `counts` n, by look.
     """
     if variance == 0:
         return float(max(room) > 0)
@@ -160,9 +155,9 @@ def _any_above(room: Sequence[float], variance: float, counts: Sequence[int]) ->
 
 
 def joint_power(gates: Sequence[GatePower]) -> dict[Family, tuple[float | None, float | None]]:
-    """Return by family the chance that all suites let a variant in, without loss and usual.
+    """Return each family's chances to pass all suites, without loss and usual.
 
-    Suites count as independent. None if a number of questions or a usual variant is unknown.
+    Suites count as independent. None: a number is unknown.
     """
     found: dict[Family, tuple[float | None, float | None]] = {}
     for family in dict.fromkeys(g.family for g in gates if g.family and g.tier == "critical"):
@@ -180,9 +175,9 @@ def _product(chances: Sequence[float | None]) -> float | None:
 def policy_power(
     policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None = None
 ) -> tuple[GatePower, ...]:
-    """Compute the chances of every suite, which must have a margin for each recipe's family.
+    """Compute every suite's chances; each needs a margin for the families.
 
-    `counts` has the available questions by suite; `level` is None for a first attempt's.
+    `counts` are available questions; `level` None means a first attempt's.
     """
     return tuple(gate.power() for gate in _gates(policy, recipes, counts, level))
 
@@ -196,10 +191,8 @@ def check_power(
 ) -> None:
     """Note advisory suites that cannot decide, and refuse other ones.
 
-    Raises:
-        UsageError: a suite could not pass a variant without loss, cannot tell it from one that
-            guesses, or has several questions on one passage; or a critical one passes fewer than
-            MIN_CHANCE of variants without loss.
+    UsageError: a suite cannot pass a lossless variant, cannot tell it from guessing, or has several
+    questions on a passage. Critical ones must pass MIN_CHANCE of lossless variants.
     """
     check_known_tasks(policy, progress)
     for gate in _gates(policy, recipes, counts, level):
@@ -217,7 +210,7 @@ def check_counted(
     laid_out: Mapping[str, QuestionsResult],
     progress: Progress,
 ) -> None:
-    """Check suites whose questions or clusters only laying out counts; raises as check_power."""
+    """Check suites that only laying out counts; raises as check_power."""
     suites = {
         name: suite
         for name, suite in policy.suites.items()
@@ -242,7 +235,7 @@ def check_counted(
 
 @dataclass(frozen=True)
 class _SuiteGate:
-    """One suite for one family, with what its power depends on."""
+    """What one suite's power depends on, for a family."""
 
     name: str
     suite: AnySuite
@@ -260,14 +253,14 @@ class _SuiteGate:
 
     @property
     def flips(self) -> float:
-        """Share of scores that change even if nothing is lost."""
+        """Share of scores that change without loss."""
         if (usual := self.suite.usual.get(self.family)) is not None:
             return usual.flips
         return _FLIPS if self.kind.typical_change(self.suite) == 1 else _GRADED_FLIPS
 
     @property
     def must_exceed(self) -> float:
-        """Score that the baseline must exceed for a sensitive gate."""
+        """Score that a sensitive gate's baseline must exceed."""
         if self.comparison.kind == "points":
             return self.kind.guessing + self.comparison.size
         return self.kind.guessing / self.comparison.size
@@ -301,7 +294,7 @@ class _SuiteGate:
         )
 
     def refusal(self) -> UsageError | None:
-        """Return why the gate cannot be used; None if it can."""
+        """Return why the gate cannot be used, or None."""
         if self.must_exceed >= 1:
             return self._insensitive("which cannot be")
         if self.questions is None:
@@ -329,7 +322,7 @@ class _SuiteGate:
         )
 
     def _outcome(self, loss: float, lost: str) -> tuple[float, str]:
-        """Return the chance that the gate lets a variant with that loss in, and a sentence."""
+        """Return the chance of a variant with that loss, and a sentence."""
         assert self.questions is not None
         found = chances(
             self.comparison,
@@ -346,7 +339,7 @@ class _SuiteGate:
         return found.passes, f"passes {format_chance(found.passes)} of variants that lose {lost}"
 
     def _is_likely(self) -> bool:
-        """Return whether about half of such variants pass; needs no numpy."""
+        """Return whether about half of such variants pass."""
         assert self.questions is not None
         last = planned_looks(self.questions)[-1]
         deviation = self.kind.typical_change(self.suite) * math.sqrt(self.flips / last.n)
@@ -354,7 +347,7 @@ class _SuiteGate:
         return self.comparison.kind == "points" and reach <= self.comparison.size
 
     def _min_questions(self) -> int:
-        """Return how many questions could pass the gate if no answer changes."""
+        """Return how many unchanged answers could pass the gate."""
         margin = self.comparison.allowed_drop(1.0)
         least = min_identical_values(margin, self.alpha)
         share = planned_looks(least)[-1].share  # the last of several looks has its part of alpha
@@ -392,13 +385,10 @@ def speed_power(
     level: float | None = None,
     start_seconds: float | None = None,
 ) -> tuple[GatePower, ...]:
-    """Compute the chances of each speed gate; raises as `find_claims`, if there is a profile.
+    """Compute each speed gate's chances; with a profile it raises as `find_claims`.
 
-    Args:
-        tried: number of variants.
-        profile: None: a ratio has the first of its minimums, and servers stay up.
-        level: None for that of a first attempt.
-        start_seconds: measured start of a server.
+    Without one, a ratio has its first minimum, and servers stay up. `level` None means a first
+    attempt's.
     """
     if (speed := policy.speed) is None:
         return ()
@@ -458,7 +448,7 @@ def speed_power(
 
 
 def speed_chance(rule: SpeedRule, truth: float) -> Chances:
-    """Return a speed gate's chances at a true ratio, or a true limit over its time."""
+    """Return chances at a true ratio, or a true limit over its time."""
     noise = NOISE * (math.sqrt(2) if rule.compares else 2)
     if rule.starts == "fresh":
         noise *= math.sqrt(2)
@@ -468,7 +458,7 @@ def speed_chance(rule: SpeedRule, truth: float) -> Chances:
 
 
 def format_chance(chance: float | None) -> str:
-    """Format a chance; only 1 is shown as 100 %, and only 0 as 0 %."""
+    """Format a chance; 100 % and 0 % are exact."""
     if chance is None:
         return "-"
     if 0 < chance < 0.005:

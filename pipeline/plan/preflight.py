@@ -1,7 +1,6 @@
-"""Checks before a run, for `model`, `plan`, `recheck` and `doctor`.
+"""Checks before a run, of options, machine and small files.
 
-They read options, machine, config.json, headers and small files; no weights, no environment. All
-faults together are refused with exit code 2.
+All faults are refused together with exit code 2.
 """
 
 from __future__ import annotations
@@ -86,11 +85,9 @@ class Preflight:
         return [fault for fault in found if fault is not None]
 
     def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
-        """Return at most one fault: the missing variants need more space than the disk has.
+        """Return the fault of a disk without space for the missing variants.
 
-        Args:
-            stored: further recipes whose variants are in the store.
-            download: bytes of the checkpoint on the same disk.
+        `stored` variants exist. `download` is the checkpoint's bytes on the same disk.
         """
         to_make = {
             name: made.bytes + SMALL_FILES_BYTES
@@ -118,7 +115,7 @@ class Preflight:
         ]
 
     def memory_to_make(self) -> int:
-        """Return the largest memory in bytes that making or checking a variant takes."""
+        """Return the most bytes that making or checking a variant takes."""
         if (model := self.model) is None:
             return 0
         every = (making_needs(model, r, self.weights[r.name], self.profile) for r in self.recipes)
@@ -148,7 +145,7 @@ class Preflight:
 
     @cached_property
     def recipe_source(self) -> HeaderSource:
-        """The checkpoint in 16 bits, from which recipes start."""
+        """The checkpoint in 16 bits."""
         return dequantized(self.source)
 
     @cached_property
@@ -157,7 +154,7 @@ class Preflight:
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of a sequence: the engine's limit, or the model's; None if unknown."""
+        """Most tokens of a sequence; None if unknown."""
         limit = self.profile.engine_arguments.get("max-model-len")
         return limit if isinstance(limit, int) else context_length(self.source.config)
 
@@ -181,7 +178,7 @@ class Preflight:
             yield from calibration_faults(recipe, source.generation)
 
     def _of_gpu_memory(self) -> Iterator[PrepareError]:
-        """Yield models that GPUs cannot divide or hold; GPUs of unknown memory are not filled."""
+        """Yield models that GPUs cannot divide or hold."""
         profile, model = self.profile, self.model
         if model is None or profile.accelerator != "cuda" or self._is_pipelined:
             return
@@ -255,7 +252,7 @@ class Preflight:
         yield from self._of_lengths(self.policy)
 
     def _of_lengths(self, policy: Policy) -> Iterator[PrepareError]:
-        """Yield suites and loads whose texts are longer than the served model takes."""
+        """Yield suites and loads with too long texts."""
         if (longest := self.longest) is None:
             return
         for name, suite in policy.suites.items():
@@ -270,7 +267,7 @@ class Preflight:
                 yield fault
 
     def _place(self, variant: str) -> tuple[str, str]:
-        """Return where the variant was asked for, and how to leave it out, if that is possible."""
+        """Return the variant's option, and how to leave it out."""
         if variant == self.baseline.name or variant in self.made:
             return f"the server of '{variant}'", ""
         if variant in self.adopted:
@@ -296,7 +293,7 @@ class Preflight:
 
     @cached_property
     def _inspected(self) -> Model | CheckpointError:
-        """The checkpoint's shape, or the error if config.json lacks a required number."""
+        """The checkpoint's shape, or config.json's error."""
         try:
             return Model.of(self.source)
         except CheckpointError as error:

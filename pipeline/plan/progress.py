@@ -1,4 +1,4 @@
-"""How far a plan is, by the store: what is done, failed and still open."""
+"""State of a plan, by the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.stages.speed import SPEED
 
 
 class PlanProgress:
-    """Reads the store at each call: other copies of the run write to it.
+    """Reader of the store, at each call: other copies write to it.
 
     Methods raise StoreError if a record is damaged.
     """
@@ -27,14 +27,14 @@ class PlanProgress:
         self.store = store
 
     def find(self, spec: StageSpec) -> StageRecord | None:
-        """Return the record of a stage that need not run again."""
+        """Return the record of a stage that is done."""
         return self.store.find_current(spec.stage, spec.key)
 
     def is_done(self, specs: Iterable[StageSpec]) -> bool:
         return all(self.find(spec) is not None for spec in specs)
 
     def made(self) -> set[str]:
-        """Return the names of variants whose weights are in the store."""
+        """Return the variants with weights in the store."""
         variants = self.plan.variants
         return {arm.recipe.name for arm in variants if self.find(arm.stages[QUANTIZE.name])}
 
@@ -47,37 +47,37 @@ class PlanProgress:
         return [*self.plan.shared.values(), *made, *served, *fresh, *map(self.judge, variants)]
 
     def served(self, arm: Arm) -> list[StageSpec]:
-        """Return the stages that one start of the arm's server answers, in order."""
+        """Return what one start of the arm's server answers, in order."""
         speed, fresh = self.speed(arm), self.fresh(arm)
         roles = [r for r in arm.served if r in speed or arm.stages[r].stage != SPEED.name]
         return [arm.stages[role] for role in roles if role not in fresh]
 
     def fresh(self, arm: Arm) -> dict[str, StageSpec]:
-        """Return the speed gates whose loads each have a fresh start of the server, by role."""
+        """Return, by role, speed gates whose loads have fresh starts."""
         speed = self.speed(arm).items()
         return {role: spec for role, spec in speed if SPEED.parameters_of(spec).is_fresh}
 
     def speed(self, arm: Arm) -> dict[str, StageSpec]:
-        """Return the arm's speed gates, by role; of a failed variant those that are measured."""
+        """Return the speed gates by role; a failed variant's measured ones."""
         speed = {role: spec for role, spec in arm.stages.items() if spec.stage == SPEED.name}
         if self.has_failed(arm):
             return {role: spec for role, spec in speed.items() if self.find(spec)}
         return speed
 
     def has_failed(self, arm: Arm) -> bool:
-        """Return whether the arm failed a suite that blocks it: it gets no further loads."""
+        """Return whether the arm failed a blocking suite: it gets no loads."""
         suites = [n for n, s in self.plan.policy.suites.items() if s.tier != "advisory"]
         records = (self.find(arm.stages[name]) for name in suites if name in arm.stages)
         return any(each and EVALUATE.result_of(each).state == "fail" for each in records)
 
     def fault(self, arm: Arm) -> str:
-        """Return why the served model is broken; '' if it is not, or was not screened."""
+        """Return why the screened model is broken, or ''."""
         spec = arm.stages.get(SCREEN.name)
         record = self.find(spec) if spec else None
         return SCREEN.result_of(record).fault(self.plan.policy.broken) if record else ""
 
     def judge(self, variant: Arm) -> StageSpec:
-        """Return the verdict's stage, of the suites' answers and the open speed gates."""
+        """Return the verdict's stage, as far as evidence exists."""
         plan = self.plan
         inputs: dict[str, StageSpec | StageReference] = {}
         for suite in plan.policy.suites:

@@ -1,4 +1,4 @@
-"""Resolves a user's options: names and defaults; no checkpoint is read."""
+"""Resolves a user's options; no checkpoint is read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """The options of `prepare model`, as given; None where a default depends on the rest."""
+    """Options of `prepare model`; None where defaults depend on others."""
 
     checkpoint: str
     recipes: tuple[str, ...] | None  # none: the default ones; None: nothing is quantized
@@ -52,7 +52,7 @@ class ModelRequest:
     served_variants: tuple[str, ...] = ()  # NAME='engine arguments'
 
     def to_dict(self) -> dict[str, Any]:
-        """Return names and files as the user wrote them, which repeat the run."""
+        """Return options as given, which repeat the run."""
         others = {"variants": self.variants, "served_variants": self.served_variants}
         return {
             **{"recipes": list(self.recipes or ()), "profile": self.profile, "policy": self.policy},
@@ -94,7 +94,7 @@ class Choice:
 
     @property
     def registry(self) -> str | None:
-        """URI; None: the store's own, also after the store is moved."""
+        """URI; None means the store's own."""
         return self.asked.registry
 
     @property
@@ -129,12 +129,10 @@ class Choice:
 
 
 def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = None) -> Choice:
-    """Resolve names and defaults for a serving node; None: this machine.
+    """Resolve names and defaults for a serving node, or this machine.
 
-    Raises:
-        UsageError: a name does not exist, or a recipe has no margin in the policy.
-        CheckpointError: the checkpoint's folder does not exist.
-        SandboxError: the policy has only programs, and they cannot be contained here.
+    UsageError: an unknown name, or a recipe without a margin. CheckpointError: no such folder.
+    SandboxError: all suites need a sandbox, which is missing.
     """
     reference = parse_reference(request.checkpoint)
     if reference.kind == "folder":  # before anything else, such as the policy, is refused
@@ -211,7 +209,7 @@ def find_gates(
 ) -> tuple[str, ...]:
     """Resolve the gates of `--remeasure`, such as `mmlu` or `speed.ratio.chat`.
 
-    `accelerator` is None for endpoints. Raises UsageError if the policy lacks a gate.
+    `accelerator` is None for endpoints. UsageError: an unknown gate.
     """
     gates = [*policy.suites, *(claim.name for claim in policy.claims_on(accelerator))]
     found = tuple(name.removeprefix("speed.") for name in names)
@@ -226,7 +224,7 @@ def find_gates(
 
 
 def load_made_recipe(name: str) -> Recipe:
-    """Return the recipe; raise UsageError if it is unknown or adopts weights."""
+    """Return the recipe; UsageError if unknown or an adoption."""
     recipe = catalog.load_recipe(name)
     if isinstance(recipe.quantization, AdoptedQuantization):
         raise UsageError(
@@ -238,14 +236,14 @@ def load_made_recipe(name: str) -> Recipe:
 
 
 def registry_uri(given: str | None, settings: Settings) -> str:
-    """Return the given registry, or the embedded registry in the store's folder."""
+    """Return the given registry, or the store's own."""
     if given:
         return strip_credentials(given)
     return f"sqlite:///{settings.store / 'registry.db'}"
 
 
 def check_margins(recipe: Recipe, policy: Policy) -> None:
-    """Raise UsageError unless the policy has a margin for this recipe on every gate."""
+    """Raise UsageError unless every gate has a margin for this recipe."""
     if recipe.family == "baseline":
         raise UsageError(
             f"'{recipe.name}' changes nothing, so there is nothing to promote",

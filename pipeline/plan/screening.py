@@ -1,4 +1,4 @@
-"""What `prepare model --screen` asks each arm: conversations and one load, and no gate."""
+"""What `prepare model --screen` asks each arm: conversations and one load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITHOUT_A_GATE = 0.5  # margin that no arm is compared with
 
 
 def screening_policy(policy: Policy) -> Policy:
-    """Return the policy with its first suite of kind `fidelity`, or the carried conversations."""
+    """Return the policy with its first `fidelity` suite, or carried conversations."""
     own = {name: suite for name, suite in policy.suites.items() if suite.kind == SUITE}
     name, keys = SUITE, {"kind": SUITE}
     if own:
@@ -33,7 +33,7 @@ def screening_policy(policy: Policy) -> Policy:
 
 
 def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
-    """Return the arm's stages by role, those that make it first; no attempt is counted."""
+    """Return the arm's stages by role; no attempt is counted."""
     (suite,) = plan.policy.suites
     asked = arm.stages[suite]
     stages = {role: arm.stages[role] for role in (*MAKING, "screen") if role in arm.stages}
@@ -54,10 +54,9 @@ def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
 def load_stage(
     arm: Arm, claim: SpeedGatePlan, environment: str, machine: str, loads: int
 ) -> StageSpec:
-    """Return the stage that measures the arm's output tokens/s under the gate's workload.
+    """Return the stage that measures output tokens/s under the gate's workload.
 
-    Args:
-        environment: identity of the load generator's.
+    `environment` is the load generator's identity.
     """
     workload, file = dump_workload(claim)
     return SPEED.spec(

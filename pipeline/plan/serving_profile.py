@@ -1,4 +1,4 @@
-"""The serving profile of a run: selected, fitted to the node, and checked."""
+"""A run's serving profile: selected, fitted and checked."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from recipes.schema import ServingProfile
 
 
 def choose_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
-    """Return the profile of that name, fitted to the node's CPU if it serves on that.
+    """Return the profile of that name, fitted to the node's CPU.
 
-    'auto' selects by the GPU's name, and is 'cpu' without a GPU; no node: this machine. Raises
-    UsageError if there is no such profile, or this CPU cannot serve by it.
+    'auto' selects by GPU name, or is 'cpu'. No node: this machine. UsageError: an unknown profile,
+    or an unsuitable CPU.
     """
     node = node or this_node()
     return fit_profile(load_named_profile(name, node), node)
 
 
 def fit_profile(profile: ServingProfile, node: NodeInfo) -> ServingProfile:
-    """Return the profile with the overrides for the node's CPU.
+    """Return the profile with overrides for the node's CPU.
 
-    Raises UsageError if the node cannot serve by it.
+    UsageError: the node cannot serve by it.
     """
     if profile.accelerator != "cpu":
         return profile
@@ -39,7 +39,7 @@ def fit_profile(profile: ServingProfile, node: NodeInfo) -> ServingProfile:
 
 
 def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
-    """Raise UsageError if the engine cannot serve on this CPU with the profile's KV cache."""
+    """Raise UsageError if this CPU cannot serve by the profile."""
     engine = find_engine(profile.engine)
     # Features of other kinds of CPU are unknown, and so are interpreters that the user names.
     has = features if platform.machine() == "x86_64" else {*features, "avx2"}
@@ -58,7 +58,7 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
 
 
 def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
-    """Return the profile as in its file; 'auto': that for the node, or for this machine."""
+    """Return the profile as in its file; 'auto' depends on the node."""
     if name != "auto":
         return catalog.load_profile(name)
     gpu = (node or this_node()).gpu_name
@@ -74,7 +74,7 @@ def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfil
 
 
 def refuse_unfit(profile: ServingProfile, asked: str) -> None:
-    """Raise UsageError for a decoding rule that does not take answers from the model."""
+    """Raise UsageError for decoding that changes answers."""
     speculative = profile.speculative
     if speculative is not None and (why := speculative.unfit(profile.engine)):
         raise UsageError(
@@ -86,7 +86,7 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
 
 
 def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
-    """Return the profile's draft checkpoint, if any; UsageError for an invalid name."""
+    """Return the profile's draft checkpoint; UsageError for an invalid name."""
     named = profile.speculative.model if profile.speculative else None
     if named is None:
         return None

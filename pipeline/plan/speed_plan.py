@@ -1,4 +1,4 @@
-"""A policy's speed gates with their workloads and rules, checked before anything runs."""
+"""A policy's speed gates with valid workloads and rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from recipes.workload import AnyWorkload, FileWorkload, without_place
 
 @dataclass(frozen=True)
 class SpeedGatePlan:
-    """One speed gate of a policy, with all that measuring it needs."""
+    """A speed gate, and what measuring it needs."""
 
     gate: str  # `ratio.chat`, `slo.0`
     name: str  # of the workload
@@ -52,12 +52,10 @@ def find_claims(
 ) -> list[SpeedGatePlan]:
     """Return the policy's speed gates, each with a valid workload.
 
-    Args:
-        profile: whose workloads take precedence; None for endpoints.
-        alpha: error rate at which measuring stops; None for the policy's own.
-        max_length: maximum tokens of a prompt and its answer; None: unknown.
+    The profile's workloads take precedence. `alpha` defaults to the policy's own. `max_length` is
+    in tokens of prompt and answer.
 
-    Raises UsageError with file and key of a missing or invalid workload.
+    UsageError: a workload is missing or invalid.
     """
     accelerator = profile.accelerator if profile is not None else None
     level = policy.alpha if alpha is None else alpha
@@ -69,9 +67,9 @@ def find_claims(
 
 
 def check_own_workloads(policy: Policy) -> None:
-    """Check the policy's gates on its own workloads, for any engine.
+    """Check the gates on the policy's own workloads, for any engine.
 
-    Raises UsageError with file and key of one that cannot be measured.
+    UsageError: one cannot be measured.
     """
     if (speed := policy.speed) is None:
         return
@@ -177,9 +175,9 @@ def _expected_requests(percentile: int) -> float:
 
 
 def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
-    """Return the workload as parameters with its file's digest, and the file.
+    """Return the workload as parameters, and its file.
 
-    Raises UsageError if the file is invalid.
+    UsageError: the file is invalid.
     """
     workload = _pin_file(claim.workload)
     if isinstance(workload, FileWorkload):
@@ -188,9 +186,9 @@ def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
 
 
 def pin_files(policy: Policy, accelerator: AcceleratorName | None) -> Policy:
-    """Return the policy with file digests in the workloads that its gates use.
+    """Return the policy with file digests in used workloads.
 
-    The gates must be valid (`find_claims`); `accelerator` is None for endpoints.
+    Gates must be valid (`find_claims`); `accelerator` is None for endpoints.
     """
     claimed = {claim.workload for claim in policy.claims_on(accelerator)}
     if policy.speed is None or not claimed:

@@ -1,4 +1,4 @@
-"""Checks that a recipe suits a checkpoint, and that the engine loads it, before any work."""
+"""Checks that a recipe suits a checkpoint, and that the engine loads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recipes.weights.stored_formats import quantization_config
 def find_loading_fault(
     model: HeaderSource, profile: ServingProfile, variant: str = ""
 ) -> PrepareError | None:
-    """Refuse weights that others quantized, if the engine cannot load them.
+    """Return why the engine cannot load weights that others quantized.
 
     `variant` is empty for the baseline.
     """
@@ -38,9 +38,9 @@ def find_loading_fault(
 def find_making_faults(
     recipe: Recipe, source: HeaderSource, weights: VariantWeights
 ) -> Iterator[PrepareError]:
-    """Yield the reasons why the recipe cannot make a variant of the checkpoint.
+    """Yield why the recipe cannot make a variant.
 
-    `weights` are the planned ones of the variant.
+    `weights` are the planned ones.
     """
     where, unfit = f"--recipe {recipe.name}", f"'{recipe.name}' does not suit this checkpoint"
     if not recipe.suits(source.architecture):
@@ -101,7 +101,7 @@ def find_making_faults(
 def _shape_faults(
     recipe: Recipe, weights: VariantWeights, unfit: str, where: str
 ) -> Iterator[PrepareError]:
-    """Yield layers that the recipe's groups or blocks do not divide."""
+    """Yield layers that groups or blocks do not divide."""
     hint = "choose a recipe without groups or blocks, such as fp8-dynamic"
     if weights.undivided:
         yield UsageError(
@@ -126,7 +126,7 @@ def _shape_faults(
 def _format_faults(
     recipe: Recipe, weights: VariantWeights, unfit: str, where: str
 ) -> Iterator[PrepareError]:
-    """Yield the first fault of formats: without modules, or two in one fused set."""
+    """Yield the first fault: no modules, or two formats in a fused set."""
     quantization = recipe.quantization
     for part in quantization.parts if weights.forms else ():
         if not {*part.weight_formats} & {*weights.forms}:

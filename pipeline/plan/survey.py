@@ -1,6 +1,6 @@
-"""What options, files and this machine show of a run before any work.
+"""What options, files and this machine show before any work.
 
-`model`, `plan` and `recheck` share it, so that the plan refuses what the run would refuse.
+`model`, `plan` and `recheck` share it, and refuse the same.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from recipes.policy import Policy
 
 @dataclass(frozen=True)
 class Survey:
-    """Sources of questions, the checks of the checkpoint, all faults, and notes.
+    """Data sources, checks, faults, and notes.
 
-    `preflight` is None if the checkpoint is not here: then only the machine is checked.
+    Without a local checkpoint, `preflight` is None.
     """
 
     sources: SourceResolver
@@ -57,11 +57,8 @@ def survey(
 ) -> Survey:
     """Read config.json, headers, small files and this machine.
 
-    Args:
-        made: recipes whose weights exist.
-        registers: whether this process promotes, so that the registry is checked.
-
-    Raises UsageError if the folder of evaluation data does not exist.
+    `made` recipes have weights. `registers`: check the registry. UsageError: no such folder of
+    evaluation data.
     """
     profile, policy = choices.profile, choices.policy
     evaluate = identity("evaluate", Accelerator(profile.accelerator), settings)
@@ -104,7 +101,7 @@ def survey(
 
 
 def _find_hub_fault(reference: CheckpointReference) -> HubError | None:
-    """Return why the checkpoint cannot be fetched: headers alone may be refused by a mirror."""
+    """Return why the checkpoint cannot be fetched; mirrors may refuse headers only."""
     if reference.kind == "hub":
         try:
             bytes_to_download(reference.name, reference.revision)
@@ -116,7 +113,7 @@ def _find_hub_fault(reference: CheckpointReference) -> HubError | None:
 def _question_faults(
     choices: Choice, policy: Policy, sources: SourceResolver, progress: Progress
 ) -> Iterator[PrepareError]:
-    """Yield missing or damaged questions, or else a gate that could not decide."""
+    """Yield faults of questions, or else a gate that cannot decide."""
     missing = list(sources.faults(policy))
     yield from missing
     if not missing and not choices.asked.screen:  # without gates nothing is to be decided
@@ -127,7 +124,7 @@ def _question_faults(
 
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
-    """Check the disk, only if the store has no variants: their checkpoint is known later."""
+    """Check the disk if the store has no variants."""
     folder, reference = preflight.store / "stages" / "quantize", choices.reference
     all_made = preflight.made.issuperset(recipe.name for recipe in preflight.recipes)
     if not all_made and folder.is_dir() and any(folder.iterdir()):
@@ -139,7 +136,7 @@ def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
 
 
 def _registry_faults(choices: Choice, settings: Settings) -> Iterator[PrepareError]:
-    """Yield the fault of a registry that would refuse a promotion."""
+    """Yield a fault of the registry."""
     uri = registry_uri(choices.registry, settings)
     try:
         Registry(uri).check(choices.name)
@@ -150,13 +147,13 @@ def _registry_faults(choices: Choice, settings: Settings) -> Iterator[PrepareErr
 
 
 def refuse(faults: Iterable[PrepareError]) -> None:
-    """Raise the only fault, or one error that lists all; return if there is none."""
+    """Raise the faults as one error, if any."""
     if (found := refusal(list(faults))) is not None:
         raise found
 
 
 def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
-    """Return the only fault, or one error that lists all; None if there is none."""
+    """Return the faults as one error, or None."""
     if len(faults) < 2:
         return next(iter(faults), None)
     listed = "\n".join(f"  {n}. {line(fault)}" for n, fault in enumerate(faults, start=1))

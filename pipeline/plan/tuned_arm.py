@@ -1,4 +1,4 @@
-"""What `prepare tune` compares: the engine's defaults and candidates on top, and by which gate."""
+"""What `prepare tune` compares: the engine's defaults and candidates."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ NEVER_MOVED = (*DIVIDES_GPUS, EXPERT_PARALLEL, "attention-backend")
 
 @dataclass(frozen=True)
 class TunedArm:
-    """One way to serve the model; the profile is as in its file, for any machine."""
+    """One way to serve the model, for any machine."""
 
     name: str
     profile: ServingProfile
 
     def serving(self, node: NodeInfo) -> ServingArguments:
-        """Return the arguments on that node; raise UsageError if it cannot serve so."""
+        """Return the arguments on that node; UsageError if it cannot serve so."""
         return ServingArguments.of(fit_profile(self.profile, node), is_baseline=False)
 
 
 def make_defaults(profile: ServingProfile, candidates: CandidateFile) -> TunedArm:
-    """Return the profile with engine defaults for every option or variable that a candidate sets.
+    """Return the profile with engine defaults for all that candidates set.
 
-    If a candidate sets whether kernels are compiled, the engine's default applies: they are.
+    Kernels are then compiled.
     """
     each = candidates.candidates.values()
     moved = {subject_of(name) for one in each for name in one.engine_arguments}
@@ -95,10 +95,9 @@ def add_candidate(name: str, added: ServingCandidate, base: TunedArm) -> TunedAr
 
 
 def claim_gain(policy: Policy, profile: ServingProfile, workload: str | None) -> Policy:
-    """Return the policy with one gate alone: faster than the defaults under the workload.
+    """Return the policy with one gate: faster than the defaults.
 
-    Args:
-        workload: name or file; None: that of the policy's ratio of speed, or 'chat'.
+    Without `workload`, that of the policy's ratio of speed, or 'chat'.
     """
     speed = policy.speed
     before = speed.ratio if speed else None

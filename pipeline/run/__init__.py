@@ -1,1 +1,1 @@
-"""Runs: a plan carried out up to its verdicts, or judged again, with its record on disk."""
+"""Runs: plans carried out, or judged again."""

@@ -1,7 +1,7 @@
 """`--ablate`: separates a variant's loss into that of its weights and that of its KV cache.
 
-Two more served models answer the policy's suites of kind `fidelity`: the variant's weights with the
-baseline's KV cache, and the reverse. No verdict changes, and no attempt is counted.
+Each is also served with the baseline's other part, for the `fidelity` suites. No attempt is
+counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRAFTED = "speculative decoding counts with the weights"
 
 
 class AblationRun:
-    """Measures what is missing, and adds the result to the run's record."""
+    """Measurement of what is missing for the attribution."""
 
     def __init__(
         self, plan: Plan, stages: StageRunner, serving: Serving, log: RunRecorder, note: str = ""
@@ -37,7 +37,7 @@ class AblationRun:
         self._note = note
 
     def run(self) -> None:
-        """Attribute the loss of every judged variant; note those that cannot be attributed."""
+        """Attribute the loss of judged variants; note those without attribution."""
         judged = {report.recipe: report for report in self._log.variants()}
         for arm in self._plan.variants:
             if (report := judged.get(arm.recipe.name)) is None:
@@ -52,7 +52,7 @@ class AblationRun:
                 self._log.note_variant(report.model_copy(update={"ablation": found}))
 
     def _attribute(self, arm: Arm, judged: VariantReport) -> list[AttributionReport] | str:
-        """Ask both further models all suites, with one server start each; or return why not."""
+        """Ask both further models all suites; or return why not."""
         baseline, asked = self._plan.baseline, {gate.name for gate in judged.quality}
         suites = [
             name
@@ -125,7 +125,7 @@ def kv_dtype(arm: Arm) -> str:
 
 
 def with_kv_dtype(arm: Arm, dtype: str) -> Arm:
-    """Return the arm with another KV cache type and name."""
+    """Return the arm with this KV cache type."""
     assert arm.arguments is not None
     engine_arguments = {**arm.arguments.engine_arguments, KV_DTYPE: dtype}
     name = f"{arm.recipe.name}.kv-{dtype.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""The pieces of speed gates with fresh starts: their blocks, and what each variant collects."""
+"""Pieces of speed gates with fresh starts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,10 @@ class _Gate:
 
 
 class Blocks:
-    """Finds pieces for speed gates with fresh starts.
+    """Finder of pieces for speed gates with fresh starts.
 
-    A block has every arm whose gate is open. All copies of a run hand out the same numbers, one for
-    each missing quiet block.
-
-    Args:
-        give_up: receives a variant whose server did not start or ended.
+    All copies of a run get the same block numbers. `give_up` receives a variant whose server
+    failed.
     """
 
     def __init__(self, stages: StageRunner, serving: Serving, give_up: GiveUp) -> None:
@@ -50,7 +47,7 @@ class Blocks:
         self._known: dict[str, Block] = {}
 
     def find(self, variants: Sequence[Arm]) -> Iterator[Piece]:
-        """Yield the pieces that are ready, of variants that passed everything else."""
+        """Yield ready pieces of variants that passed everything else."""
         measurements: dict[str, list[tuple[Arm, StageSpec]]] = {}
         for variant in variants:
             for spec in self._serving.state.fresh(variant).values():
@@ -156,10 +153,9 @@ class Blocks:
 
 
 def measure_blocks(variant: Arm, stages: StageRunner, serving: Serving) -> None:
-    """Measure one variant's speed gates with fresh starts, if it has any.
+    """Measure a variant's speed gates with fresh starts.
 
-    Raises:
-        PrepareError: a server did not start or ended.
+    PrepareError: a server did not start or ended.
     """
 
     def give_up(variant: Arm, error: PrepareError) -> None:
@@ -177,7 +173,7 @@ def measure_blocks(variant: Arm, stages: StageRunner, serving: Serving) -> None:
 
 @dataclass(frozen=True)
 class _Servers:
-    """Servers of a block's arms, one at a time."""
+    """Servers of a block's arms, one after another."""
 
     serving: Serving
     plans: Mapping[str, Arm]

@@ -4,8 +4,7 @@
     runs/<run>/plan.json      the plan of the first copy
     runs/<run>/copies/        events of all copies but the main one, and logs of those on its node
 
-A later copy takes the request from the first, and leaves if it would do something else: another
-version of prepare, other hardware, another plan.
+A later copy leaves if its version of prepare, hardware or plan is another.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ KINDS = (".py", ".txt", ".yaml", ".toml", ".jsonl")
 
 @cache
 def this_prepare() -> str:
-    """Return the version with a digest of the code, as in `0.1.0+code.4f5a0c31b2d7`."""
+    """Return version and code digest, as in `0.1.0+code.4f5a0c31b2d7`."""
     return f"{__version__}+code.{digest_code(Path(__file__).parents[2])[:DIGITS]}"
 
 
 def digest_code(root: Path) -> str:
-    """Return the SHA-256 over all files of KINDS in PACKAGES but hidden ones of editors."""
+    """Return the SHA-256 over files of KINDS in PACKAGES."""
     digest = hashlib.sha256()
     for file in sorted(file for name in PACKAGES for file in (root / name).rglob("*")):
         if file.suffix in KINDS and not file.name.startswith(".") and file.is_file():
@@ -84,7 +83,7 @@ PREPARE = ("-P", "-m", "pipeline.cli.main")
 
 
 class SharedRequest(Record):
-    """The request of a run, for every copy of it."""
+    """A run's request, for all its copies."""
 
     schema_version: int = Field(1, description="of this record")
     prepare: str = Field(description="version, with a digest of the code")
@@ -94,7 +93,7 @@ class SharedRequest(Record):
 
 
 class SharedPlan(Record):
-    """The plan and machine that every copy must have."""
+    """Plan and machine that all copies must share."""
 
     schema_version: int = Field(1, description="of this record")
     hardware: str = Field(description="kind of machine")
@@ -102,7 +101,7 @@ class SharedPlan(Record):
 
 
 def copy_index(variables: Mapping[str, str] = os.environ) -> int | None:
-    """Return which copy of its run this process is; None if no launcher numbered it."""
+    """Return this copy's index; None if no launcher numbered it."""
     for name in INDEX_VARIABLES:
         if (text := variables.get(name)) is not None:
             if not text.isdecimal():
@@ -125,11 +124,9 @@ class JoinedRun:
 def join_run(
     request: ModelRequest | None, run_id: str | None, store: Store, *, retry: bool = False
 ) -> JoinedRun:
-    """Join a run, or begin it; raise UsageError if it has another request or version of prepare.
+    """Join or begin a run; UsageError for another request or version of prepare.
 
-    Args:
-        request: options as given; None to take those of the run.
-        retry: try failed pieces again, of a run that is not in progress.
+    `request` None means the run's. `retry` tries failed pieces again.
     """
     index = copy_index()
     if run_id is None:
@@ -182,7 +179,7 @@ def join_run(
 
 
 def _reopen(folder: Path) -> None:
-    """Remove a run's old outcome, which its followers and copies would take."""
+    """Remove a run's old outcome."""
     with contextlib.suppress(StoreError):  # it never began, or its record is damaged
         if not is_alive(folder) and (report := read_run(folder)).status in ("finished", "failed"):
             again = report.model_copy(update={"status": "interrupted"})
@@ -190,7 +187,7 @@ def _reopen(folder: Path) -> None:
 
 
 def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -> None:
-    """Write the request of a run, unless that is done."""
+    """Write a run's request, once."""
     plain = TypeAdapter(ModelRequest).dump_python(request, mode="json")
     is_indexed = copy_index() is not None
     shared = SharedRequest(
@@ -200,7 +197,7 @@ def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -
 
 
 def check_plan(folder: Path, plan: Plan, hardware: str) -> None:
-    """Check this copy's plan against the first one's, which is written down."""
+    """Check this copy's plan against the first one's, or store it."""
     specs = [*plan.shared.values(), *(s for arm in plan.arms for s in arm.stages.values())]
     mine = SharedPlan(hardware=hardware, keys=digest_json(sorted(spec.key for spec in specs)))
     if create_exclusively(folder / PLAN, mine.model_dump_json(indent=1).encode()):
@@ -221,10 +218,9 @@ def check_plan(folder: Path, plan: Plan, hardware: str) -> None:
 
 
 class OtherCopies:
-    """Events of a run's other copies, for the main one's record and display.
+    """Events of a run's other copies.
 
-    Args:
-        only_new: skip earlier events, which the main copy that died has recorded.
+    `only_new` skips events that a dead main copy has recorded.
     """
 
     def __init__(self, log: RunRecorder, progress: Progress, *, only_new: bool = False) -> None:
@@ -265,7 +261,7 @@ class OtherCopies:
                     self._pass_on(_visible(event))
 
     def _new_lines(self, path: Path) -> Iterator[bytes]:
-        """Yield whole lines of at most MAX_EVENT_BYTES; longer ones are skipped."""
+        """Yield whole lines of at most MAX_EVENT_BYTES."""
         try:
             with io.BufferedReader(open_regular(path, None)) as file:
                 file.seek(self._offsets.get(path, 0))
@@ -294,12 +290,9 @@ class OtherCopies:
 
 
 class Lead:
-    """The main copy's further work: it reads the other copies' events and starts some on this node.
+    """The main copy's further work: it reads events and starts copies on this node.
 
-    A copy that replaces a killed main copy does the same.
-
-    Args:
-        further_copies: one for each further lot of GPUs on this node; they end with it.
+    `further_copies`: one for each further lot of GPUs; they end with it.
     """
 
     def __init__(
@@ -318,7 +311,7 @@ class Lead:
         self._held.close()
 
     def try_to(self) -> None:
-        """Take the lead, if this is the main copy, or that was killed."""
+        """Take the lead unless a main copy lives."""
         was_main = self._log.is_main
         if self._is_taken or not self._log.take_over():
             return
@@ -339,7 +332,7 @@ class Lead:
 
 
 def _visible(value: Any) -> Any:
-    """Return the JSON value with its text escaped: others may write to its file."""
+    """Return the JSON value with escaped text."""
     if isinstance(value, str):
         return make_visible(value)
     if isinstance(value, list):

@@ -1,7 +1,6 @@
-"""Judges two external endpoints, with the evidence and verdicts of `prepare model`.
+"""Judges two external endpoints as `prepare model` judges a variant.
 
-Nothing is quantized, served or promoted. Both get the same questions, round by round, until every
-gate is decided; and load, if the policy has speed gates.
+Nothing is quantized, served or promoted.
 """
 
 from __future__ import annotations
@@ -73,12 +72,12 @@ class GateRequest:
 
     @property
     def by_chat(self) -> bool:
-        """Whether both are asked by their chat API, not by text completions."""
+        """Whether both are asked by chat."""
         return self.api == "chat" or (self.api == "auto" and self.tokenizer is None)
 
     @property
     def folder(self) -> Path:
-        """The tokenizer's folder, or any: without one nothing reads it."""
+        """The tokenizer's folder; any if there is none."""
         return self.tokenizer or Path()
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,9 +103,7 @@ class GateRequest:
 def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> RunReport:
     """Judge the candidate against the baseline; `exit_code` is 0 pass, 4 fail, 5 undecided.
 
-    Raises:
-        PrepareError: the request is invalid, or an endpoint cannot answer what the policy asks;
-        nothing is stored then.
+    PrepareError: the request is invalid, or an endpoint cannot answer; nothing is stored.
     """
     wanted, left_out = without_uncontained(check_policy(request))
     model = model_of(request, wanted)
@@ -163,7 +160,7 @@ def judge_endpoints(request: GateRequest, policy: Policy, session: RunSession) -
 
 
 def ask_first_rows(state: PlanProgress, stages: StageRunner) -> None:
-    """Ask both endpoints the first question of every open suite; store and count nothing."""
+    """Ask both each suite's first question; store nothing."""
     rows = list(_first_rows(state))
     if not rows:
         return
@@ -198,7 +195,7 @@ def plan_of(
     progress: Progress,
     node: NodeInfo,
 ) -> Plan:
-    """Return the plan: the suites for both sides and the speed gates; nothing to quantize."""
+    """Return the plan: suites for both sides, and speed gates."""
     identities = {"evaluate": identity("evaluate", Accelerator.CPU, settings)}
     if policy.speed:
         identities["serve"] = identity("serve", Accelerator.CPU, settings)
@@ -251,13 +248,13 @@ def served_recipe(name: str, family: Family | Literal["baseline"]) -> Recipe:
 
 
 def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
-    """Return the digest of all files that a prompt's tokens depend on."""
+    """Return the digest of files that decide a prompt's tokens."""
     files = {path for pattern in SMALL_FILES for path in folder.glob(pattern) if path.is_file()}
     return digest_json([[path.name, digests.digest(path)] for path in sorted(files)])
 
 
 def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> ExternalModel:
-    """Return the identity of a side's answers, which are kept for one deployment id only.
+    """Return the identity of a side's answers, for one deployment id.
 
     A model judged against itself is asked twice.
     """
@@ -268,12 +265,12 @@ def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]
 
 
 def length_of(request: GateRequest) -> int:
-    """Return the maximum tokens of a prompt and its answer, on both sides."""
+    """Return the limit for prompt and answer in tokens."""
     return request.max_length or min(request.baseline.max_length, request.candidate.max_length)
 
 
 def check_policy(request: GateRequest) -> Policy:
-    """Return the policy, which must have margins for a variant of that family."""
+    """Return the policy, with margins for that family."""
     policy = load_policy(request.policy)
     check_margins(served_recipe("candidate", request.family), policy)
     find_claims(policy, None)
@@ -306,7 +303,7 @@ def check_policy(request: GateRequest) -> Policy:
 
 
 def resolve_models(request: GateRequest) -> GateRequest:
-    """Return the request with the endpoints' own model names."""
+    """Return the request with the endpoints' model names."""
     if request.baseline.url == request.candidate.url and not (
         request.baseline.model and request.candidate.model
     ):

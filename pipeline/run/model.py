@@ -1,4 +1,4 @@
-"""One `prepare model` from request to report, or one copy of it; run.json has every outcome."""
+"""One `prepare model`, or one copy of it; run.json has every outcome."""
 
 from __future__ import annotations
 
@@ -44,18 +44,12 @@ def run_model(
     *,
     retry: bool = False,
 ) -> RunReport:
-    """Run the request to its end, or work on a run that others work on as well.
+    """Run the request to its end, or join a run.
 
-    Args:
-        request: None to take that of the run.
-        retry: try failed pieces of that run again.
+    `request` None means that of the run. `retry` tries failed pieces again.
 
-    Returns:
-        the report with `exit_code` and `error`; also stored as run.json.
-
-    Raises:
-        PrepareError: the request is invalid, so there is no run.
-        KeyboardInterrupt: raised again once servers are stopped and run.json is closed.
+    PrepareError: the request is invalid, so there is no run. KeyboardInterrupt: after servers are
+    stopped and run.json is closed.
     """
     joined = join_run(request, run_id, settings.open_store(), retry=retry)
     if joined.ended is not None:
@@ -77,7 +71,7 @@ def run_model(
 
 
 def run_choices(choices: Choice, session: RunSession, signer: Signer | None = None) -> ExitCode:
-    """Find the checkpoint, make the plan, work on it."""
+    """Find the checkpoint, plan, and work."""
     settings, stages, progress = session.settings, session.stages, session.progress
     is_main = session.log.is_main
     early = check_early(choices, session, registers=choices.promote and is_main)
@@ -126,17 +120,16 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
 
 
 def from_the_smallest(plan: Plan, preflight: Preflight | None) -> Plan:
-    """Return the plan that gates one variant after another, by the expected size of its weights."""
+    """Return the plan that gates variants by expected size."""
     sizes = {name: each.bytes for name, each in preflight.weights.items()} if preflight else {}
     variants = sorted(plan.variants, key=lambda arm: sizes.get(arm.recipe.name, 0))
     return replace(plan, variants=tuple(variants), until_pass=True)
 
 
 def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) -> int:
-    """Return how many copies this machine's GPUs can have; one on cores or under a launcher.
+    """Return how many copies this machine's GPUs can have; one without GPUs.
 
-    Args:
-        memory: bytes that making a variant takes.
+    `memory` is what making a variant takes, in bytes.
     """
     if session.log.is_numbered or choices.profile.accelerator != "cuda" or not choices.node.machine:
         return 1
@@ -147,7 +140,7 @@ def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) 
 
 
 def check_serving(state: PlanProgress, session: RunSession) -> None:
-    """Let the engine's parser read the arguments of arms served here, or raise UsageError."""
+    """Let the engine's parser read the arms' arguments, or raise UsageError."""
     planned = state.stages()
     if state.is_done(planned):
         return
@@ -166,7 +159,7 @@ def check_early(
     *,
     registers: bool = False,
 ) -> Survey:
-    """Refuse now what would fail after hours, in one error; note what could not be checked."""
+    """Refuse in one error what would fail later; note what is unchecked."""
     found = survey(choices, session.settings, session.progress, made, registers=registers)
     for note in found.notes:
         session.progress.note(note)
@@ -184,7 +177,7 @@ def promote_passed(
     registry: str,
     signer: Signer | None,
 ) -> ExitCode:
-    """Promote if a variant passed; return the run's exit code. Errors: as `promote`."""
+    """Promote a passed variant; return the exit code; raises as `promote`."""
     run = log.report()
     # In the plan's order: the verdicts' order is chance.
     order = [variant.recipe.name for variant in plan.variants]

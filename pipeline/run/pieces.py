@@ -1,9 +1,7 @@
-"""The pieces of a run, up to its verdicts: what is ready, by the plan and the store.
+"""The pieces of a run that are ready, by the plan and the store.
 
-Questions come first. Then each variant is made and its weights are checked. The baseline answers
-everything from one server start, a variant after it. Blocks of fresh starts follow. What can fail
-early does not fail after an hour of other work. A variant's failure does not stop the others; the
-baseline's, or a shared one, ends the run.
+Questions come first, then weights and their checks, the baseline, variants, and blocks. A variant's
+failure does not stop the others; a shared one ends the run.
 """
 
 from __future__ import annotations
@@ -38,14 +36,10 @@ def carry_out(
     before_asking: Callable[[], None] = lambda: None,
     further_copies: int = 0,
 ) -> None:
-    """Work on the plan up to its verdicts, which the session's log has then.
+    """Work on the plan up to its verdicts.
 
-    Args:
-        before_asking: as for Pieces.
-        further_copies: for the main copy to start on this machine.
-
-    Raises:
-        PrepareError: the baseline or something that all variants share failed.
+    The main copy starts `further_copies` here. PrepareError: the baseline, or something shared,
+    failed.
     """
     stages, log = session.stages, session.log
     pieces = Pieces(stages, session.serving(state), log, before_asking)
@@ -59,8 +53,7 @@ def carry_out(
 class Pieces:
     """The pieces of one plan.
 
-    Args:
-        before_asking: called once the questions are laid out; may raise a PrepareError.
+    `before_asking` is called once questions are prepared; it may raise a PrepareError.
     """
 
     def __init__(
@@ -81,11 +74,7 @@ class Pieces:
         self._blocks: Blocks | None = None
 
     def do(self, copy: Copy, before_each: Callable[[], object] = lambda: None) -> None:
-        """Work up to the verdicts.
-
-        Args:
-            before_each: called before the copy looks for its next piece.
-        """
+        """Work up to the verdicts; `before_each` precedes each search."""
         if self._plan.trial is not None:
             self._log.note_counted(sorted(self._plan.trial.variants))
         self._check_sandbox()
@@ -123,14 +112,14 @@ class Pieces:
                 return found
 
     def _check_sandbox(self) -> None:
-        """Refuse now to run model-written code that cannot be isolated as the policy demands."""
+        """Refuse to run model-written code without the policy's isolation."""
         plan = self._plan
         for name, suite in plan.policy.suites.items():
             if not self._state.is_done(arm.stages[name] for arm in plan.arms):
                 kind_of(suite).check_machine(suite)
 
     def _check_laid_out(self) -> None:
-        """Refuse questions that show too little or count twice, and what the caller refuses."""
+        """Refuse unsuitable questions, and what the caller refuses."""
         if self._is_checked:
             return
         stages = {
@@ -189,10 +178,9 @@ class Pieces:
                 yield self._serving_piece(variant)
 
     def _find_blocks(self, failures: Failures) -> list[Piece]:
-        """Return blocks once every remaining variant has answered: they share the baseline's.
+        """Return blocks once every remaining variant has answered.
 
-        Raises:
-            PrepareError: a block failed, other than by one of its variants.
+        PrepareError: a block failed, not by one variant.
         """
         assert self._blocks is not None
         if not all(map(self._is_asked, self._open)):
@@ -217,7 +205,7 @@ class Pieces:
         return Piece(_name_of_serving(variant), title, do, is_done, needs)
 
     def _piece(self, kind: str, specs: Sequence[StageSpec], needs: Needs) -> Piece:
-        """Return the piece that runs these stages, named by the last one."""
+        """Return the piece of these stages, named by the last."""
         last = specs[-1]
 
         def do(lot: Lot) -> None:
@@ -251,7 +239,7 @@ class Pieces:
         return Needs(gpus=1) if on_gpus else Needs(cores=True)
 
     def _drop_failed(self, failures: Failures) -> None:
-        """Add failures to their variants' reports, also of results before the failure."""
+        """Add failures to variants' reports, with earlier results."""
         if error := failures.get(_name_of_serving(self._plan.baseline)):
             raise error
         for variant in list(self._going):
@@ -262,7 +250,7 @@ class Pieces:
                     break
 
     def _drop_broken(self) -> None:
-        """Stop asking a broken variant; BrokenModelError if the baseline is broken."""
+        """Stop asking a broken variant; BrokenModelError for a baseline."""
         self._serving.check_screened(self._plan.baseline)
         for variant in list(self._going):
             try:

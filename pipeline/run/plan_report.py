@@ -1,7 +1,6 @@
-"""A dry plan of `prepare model`: sizes, power of the gates, refusals; cached stages and times.
+"""A dry plan of `prepare model`.
 
-The weights are hashed last, and only if that takes seconds or is asked for: cached stages are
-unknown before.
+Weights are hashed last: cached stages are unknown before.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ HASH_RATE = 250e6  # bytes a second
 
 
 class NotHereError(Exception):
-    """The checkpoint must be made, downloaded or hashed first, so later stages have no key yet."""
+    """The checkpoint is not here or not hashed, so later stages have no key."""
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage: whether it is done, and the usual duration here."""
+    """A stage, and its usual duration here."""
 
     name: str
     variant: str
@@ -142,7 +141,7 @@ class PlanReport:
             yield f"{stages}, {len(self.stages) - to_run} cached; {words}"
 
     def expected_seconds(self) -> float | None:
-        """Sum over stages to run; None if one of them was never measured here."""
+        """Sum over stages to run; None if one is unknown."""
         times = [stage.expected_seconds for stage in self.stages if not stage.cached]
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
@@ -153,7 +152,7 @@ def forecast(
 ) -> PlanReport:
     """Plan the request and look up what is cached; no stage is run.
 
-    `hash_all` hashes the weights, however long it takes. Raises PrepareError for bad options.
+    `hash_all` hashes weights of any size. PrepareError: bad options.
     """
     choices = spread_over_gpus(choose(request, settings, this_node()), settings)
     store, profile, tried = settings.open_store(), choices.profile, choices.recipes
@@ -218,7 +217,7 @@ def forecast(
 
 
 def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
-    """Raise NotHereError for what must be downloaded first, or takes long to hash."""
+    """Raise NotHereError for what must be downloaded, or is slow to hash."""
     variants = (each.reference for each in choices.adopted)
     every = (choices.reference, draft_reference(choices.profile), *variants)
     references = [each for each in every if each is not None]
@@ -235,7 +234,7 @@ def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
 
 
 def _planned(specs: Sequence[StageSpec], store: Store, seen: Seen) -> Iterator[PlannedStage]:
-    """Yield the stages, with a row for the server's start before the first that needs it."""
+    """Yield the stages, with rows for server starts."""
     served: set[str] = set()
     for spec in specs:
         part = spec.runtime.get("suite") or spec.runtime.get("claim")
@@ -266,9 +265,9 @@ def _kind_of(parameters: Record) -> str:
 
 
 def _seen_seconds(store: Store, hardware: Hardware, checkpoint: Checkpoint | None) -> Seen:
-    """Return durations of the store's finished stages on this hardware, by stage and kind.
+    """Return durations of finished stages on this hardware, by stage and kind.
 
-    Stages of a model count if the model has a like size and was served on such hardware.
+    Stages of a model count if size and serving hardware are alike.
     """
     seen: Seen = {}
     # `prepare model` reports a damaged record if it needs it.
@@ -290,7 +289,7 @@ def _seen_seconds(store: Store, hardware: Hardware, checkpoint: Checkpoint | Non
 
 
 def _served_of(kept: TypedStageRecord[Record, Record]) -> ServedModel | None:
-    """Return the model that a stage queried; None for other stages."""
+    """Return the model that a stage queried, or None."""
     of = kept.parameters
     if isinstance(of, SpeedParameters):
         of = of.sides["candidate"]
@@ -300,7 +299,7 @@ def _served_of(kept: TypedStageRecord[Record, Record]) -> ServedModel | None:
 def _like_models(
     records: Sequence[TypedStageRecord[Record, Record]], checkpoint: Checkpoint
 ) -> dict[str, str]:
-    """Return checkpoints of a like size: digests of what recipes start from, and as served."""
+    """Return digests of checkpoints of a like size, as quantized and served."""
     source = checkpoint.recipe_source.digest
     found = {checkpoint.digest: source, source: checkpoint.digest}
     for kept in records:

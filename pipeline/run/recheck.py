@@ -1,9 +1,8 @@
 """`prepare recheck`: judges a registered version on the present deployable tuple.
 
 If no member of the tuple has changed, nothing is measured. Kernels are compared only if a server is
-started. Else a request of `prepare model` is built from the evidence: the recorded policy and
-profile, the source as baseline, the registered weights as the variant. Nothing is quantized or
-promoted; the outcome is a tag of the version.
+started. Else the evidence gives the request: policy, profile, and source as baseline. The outcome
+is a tag of the version.
 """
 
 from __future__ import annotations
@@ -86,12 +85,12 @@ class RecheckOutcome:
 
     @property
     def now(self) -> VariantReport | None:
-        """The new verdict; None if nothing was measured, or the run failed before it."""
+        """The new verdict, if there is one."""
         return self.report.variants[0] if self.report and self.report.variants else None
 
     @property
     def stands(self) -> bool | None:
-        """Whether the version's verdict holds here; None if unknown."""
+        """Whether the version's verdict holds; None if unknown."""
         if self.report is None:
             return self.refuted is None
         return stands(self.past.bundle.variant.verdict, self.now.verdict) if self.now else None
@@ -126,11 +125,10 @@ class RecheckOutcome:
 
 
 def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress) -> RecheckOutcome:
-    """Compare, and measure if something changed; a measurement's error is in its report.
+    """Compare, and measure if something changed; the report has a measurement's error.
 
-    Raises:
-        PrepareError: the version, its files or its evidence are unavailable or invalid, or
-        this machine cannot measure it.
+    PrepareError: version, files or evidence are unavailable or invalid, or the machine is
+    unsuitable.
     """
     registry = Registry(registry_uri(request.registry, settings))
     version = find_version(registry, request.reference)
@@ -256,7 +254,7 @@ def _plan(
 ) -> Plan:
     """Check the machine, locate the source, and return the plan.
 
-    `folder` has the registered files, which have been checked; `gates` are measured again.
+    `folder` has the checked files; `gates` are measured again.
     """
     settings, progress, run = session.settings, session.progress, session.log.run_id
     source, name = choices.reference.text, past.recipe.name
@@ -317,7 +315,7 @@ def _no_source(
 
 
 def _discard_if_gone(adopt: StageSpec, store: Store, settings: Settings) -> None:
-    """Remove adopted weights that are missing or changed: they may be links to a user's folder."""
+    """Remove adopted weights that are missing or changed: they may be links."""
     if store.find(adopt.stage, adopt.key) is None:
         return
     output = store.stage_folder(adopt.stage, adopt.key) / "output"
@@ -333,7 +331,7 @@ def _discard_if_gone(adopt: StageSpec, store: Store, settings: Settings) -> None
 def _profile(
     request: RecheckRequest, past: RecordedVerdict, node: NodeInfo, store: Path
 ) -> ServingProfile:
-    """Return the judged or requested profile; UsageError if it cannot serve here."""
+    """Return the judged or requested profile; UsageError if unsuitable."""
     profile = past.profile
     if request.profile:
         profile = choose_profile(request.profile, node)

@@ -1,4 +1,4 @@
-"""A run's record on disk, always current: run.json in the run's folder."""
+"""A run's record on disk, always current."""
 
 from __future__ import annotations
 
@@ -36,15 +36,8 @@ Ended = Literal["finished", "failed", "interrupted"]
 class RunRecorder:
     """The growing RunReport of one run, as one of its copies sees it.
 
-    The main copy writes run.json. Every other copy appends its events to a separate file
-    (copies.py).
-
-    Args:
-        run_id: None for a new run.
-        index: of the copy; the first copy without one, or with 0, is the main one.
-
-    Raises:
-        StoreError: the store cannot be written.
+    The main copy, without index or with 0, writes run.json. StoreError: the store cannot be
+    written.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class RunRecorder:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether a launcher started it as another copy than the first: it never leads."""
+        """Whether a launcher started it as a further copy, which never leads."""
         return self._index > 0
 
     def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
@@ -145,15 +138,14 @@ class RunRecorder:
             self._update(notes=[*self._report.notes, text])
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Send a task's progress to the main copy; nothing is recorded."""
+        """Send progress to the main copy; record nothing."""
         if self._events is not None:
             self._events.advance(task, done, total, unit)
 
     def take_over(self) -> bool:
         """Become the main copy if that was killed; return whether this one is it.
 
-        Children of a killed main copy hold its lock for seconds. A copy that is started meanwhile
-        finds the run led, and no other would record and promote.
+        Children of a killed main copy hold its lock for seconds.
         """
         if not self.is_main and not self._index:
             with ExitStack() as tried:
@@ -165,7 +157,7 @@ class RunRecorder:
         return self.is_main
 
     def _go_on_with(self, dead: RunReport) -> None:
-        """Keep what a main copy that was killed has recorded."""
+        """Adopt a killed main copy's record."""
         with self._guard:
             known = {each.key for each in dead.stages if each.key}
             mine = [each for each in self._report.stages if each.key not in known]
@@ -196,7 +188,7 @@ class RunRecorder:
 
 
 class RecordingProgress:
-    """Passes progress on and adds notes to the run's record."""
+    """Progress that also records notes."""
 
     def __init__(self, progress: Progress, log: RunRecorder) -> None:
         self._progress = progress
@@ -213,7 +205,7 @@ class RecordingProgress:
 
 @contextmanager
 def open_events(folder: Path, name: str) -> Iterator[int]:
-    """Open a copy's file of events, to append to it."""
+    """Open a copy's events, to append to it."""
     make_folder(folder / COPIES)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     with private_umask(folder):

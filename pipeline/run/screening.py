@@ -1,4 +1,4 @@
-"""`prepare model --screen`: makes and serves each arm once, and measures without any gate."""
+"""`prepare model --screen`: serves each arm once, without gates."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ from pipeline.stages.speed import ROLE, SPEED
 
 
 class ScreeningRun:
-    """Measures every arm of a plan, and adds each to the run's record.
-
-    Args:
-        baseline_bytes: of the checkpoint's weights.
-    """
+    """Measurement of every arm; `baseline_bytes` are of weights."""
 
     def __init__(
         self,
@@ -47,7 +43,7 @@ class ScreeningRun:
         self._baseline_bytes = baseline_bytes
 
     def run(self) -> ExitCode:
-        """Return 0 if a variant was measured; raise the PrepareError of the baseline."""
+        """Return 0 if a variant was measured; raise the baseline's PrepareError."""
         for spec in self._plan.shared.values():
             self._stages.run(spec)
         baseline = self._measure(self._plan.baseline)

@@ -1,4 +1,4 @@
-"""Serving one side of a run: one server start on this machine answers its stages."""
+"""Serving one side of a run from one server start."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from recipes.engines import find_engine
 
 
 class BrokenModelError(ServingError):
-    """A broken served model: a verdict for a variant, an error for a baseline."""
+    """A broken model: a variant's verdict, a baseline's error."""
 
 
 class Endpoints(Protocol):
     """Provider of a model's endpoint."""
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
-        """Return a stage's facts on the model's endpoint; open it if necessary."""
+        """Return facts on the model's endpoint, opened if necessary."""
 
     def check_alive(self) -> None:
-        """Raise ServingError, with a reason, if an open endpoint has ended."""
+        """Raise ServingError if an open endpoint has ended."""
 
     def close(self) -> None:
         """Close the open endpoints."""
@@ -55,14 +55,14 @@ CachesOf = Callable[[str], Mapping[str, str]]
 
 
 def no_caches(environment: str) -> Mapping[str, str]:
-    """Return no variables: the engine uses its own folders."""
+    """Return no variables: engines use their own folders."""
     return {}
 
 
 class LocalServers:
-    """Model servers on this machine, running from the first question until they are closed.
+    """Model servers on this machine, from the first question until closed.
 
-    The caller has the resources; see lots.py. External endpoints are neither started nor stopped.
+    The caller has the resources.
     """
 
     def __init__(self, stages: StageRunner, caches_of: CachesOf = no_caches) -> None:
@@ -125,9 +125,9 @@ class LocalServers:
         }
 
     def _make_log(self, name: str) -> Path:
-        """Return a new log of a model's server: NAME.log, NAME.2.log and so on.
+        """Return a new log: NAME.log, NAME.2.log and so on.
 
-        Copies on several nodes may each serve the baseline.
+        Several nodes may serve the baseline.
         """
         folder, server_run = self._stages.log.folder, 1
         while True:
@@ -138,7 +138,7 @@ class LocalServers:
             server_run += 1
 
     def _await(self, server: Server, model: ServingSpec) -> float:
-        """Start it; the run's record has a row for it, although a server is no stage."""
+        """Start the server, and record a row for it."""
         progress = self._stages.progress
         started = time.monotonic()
         status: StageStatus = "failed"
@@ -172,7 +172,7 @@ def facts_of(endpoint: ExternalEndpoint) -> dict[str, Any]:
 
 
 class Serving:
-    """Runs the stages of a plan that a served model answers."""
+    """Runner of stages that a served model answers."""
 
     def __init__(
         self, state: PlanProgress, stages: StageRunner, endpoints: Endpoints, node: Node
@@ -183,14 +183,14 @@ class Serving:
         self.node = node
 
     def undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
-        """Return stages from the first unfinished one on; its result decides about later ones."""
+        """Return stages from the first unfinished one on; it decides about later ones."""
         for place, spec in enumerate(specs):
             if self._stages.reuse(spec) is None:
                 return list(specs[place:])
         return []
 
     def needs(self, variant: Arm, specs: Sequence[StageSpec]) -> Needs:
-        """Return what the variant's servers take, those of a comparison under load included."""
+        """Return what the servers take, at most."""
         undone = self.undone(specs)
         asked = [spec for spec in undone if needs_endpoint(spec, self._stages.store)]
         if not asked or variant.arguments is None:
@@ -203,11 +203,9 @@ class Serving:
         return Needs(gpus=max(count_gpus(side.engine_arguments) for side in sides))
 
     def hold(self, variant: Arm, specs: Sequence[StageSpec]) -> None:
-        """Wait for the resources and run the variant's unfinished stages among these.
+        """Wait for the resources and run the variant's unfinished stages.
 
-        Raises:
-            BrokenModelError: the model is broken.
-            PrepareError: a server did not start or died, or a stage failed.
+        BrokenModelError: the model is broken. PrepareError: a server or stage failed.
         """
         self.check_screened(variant)
 
@@ -222,14 +220,14 @@ class Serving:
         self.check_screened(variant)
 
     def check_screened(self, variant: Arm) -> None:
-        """Raise BrokenModelError if the model was checked and is broken."""
+        """Raise BrokenModelError for a model found broken."""
         if why := self.state.fault(variant):
             raise BrokenModelError(why)
 
     def run(self, variant: Arm, specs: Sequence[StageSpec], lot: Lot) -> None:
-        """Run the stages on the lot, with servers from the first one that needs them; stop these.
+        """Run the stages on the lot, with servers while needed.
 
-        It ends early if the model is broken, by the record of that stage.
+        It ends early if the model is broken.
         """
         try:
             for spec in self.undone(specs):
@@ -275,7 +273,7 @@ class Serving:
         self._stages.progress.note(f"waiting for quiet: {who}")
 
     def _open(self, variant: Arm, spec: StageSpec) -> dict[str, Any]:
-        """Return the servers that the stage asks; a speed stage may have more than one."""
+        """Return the servers that the stage asks."""
         if spec.stage != SPEED.name:
             return self.endpoints.open(variant.to_serve)
         sides = {"baseline": self.state.plan.baseline.to_serve, "candidate": variant.to_serve}
@@ -284,7 +282,7 @@ class Serving:
 
 
 def needs_endpoint(spec: StageSpec, store: Store) -> bool:
-    """Return whether a model must answer: the kept answers may suffice."""
+    """Return whether stored answers do not suffice."""
     if spec.stage != EVALUATE.name:
         return True
     before = (spec.inputs[role] for role in ("questions", "baseline") if role in spec.inputs)

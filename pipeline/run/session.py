@@ -32,7 +32,7 @@ class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
 
 
 class RunSession:
-    """One run, or one copy of it: its settings, its record, and its stage runner."""
+    """One run, or one copy of it."""
 
     def __init__(
         self,
@@ -62,14 +62,9 @@ class RunSession:
         return Serving(state, self.stages, LocalServers(self.stages, caches_of), self.node)
 
     def run(self, work: Callable[[], ExitCode]) -> RunReport:
-        """Do the work and close the run's record.
+        """Do the work and close the run's record, with any PrepareError.
 
-        Args:
-            work: returns the exit code; a PrepareError becomes part of the record.
-
-        Raises:
-            RunInterrupted: the user or the system ended it.
-            Exception: any other error.
+        RunInterrupted: the user or the system ended it.
         """
         try:
             code = work()

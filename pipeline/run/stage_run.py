@@ -1,4 +1,4 @@
-"""Runs single stages in this process: reuses what is in the store, and keeps the record."""
+"""Runs single stages in this process, or reuses results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ExtraRuntime = Callable[[], Mapping[str, Any]]
 
 
 class StageLog(Protocol):
-    """Record of stages, with a folder for their logs."""
+    """Record and logs of stages."""
 
     @property
     def folder(self) -> Path:
@@ -38,7 +38,7 @@ class StageLog(Protocol):
 
 
 def title_of(spec: StageSpec) -> str:
-    """Return the stage's name for people, with its suite or speed gate."""
+    """Return the stage's title, with its suite or speed gate."""
     if spec.stage == EVALUATE.name:
         return f"{spec.stage} {EVALUATE.runtime_of(spec).suite}"
     if spec.stage == SPEED.name:
@@ -49,10 +49,9 @@ def title_of(spec: StageSpec) -> str:
 
 
 class StageRunner:
-    """Runs stages one after another, and only those that have to run.
+    """Runner of stages that have to run.
 
-    Args:
-        python_of: interpreter of an environment by name; builds it on first use.
+    `python_of` returns an environment's interpreter; it is built on first use.
     """
 
     def __init__(
@@ -76,11 +75,9 @@ class StageRunner:
         extra_runtime: ExtraRuntime | None = None,
         servers: Servers | None = None,
     ) -> StageRecord:
-        """Run the stage, or reuse its result; raise what the stage reports.
+        """Run the stage, or reuse its result; raise the stage's error.
 
-        Args:
-            extra_runtime: called if the stage must run; for an endpoint, it opens it.
-            servers: that the stage starts by itself.
+        `extra_runtime` is called if the stage must run, to open an endpoint.
         """
         if (record := self.reuse(spec)) is not None:
             return record
@@ -96,12 +93,12 @@ class StageRunner:
         return self.find_finished(spec)
 
     def do(self, spec: StageSpec, servers: Servers | None = None) -> bool:
-        """Carry out a stage that has to run; return False if another process did meanwhile."""
+        """Carry out a stage; return False if another process did."""
         with private_umask(self.store.root):
             return advance(spec, self.store, self.progress, servers)[1]
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
-        """Return the stage's record if it need not run; else None, after removing its remains."""
+        """Return the stage's record, or None after removing its remains."""
         if spec.key not in self._found:
             started = time.monotonic()
             record = self._find_reusable(spec)
@@ -112,12 +109,12 @@ class StageRunner:
         return self._found[spec.key]
 
     def output_of(self, spec: StageSpec) -> Path:
-        """Run the stage, or reuse its result; return its folder."""
+        """Run the stage, or reuse it; return its folder."""
         self.run(spec)
         return self.store.stage_folder(spec.stage, spec.key) / "output"
 
     def find_finished(self, spec: StageSpec) -> StageRecord:
-        """Return a finished stage's record; raise StoreError if it is gone."""
+        """Return a finished stage's record, or raise StoreError."""
         record = self.store.find(spec.stage, spec.key)
         if record is None:
             raise StoreError(
@@ -129,7 +126,7 @@ class StageRunner:
         return record
 
     def with_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:
-        """Return the stage with runtime values that are known only now."""
+        """Return the stage with further runtime values."""
         runtime = dict(spec.runtime)
         if "environment" in runtime:
             runtime["accelerator"] = str(self.accelerator)

@@ -1,8 +1,7 @@
-"""One `prepare tune`: a screening of serving arguments, then one speed gate on its winner.
+"""One `prepare tune`: a screening, then one speed gate on its winner.
 
-Each candidate is added to the best so far, and stays if it is faster. The screening is no evidence:
-the best of many equal candidates looks faster than it is. Only the winner's speed gate against the
-engine defaults counts, on new starts and prompts.
+Each candidate is added to the best so far, and stays if faster. The screening is no evidence: the
+best of equal candidates looks faster. The gate has new starts and prompts.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ class TuneRequest:
 def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:
     """Screen, confirm, and write a profile if a gain is confirmed.
 
-    The report's `exit_code` is 0 for a tuned profile, 4 for no gain, 5 for undecided. Raises
-    PrepareError if the request itself is invalid, so that there is no run.
+    `exit_code` is 0 for a tuned profile, 4 for no gain, 5 for undecided. PrepareError: the request
+    is invalid, so there is no run.
     """
     if (file := request.output) is not None:  # hours before it is written
         with raise_as(UsageError, NOT_THERE, f"--output {file}", ELSEWHERE):
@@ -165,12 +164,8 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
 class Tuning:
     """The screening and the confirmation.
 
-    Args:
-        checkpoint: served without quantization.
-        profile: as in its file; a candidate itself.
-        defaults: the comparison of all candidates.
-        policy: the one gate on the gain.
-        identities: environment name to identity digest.
+    `profile` is as in its file, and a candidate. `policy` has the one gate. `identities` are
+    environments' digests.
     """
 
     checkpoint: Checkpoint
@@ -215,7 +210,7 @@ class Tuning:
         return fit_profile(self.defaults.profile, self.node)
 
     def _candidates(self) -> Iterator[tuple[str, TunedArm | str]]:
-        """Yield each candidate on top of the best so far, or why it is not tried."""
+        """Yield each candidate on top of the best, or why it is skipped."""
         for name, added in {AS_PROFILED: None, **self.candidates.candidates}.items():
             try:
                 yield name, self._candidate(name, added)
@@ -244,7 +239,7 @@ class Tuning:
         return found if wanted == there else f"it uses {wanted} GPUs and the defaults {there}"
 
     def _screen(self, candidate: TunedArm) -> None:
-        """Measure one server start; a candidate's failure is recorded, the defaults' raised."""
+        """Measure one start; record a candidate's failure, raise the defaults'."""
         plan = self._plan(candidate)
         arm = plan.baseline if candidate == self.defaults else plan.variants[0]
         (claim,) = find_claims(plan.policy, self._served)

@@ -1,8 +1,7 @@
 """Works on a run until it is done; start as many copies as there are GPUs or nodes.
 
-A copy computes from the plan and the store what is ready, takes the resources and the lock of one
-piece, and does it. A failed piece is recorded in the run's folder and not tried again. If a process
-dies, its piece is tried again, TRIES times at most.
+A copy finds a ready piece, takes its resources and lock, and does it. A failed piece is not tried
+again. If a process dies, its piece is tried again, TRIES times at most.
 
     runs/<run>/failed/<piece>          the error of a piece
     runs/<run>/tries/<piece>.<number>  a try that is in progress, or died
@@ -37,11 +36,7 @@ FAILED, TRIED = "failed", "tries"
 class Piece:
     """What one process does in one go.
 
-    Args:
-        name: of its lock and files; the same in every run that does it.
-        title: for people.
-        do: carries it out on its resources; may raise a PrepareError.
-        is_done: whether there is nothing left to do, by the store.
+    `name` is that of lock and files, the same in every run. `do` may raise a PrepareError.
     """
 
     name: str
@@ -67,7 +62,7 @@ class Copy:
     _told: set[str] = field(default_factory=set)
 
     def work(self, find: Find) -> None:
-        """Do pieces until none is left; errors of `find` are raised."""
+        """Do pieces until none is left; raises as `find`."""
         while pieces := find(self.failures()):
             if not any(self._try(piece) for piece in pieces):
                 self._wait(pieces)
@@ -82,7 +77,7 @@ class Copy:
         return found
 
     def _try(self, piece: Piece, *, wait: bool = False) -> bool:
-        """Do the piece, or find it done; return whether either is so."""
+        """Do the piece, or find it done; return whether so."""
         with ExitStack() as held:
             words = held.enter_context(doing(piece.title))
             tell = self._tell if wait else lambda text: None
@@ -96,7 +91,7 @@ class Copy:
             return True
 
     def _wait(self, pieces: Sequence[Piece]) -> None:
-        """Wait for a piece that another process does, or for the node's resources."""
+        """Wait for another process's piece, or for resources."""
         locks = {piece.name: self.store.root / LOCKS / piece.name for piece in pieces}
         free = [piece for piece in pieces if not is_locked(locks[piece.name])]
         if free:
@@ -127,7 +122,7 @@ class Copy:
             attempt.unlink(missing_ok=True)
 
     def _begin(self, piece: Piece) -> Path | None:
-        """Return the file of a new try; None, with a failure, if too many died."""
+        """Return a new try's file; None, with a failure, after too many."""
         folder = self.folder / TRIED
         make_folder(folder)
         for number in range(1, TRIES + 1):
@@ -146,7 +141,7 @@ class Copy:
 
 
 def forget_tries(folder: Path) -> None:
-    """Restart the count: the run was started again after it was killed."""
+    """Restart the count, after a killed run was started again."""
     _empty(folder / TRIED)
 
 
@@ -156,7 +151,7 @@ def forget_failures(folder: Path) -> None:
 
 
 def _read_failure(path: Path) -> PrepareError:
-    """Return the error of a piece; others may write to a shared store."""
+    """Return a piece's error from an untrusted file."""
     try:
         told = read_json_file(path, limit=MAX_RECORD_BYTES)
         if not isinstance(told, dict):

@@ -1,4 +1,4 @@
-"""What an engine is asked before anything is made: its version, and whether it reads arguments."""
+"""Checks of an engine before any work: version and arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION_TIMEOUT_S = 120
 
 
 def engine_version(engine: str, python: Path) -> str:
-    """Return the version that the engine reports, or raise ServingError."""
+    """Return the engine's version; ServingError if it reports none."""
     with raise_as(
         ServingError,
         "the engine does not report its version",
@@ -49,12 +49,7 @@ def check_engine_arguments(
 ) -> None:
     """Let the engine's parser read arguments that it has not accepted yet.
 
-    Only the parser's own refusal counts: an engine that cannot be imported fails at its start.
-
-    Args:
-        served: identity of the engine's environment, and arguments.
-        python_of: interpreter of an environment by name; builds it on first use.
-        accepted: folder with an empty file for each accepted pair.
+    Only its own refusal counts. `accepted` has an empty file for each accepted pair.
     """
     for identity, serving in served:
         engine, arguments = find_engine(serving.engine), serving.for_engine()

@@ -1,7 +1,7 @@
 """HTTP requests to untrusted servers, bounded in bytes and in total time.
 
-An HTTP library's timeout applies to one read, so a byte a minute blocks its client for years. 10 MB
-of gzip can expand to 10 GB, so compressed responses are rejected.
+A library's timeout applies to one read. Compressed responses are rejected: 10 MB of gzip can expand
+to 10 GB.
 """
 
 from __future__ import annotations
@@ -39,14 +39,9 @@ def send_request(
     headers: dict[str, str] | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> HttpResponse:
-    """Send one request, without a proxy or retries; redacted credentials in `url` are restored.
+    """Send one request without proxy or retries, in `timeout_s` altogether.
 
-    Args:
-        timeout_s: for the whole exchange.
-
-    Raises:
-        httpx.HTTPError: no complete response arrived within the limits.
-        httpx.InvalidURL: the URL is invalid.
+    httpx.HTTPError: no complete response within the limits. httpx.InvalidURL: the URL is invalid.
     """
     address = restore_credentials(url)
     sent = {**(headers or {}), "Accept-Encoding": "identity"}

@@ -1,9 +1,8 @@
-"""Public port in front of a model server that listens on a private socket.
+"""Public port in front of a model server on a private socket.
 
 Engines ask for their key on some paths only (vLLM: those below /v1, /v2 and /inference). Here every
-request needs it except the server's health: no byte of a client without the key reaches the server.
-A connection is for one request, so that a proxy which shares connections lends no client another
-one's key. Bodies and answers pass unread, so answers can stream.
+request except health needs it. A proxy may share connections between clients, so one is for one
+request.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _ANSWERS = {
 
 
 class _RefusedError(Exception):
-    """The request is not forwarded; the argument is the status of the answer."""
+    """The request is refused with this status."""
 
 
 @contextmanager
 def reserve(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket bound to the port, not listening yet; ServingError if it is taken."""
+    """Yield a socket bound to the port; ServingError if it is taken."""
     family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
     with socket.socket(family) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,10 +55,7 @@ def reserve(host: str, port: int) -> Iterator[socket.socket]:
 def open_front(bound: socket.socket, server: Path, key: str, health: str) -> Iterator[None]:
     """Answer requests on the socket until the block ends.
 
-    Args:
-        server: socket of the model server.
-        key: bearer token of clients; "" for none.
-        health: path that needs no key.
+    `key` is the clients' bearer token, or "". `health` is a path without a key.
     """
     front = _Front(server, key.encode(), health.encode())
     with _refuse_taken(*bound.getsockname()[:2]):
@@ -150,7 +146,7 @@ async def _pass_on(
     answers: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Forward the body and the answer until the server ends the answer, or the client leaves."""
+    """Forward until the server ends the answer, or the client leaves."""
     there = asyncio.create_task(_copy(body, requests)) if body is not None else None
     back = asyncio.create_task(_copy(answers, writer))
     tasks = [each for each in (there, back) if each is not None]

@@ -1,4 +1,4 @@
-"""Address that a server listens on: the loopback, or one that other machines can reach."""
+"""A server's address: the loopback, or one for other machines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_host(text: str, key: str, key_variable: str) -> str:
 
 
 def reachable_address(host: str) -> str:
-    """Return the address at which this process reaches a server on `host`."""
+    """Return the address at which this process reaches `host`."""
     address = ip_address(host)
     if not address.is_unspecified:
         return host

@@ -36,8 +36,7 @@ class OpenAIEndpoint:
     def resolve_model(self) -> OpenAIEndpoint:
         """Return this endpoint with the reported model name and limit.
 
-        Raises:
-            ServingError: it does not respond, does not serve the model, or serves several.
+        ServingError: no response, another model, or several.
         """
         served = self._models()
         known = ", ".join(sorted(served)[:20]) or "none"
@@ -61,10 +60,9 @@ class OpenAIEndpoint:
         return replace(self, model=model, max_length=length, adapts=adapts)
 
     def request(self, method: str, path: str, json: Any = None) -> HttpResponse:
-        """Send one request with the environment's API key, without a proxy.
+        """Send one request with the environment's API key.
 
-        Raises:
-            ValueError: there is no complete response of status 200.
+        ValueError: no complete response of status 200.
         """
         import httpx
 
@@ -88,7 +86,7 @@ class OpenAIEndpoint:
         return answer
 
     def check_stream(self) -> None:
-        """Raise ServingError if streams do not count their tokens, by which loads are measured."""
+        """Raise ServingError if streams do not count tokens."""
         body = {
             "model": self.model,
             "prompt": "The capital of France is",

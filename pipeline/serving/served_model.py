@@ -1,4 +1,4 @@
-"""The model that answers: what it needs, as stages record it, and where its server is."""
+"""The model that answers: its needs and address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ExternalEndpoint(Record):
 
 
 class ServingSpec(Record):
-    """One side of a comparison, to be served or queried at its endpoint."""
+    """One side of a comparison."""
 
     name: str = Field(description="of the recipe; 'baseline' for the baseline")
     folder: str = Field(description="of the checkpoint; for an endpoint, of the tokenizer")
@@ -32,7 +32,7 @@ class ServingSpec(Record):
 
 
 class ExternalModel(Record):
-    """A model at an external endpoint; the endpoint may serve another model later."""
+    """A model at an external endpoint, which may change."""
 
     side: str = Field(description="baseline or candidate: one endpoint may be both")
     url: str
@@ -43,7 +43,7 @@ class ExternalModel(Record):
 
 
 class ServedModel(Record):
-    """Identity of a served model; earlier stages identify its weights."""
+    """Identity of a served model."""
 
     checkpoint: str = Field("", description="digest of the source")
     serving: ServingArguments = ServingArguments({}, {})
@@ -54,7 +54,7 @@ class ServedModel(Record):
 
 
 class ServerInfo(SparseRecord, extra="allow"):
-    """Start of a server, and facts from the engine's log under our names."""
+    """A server's start, and facts from the engine's log."""
 
     __pydantic_extra__: dict[str, str]
 
@@ -65,7 +65,7 @@ class ServerInfo(SparseRecord, extra="allow"):
 
 
 class ServerRuntime(WorkerRuntime):
-    """Address of the model, known when its server is up."""
+    """Address of the running model."""
 
     url: str = ""
     model: str = Field("", description="its name at the endpoint")

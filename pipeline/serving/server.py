@@ -1,7 +1,6 @@
 """Model server: an engine's OpenAI server as a supervised child process.
 
-It has a Unix socket in a private folder: no other user can query it, load it, read its metrics, or
-replace it. Other programs reach it through `front.py`.
+Its Unix socket is in a private folder. Others reach it through `front.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ URL = "http://localhost"  # of a server, through its socket
 
 
 def private_socket() -> Path:
-    """Create a private folder for a socket; raise ServingError if that fails."""
+    """Create a private folder for a socket, or raise ServingError."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp's folder is 0700
         try:
             folder = Path(tempfile.mkdtemp(prefix="prepare-", dir=parent))
@@ -60,10 +59,7 @@ _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*e
 
 
 def find_reason(log: Path, engine: Engine) -> str:
-    """Return the first line with an exception that echoes no other.
-
-    Without one, return the first echo, or the last line.
-    """
+    """Return the log's first original exception, its first echo, or its last line."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
@@ -109,7 +105,7 @@ def hint_for(reason: str, engine: Engine) -> str:
 
 
 def engine_facts(log: Path, engine: Engine, start: int = 0) -> dict[str, str]:
-    """Return report facts from the engine's log, from that byte on: KV cache size, kernels."""
+    """Return facts from the engine's log: KV cache size, kernels."""
     return engine.facts_in(
         log.read_bytes()[start:].decode(errors="replace") if log.is_file() else ""
     )
@@ -121,9 +117,7 @@ POLL_SECONDS = 0.5
 class Server:
     """A model server on this machine; the caller must stop it.
 
-    Args:
-        caches: variables for compile caches; the shell's and the profile's take precedence.
-        draft: folder of the draft model, if the arguments use one.
+    The shell's and profile's variables precede `caches`.
     """
 
     def __init__(
@@ -151,7 +145,7 @@ class Server:
 
     @property
     def socket(self) -> Path:
-        """Return the socket of a started server; ValueError if it is not."""
+        """Return a started server's socket, or raise ValueError."""
         if self._socket is None:
             raise ValueError("the server was not started")
         return self._socket
@@ -181,7 +175,7 @@ class Server:
         return engine_facts(self._log, self._engine, self._log_begins)
 
     def start(self, timeout_seconds: float, progress: Progress) -> float:
-        """Start the server and wait for its first answer; return the seconds that took."""
+        """Start the server; return the seconds until its first answer."""
         self._socket = private_socket()
         try:
             return self._start_process(timeout_seconds, progress)

@@ -1,4 +1,4 @@
-"""The engine's arguments and environment variables: a member of the deployable tuple."""
+"""The engine's arguments and variables: a member of the deployable tuple."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ServingArguments:
     def of(
         cls, profile: ServingProfile, *, is_baseline: bool, draft: str | None = None
     ) -> ServingArguments:
-        """Take the arguments of one side from a profile; only variants decode speculatively."""
+        """Return one side's arguments; only variants decode speculatively."""
         kv_dtype = profile.baseline_kv_cache_dtype if is_baseline else profile.kv_cache_dtype
         wanted = None if is_baseline else profile.speculative
         own = {} if is_baseline else profile.variant_arguments
@@ -48,7 +48,7 @@ class ServingArguments:
         )
 
     def for_engine(self, draft: str = "") -> dict[str, EngineValue]:
-        """Return all arguments by their long names; `draft` is the draft model's folder or ''."""
+        """Return all arguments by long names; `draft` is a folder or ''."""
         if self.speculative is None:
             return self.engine_arguments
         extra = find_engine(self.engine).speculative_arguments(self.speculative.to_dict(), draft)
@@ -56,7 +56,7 @@ class ServingArguments:
 
     @model_serializer
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for a stage's parameters, without values that are the default."""
+        """Return parameters without default values."""
         plain: dict[str, Any] = {
             "engine_arguments": self.engine_arguments,
             "environment": self.environment,
@@ -67,5 +67,5 @@ class ServingArguments:
 
 
 def draft_counters(serving: ServingArguments) -> dict[str, str]:
-    """Map our counter names to the engine's; empty without speculative decoding."""
+    """Map our counters to the engine's for speculative decoding."""
     return dict(find_engine(serving.engine).counters) if serving.speculative is not None else {}

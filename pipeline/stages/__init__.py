@@ -1,7 +1,4 @@
-"""The stages: one folder each, with its declaration (`__init__.py`) and its code (`run.py`).
-
-The code reads parameters, runtime and the folders of inputs, and writes into its own folder only.
-"""
+"""The stages: one folder each, with declaration and code (`run.py`)."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class StageImplementation(Protocol):
-    """A module `run.py`; names in its `RESUMED` survive an interrupted attempt for the next."""
+    """A module `run.py`; names in `RESUMED` survive an interruption."""
 
     def run(self, context: StageContext[Any, Any], /) -> Record:
         """Return the declared result."""
 
 
 def stage_code(name: str) -> StageImplementation:
-    """Import the code of that stage; raise KeyError if there is none."""
+    """Import the stage's code; raise KeyError if there is none."""
     return cast(StageImplementation, import_module(f"{_stage_folders()[name]}.run"))
 
 
@@ -37,18 +34,18 @@ def stage_names() -> list[str]:
 
 
 def stage_named(name: str) -> Stage[Any, Any, Any]:
-    """Import the declaration of that stage; raise KeyError if there is none."""
+    """Import the stage's declaration; raise KeyError if there is none."""
     stage: Stage[Any, Any, Any] = getattr(import_module(_stage_folders()[name]), name.upper())
     return stage
 
 
 def newest_revision(name: str) -> int:
-    """Return the revision of a stage's code; 0 if there is no such stage."""
+    """Return a stage's revision; 0 if there is no such stage."""
     return stage_named(name).revision if name in stage_names() else 0
 
 
 def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record, Record]]:
-    """Yield the records of known stages that match their models."""
+    """Yield the records that match the models of known stages."""
     for record in records:
         try:
             kept = stage_named(record.stage).typed(record)

@@ -1,8 +1,8 @@
 """The attempt ledger: which variants of a baseline were judged, and which gates measured again.
 
 An **attempt** is a set of variants tried together against one baseline under one policy, or a gate
-of theirs measured again. It is recorded before the first answer or load of a candidate is stored.
-Verdict, report and card state their number. `attempts: N` of a policy gives each alpha / N.
+of theirs measured again. It is recorded before the first result is stored. `attempts: N` of a
+policy gives each alpha / N.
 
     STORE/attempts/<baseline>/<number>.json    one file an attempt, never changed or collected
 """
@@ -51,7 +51,7 @@ class Trial(Record):
         return gate_level(self.alpha, self.attempts, len(self.variants))
 
     def is_of(self, other: Trial) -> bool:
-        """Return whether the other trial of the baseline has these variants and criteria."""
+        """Return whether variants and criteria are the same."""
         return (self.variants, self.criteria) == (other.variants, other.criteria)
 
 
@@ -88,7 +88,7 @@ class History(Record):
 
 
 class Counted(Record):
-    """The trial that a stage records before it stores results."""
+    """The trial that a stage records before its results."""
 
     trial: Trial
     gate: str = Field(description="that is measured")
@@ -108,27 +108,22 @@ def trial_of(baseline: dict[str, str], variants: dict[str, str], policy: Policy)
 
 
 class AttemptLedger:
-    """The ledger of a store. Methods raise StoreError if a record is damaged or gone."""
+    """A store's ledger. Methods raise StoreError if a record is damaged or gone."""
 
     def __init__(self, store: Store) -> None:
         self._root = store.root
         self._attempts = store.root / "attempts"
 
     def check_allowed(self, trial: Trial) -> None:
-        """Raise UsageError if the trial is new, and the policy's attempts are used up."""
+        """Raise UsageError if the trial is new and no attempt is left."""
         earlier = self.attempts(trial.baseline)
         if not any(trial.is_of(each.trial) for each in earlier):
             self._refuse_more(trial, earlier)
 
     def begin(self, counted: Counted, number: int = 1) -> None:
-        """Record an attempt durably, before a stage stores results.
+        """Record an attempt, or a gate's measurement with this number, durably.
 
-        Args:
-            number: of the gate's measurement.
-
-        Raises:
-            UsageError: the policy allows no further attempt.
-            StoreError: it cannot be recorded.
+        UsageError: no attempt is left. StoreError: it cannot be recorded.
         """
         trial, gate = counted.trial, counted.gate
         folder = self._folder(trial.baseline)
@@ -165,7 +160,7 @@ class AttemptLedger:
         return found
 
     def history(self, trial: Trial) -> History:
-        """Return what was judged against the baseline before this trial, and its number."""
+        """Return what was judged before this trial, and its number."""
         earlier = self.attempts(trial.baseline)
         own = [each.number for each in earlier if trial.is_of(each.trial)]
         number = own[0] if own else len(earlier) + 1
@@ -179,7 +174,7 @@ class AttemptLedger:
         )
 
     def measurement(self, trial: Trial, gate: str) -> tuple[int, set[str]]:
-        """Return the number of a gate's latest measurement, and ids of the runs that began it."""
+        """Return the number of a gate's latest measurement, and the run ids that began it."""
         same = [each for each in self.attempts(trial.baseline) if trial.is_of(each.trial)]
         begun = [(each.measured.get(gate, 1), each.run) for each in same]
         latest = max((number for number, _ in begun), default=1)

@@ -1,4 +1,4 @@
-"""Context of a running stage, and the function that runs it into the store."""
+"""Context of a running stage, and its execution."""
 
 from __future__ import annotations
 
@@ -33,17 +33,13 @@ BOOTSTRAP = Path(__file__).parents[1] / "core" / "worker_bootstrap.py"
 
 
 class Servers(Protocol):
-    """Model servers that a stage starts one after another."""
+    """Model servers, started one after another."""
 
     def up(self, arm: str) -> AbstractContextManager[dict[str, Any]]:
         """Serve the arm meanwhile; yield facts on its endpoint; raise ServingError."""
 
     def leave(self, arm: str, error: PrepareError, *, under_load: bool) -> None:
-        """Go on without the arm; raises the error if the stage cannot do without it.
-
-        Args:
-            under_load: the server had started.
-        """
+        """Continue without the arm, or raise the error."""
 
 
 @dataclass
@@ -86,19 +82,19 @@ class StageContext(Generic[Parameters, Runtime]):
         return record
 
     def input_digests(self) -> dict[str, str]:
-        """Digest each input's result, to detect later that one was made again."""
+        """Digest the inputs' results, to detect changes later."""
         return {role: digest_json(self.input_record(role).result) for role in self.spec.inputs}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
         self.progress.advance(f"{self.spec.variant}: {task}", done, total, unit)
 
     def note(self, text: str) -> None:
-        """Report a note, and store it in the record."""
+        """Report a note, and record it."""
         self.notes.append(text)
         self.progress.note(f"{self.spec.variant}: {text}")
 
     def output_folder(self) -> Path:
-        """Create `output/`; with RESUMED, it may have content of a killed attempt."""
+        """Create `output/`; with RESUMED, it may have content."""
         folder = self.folder / "output"
         folder.mkdir(exist_ok=True)
         return folder
@@ -115,15 +111,9 @@ class StageContext(Generic[Parameters, Runtime]):
     ) -> dict[str, Any]:
         """Run a worker in the stage's environment and return its result.
 
-        Args:
-            worker: module with `run(spec, progress, output)`.
-            output: existing folder for its files; None for the stage's own.
-            environment: variables in addition to those of every worker.
-            needs: networks; the worker gets only their credentials.
-            plugins: modules that it imports, as from `Plugin.for_worker`.
+        It gets credentials for `needs` only. `plugins` are as from `Plugin.for_worker`.
 
-        Raises:
-            PrepareError: from the worker; WorkerError with its log if it died.
+        PrepareError: from the worker; WorkerError with its log if it died.
         """
         spec_file = self.folder / "worker-spec.json"
         result_file = self.folder / "worker-result.json"
@@ -185,20 +175,16 @@ class StageContext(Generic[Parameters, Runtime]):
 
 
 def execute(spec: StageSpec, progress: Progress) -> StageRecord:
-    """Run a stage that needs no server into the store; raises as `advance`."""
+    """Run a stage without servers; raises as `advance`."""
     return advance(spec, Store(Path(spec.store)), progress)[0]
 
 
 def advance(
     spec: StageSpec, store: Store, progress: Progress, servers: Servers | None = None
 ) -> tuple[StageRecord, bool]:
-    """Run one stage into its store, or find the record that another process made meanwhile.
+    """Run a stage, or find another process's record; return whether it ran here.
 
-    Returns:
-        the record, and whether it was run here.
-
-    Raises:
-        PrepareError: the stage failed; its files stay in `<key>.*.partial`.
+    PrepareError: it failed; its files stay in `<key>.*.partial`.
     """
     code = stage_code(spec.stage)
     resumed = getattr(code, "RESUMED", ())

@@ -1,4 +1,4 @@
-"""Runs the worker that measures loads, for the stages `speed` and `block`."""
+"""Runs the worker that measures loads."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ def measure_loads(
     servers: Mapping[str, tuple[ServedModel, ServerRuntime]],
     start: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Have the worker measure on the running servers; return its facts.
+    """Have the worker measure on running servers; return its facts.
 
-    Args:
-        servers: what each side serves, and where.
-        start: see eval_gates/speed/speed_worker.py.
+    `start` is described in eval_gates/speed/speed_worker.py.
     """
     parameters, runtime = context.parameters, context.runtime
     is_ours = all(endpoint.socket is not None for _, endpoint in servers.values())
@@ -72,9 +70,9 @@ def measure_loads(
 def _prompts_in_place(
     copy: Path, workload: Mapping[str, Any], file: str | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the workload in the load generator's form; a file of prompts exists only meanwhile.
+    """Yield the workload for the load generator; its file exists only meanwhile.
 
-    Users' prompts are not evidence: each load's digest identifies them.
+    Users' prompts are not evidence.
     """
     if workload["kind"] != "requests":
         yield dict(workload)

@@ -1,4 +1,4 @@
-"""Checkpoints: references, downloads, reading and completeness checks.
+"""Checkpoints: references, downloads, reading and checks.
 
-A missing, damaged or unsupported checkpoint raises CheckpointError; HubError is its subclass.
+A missing, damaged or unsupported one raises CheckpointError.
 """

@@ -1,4 +1,4 @@
-"""A model's small files about generated answers: chat template, special tokens, sampling."""
+"""A model's small files: chat template, special tokens, sampling."""
 
 from __future__ import annotations
 
@@ -23,12 +23,8 @@ UNKNOWN_TEMPLATE = ""
 class ModelGeneration:
     """Content of these files.
 
-    Args:
-        where: the folder or repository, for messages.
-        template: jinja; None without one; `UNKNOWN_TEMPLATE` if its text is unknown.
-        special_tokens: texts by name, such as `eos_token`.
-        sampling: content of generation_config.json.
-        added_tokens: ids by text, of tokens that tokenizer_config.json adds.
+    `template` is None without one, or `UNKNOWN_TEMPLATE`. `special_tokens` has texts by name, and
+    `added_tokens` ids by text.
     """
 
     where: str = ""
@@ -49,9 +45,9 @@ class ModelGeneration:
 def read_generation(
     where: str, names: Collection[str], locate: Callable[[str], Path]
 ) -> ModelGeneration:
-    """Return the content of the files of those names, whose paths `locate` returns.
+    """Return the content of the files of those names.
 
-    Raises CheckpointError if a file is damaged or too large.
+    CheckpointError: a file is damaged or too large.
     """
     tokenizer = read_json(locate(TOKENIZER)) if TOKENIZER in names else {}
     return ModelGeneration(

@@ -1,8 +1,4 @@
-"""Worker: converts a GGUF file to a bf16 safetensors checkpoint, for the demo model.
-
-Runs in the `quantize` environment (transformers 5, gguf, torch). The weights carry the rounding of
-the GGUF file.
-"""
+"""Worker of the `quantize` environment: converts a GGUF file to bf16 safetensors."""
 
 from __future__ import annotations
 
@@ -20,13 +16,9 @@ END_OF_TURN = "<|im_end|>"
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Write the checkpoint of `spec["gguf"]` into the empty folder `output`.
+    """Write a checkpoint into the empty folder `output`; return facts.
 
-    Args:
-        spec: {"gguf": path of a llama-like GGUF file whose chat turns end with <|im_end|>}.
-
-    Returns:
-        Facts: source file name, its metadata name, tensors, parameters, dtype.
+    `spec["gguf"]` is a llama-like file whose chat turns end with <|im_end|>.
     """
     source = Path(spec["gguf"])
     metadata = _read_metadata(source)
@@ -51,7 +43,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def _read_metadata(source: Path) -> dict[str, Any]:
-    """Return the GGUF file's short key-value pairs, without the vocabulary's arrays."""
+    """Return the GGUF file's short key-value pairs."""
     import gguf
 
     # transformers parses the file four times over, 49,000 tokens one by one, and builds the table
@@ -92,9 +84,7 @@ def _load_model(source: Path) -> Any:
 def _load_tokenizer(source: Path, pre_tokenizer: str) -> Any:
     """Return the tokenizer, with what its conversion from GGUF loses restored.
 
-    Args:
-        pre_tokenizer: the file's rule that splits text before BPE; "smollm" splits off every
-            digit, which the conversion forgets.
+    "smollm" splits off every digit, for example.
     """
     from tokenizers import decoders, pre_tokenizers  # type: ignore[import-not-found]
     from transformers import AutoTokenizer
@@ -126,14 +116,14 @@ def _generation_config(tokenizer: Any) -> Any:
 
 
 def _make_readable_by_transformers_4(path: Path) -> None:
-    """Write `rope_theta` where 4.x reads it too; 5.x reads it from `rope_parameters`."""
+    """Write `rope_theta` where 4.x reads it too."""
     config = json.loads(path.read_text(encoding="utf-8"))  # noqa: TID251
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _clean_tokenizer_config(path: Path, context: int) -> None:
-    """Name a class that 4.x and 5.x have, the real length, and leave spaces in code unchanged."""
+    """Name a class that 4.x and 5.x have, and the real length; keep spaces."""
     config = json.loads(path.read_text(encoding="utf-8"))  # noqa: TID251
     for key in ("backend", "is_local", "local_files_only", "model_type", "legacy"):
         config.pop(key, None)

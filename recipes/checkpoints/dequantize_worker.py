@@ -1,4 +1,4 @@
-"""Worker: 16-bit weights of a quantized checkpoint, file by file, by compressed-tensors."""
+"""Worker: 16-bit weights of a quantized checkpoint, by compressed-tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ LIBRARIES = ("compressed-tensors", "torch")
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Convert a checkpoint into `output`.
 
-    Args:
-        spec: source (folder), files (names of those that were inspected), converter (see
-            `SourceFormat`).
+    `spec`: source (folder), files (names), converter (see `SourceFormat`).
     """
     progress.note("converting the checkpoint to 16 bits")
     convert(Path(spec["source"]), spec["files"], spec["converter"], output)
@@ -30,10 +28,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def convert(source: Path, files: Iterable[str], converter: str, output: Path) -> None:
-    """Write 16-bit weights, config and other files of a checkpoint into `output`.
+    """Write 16-bit weights, config and other files into `output`.
 
-    Args:
-        files: names of the files that count; the library follows what it finds in a folder.
+    The library would convert other files than `files`, too.
     """
     from compressed_tensors.entrypoints.convert import convert_checkpoint
 
@@ -53,7 +50,7 @@ def convert(source: Path, files: Iterable[str], converter: str, output: Path) ->
 
 
 def unquantized_modules(folder: Path) -> list[str]:
-    """Return the modules with a weight and no scale of it, which the converters must skip."""
+    """Return modules whose weight has no scale; converters must skip them."""
     names = {name for header in read_headers(folder).values() for name in header.tensors}
     modules = (name.removesuffix(".weight") for name in names if name.endswith(".weight"))
     scales = ("weight_scale", "weight_scale_inv")
@@ -61,7 +58,7 @@ def unquantized_modules(folder: Path) -> list[str]:
 
 
 def fp8_block(source: Path, unquantized: list[str]) -> Any:
-    """Return the converter of DeepSeek's and Qwen's FP8 in blocks."""
+    """Return the converter of FP8 in blocks (DeepSeek, Qwen)."""
     from compressed_tensors.entrypoints.convert import FP8BlockDequantizer
 
     size = quantization_config(source)["weight_block_size"]
@@ -78,7 +75,7 @@ def awq(source: Path) -> Any:
 def compressed(source: Path, unquantized: list[str]) -> Any:
     """Return the converter of compressed-tensors' formats.
 
-    The library's own refuses static scales of activations, which 16-bit weights do not have.
+    The library's own refuses static scales of activations.
     """
     from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer
 

@@ -1,4 +1,4 @@
-"""Headers that a quantized checkpoint has once it is converted to 16 bits."""
+"""Headers of a quantized checkpoint after its conversion."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ WORD_BITS = 32
 
 
 def dequantized(source: HeaderSource) -> HeaderSource:
-    """Return the 16-bit checkpoint's config and tensors; the source itself if it has 16 bits.
+    """Return config and tensors in 16 bits.
 
-    Raises CheckpointError if packed weights have no rows and columns.
+    CheckpointError: packed weights have no rows and columns.
     """
     if source.format is None:
         return source
@@ -58,7 +58,7 @@ def dequantized(source: HeaderSource) -> HeaderSource:
 
 
 def planned_weights(source: HeaderSource, quantization: Quantization) -> VariantWeights:
-    """Return the weights of a variant, or of the baseline, which is served as it is."""
+    """Return the planned weights of a variant or the baseline."""
     start = dequantized(source) if quantization.quantizes else source
     return variant_weights(start.tensors, quantization, start.config)
 

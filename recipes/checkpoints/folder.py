@@ -1,7 +1,4 @@
-"""Checkpoint folders with safetensors, config and tokenizer files: completeness and digest.
-
-The digest covers names and contents of all files that can change answers, not their location.
-"""
+"""Checkpoint folders: completeness, and a digest of all files that can change answers."""
 
 from __future__ import annotations
 
@@ -117,12 +114,8 @@ def inspect_folder(
 ) -> Checkpoint:
     """Check that the checkpoint is complete, and compute its digest.
 
-    Headers are read before files are hashed, so most faults appear within a second.
-
-    Args:
-        path: for kind "hub" a snapshot in the Hub's cache, whose links must match the Hub's
-            digests.
-        is_head: it is a draft model that uses another model's tokenizer and may have none.
+    Most faults appear within a second. For kind "hub", `path` is a snapshot whose links must match
+    the Hub's digests. A draft model (`is_head`) may have no tokenizer.
     """
     path = path.expanduser().absolute()
     config = read_config(path)
@@ -187,12 +180,12 @@ def inspect_folder(
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a file name matches one of the globs."""
+    """Return whether the name matches a glob."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_folder(path: Path) -> None:
-    """Raise CheckpointError with a hint unless the path is a readable folder."""
+    """Raise CheckpointError unless the folder is readable."""
     if path.is_file():
         hint = f"use its folder: {path.parent}"
         if path.suffix == ".gguf":
@@ -240,12 +233,12 @@ def _lacking(key: str, path: Path) -> CheckpointError:
 
 
 def needs_own_code(config: dict[str, Any]) -> bool:
-    """Return whether a config names Python code of the checkpoint."""
+    """Return whether a config names the checkpoint's own code."""
     return bool(config.get(CODE_KEY))
 
 
 def context_length(config: dict[str, Any]) -> int | None:
-    """Return the model's tokens of context; None if config.json lacks it."""
+    """Return the context in tokens; None if unknown."""
     inner = config.get("text_config")
     for level in (config, inner if isinstance(inner, dict) else {}):
         for key in CONTEXT_KEYS:
@@ -255,7 +248,7 @@ def context_length(config: dict[str, Any]) -> int | None:
 
 
 def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
-    """Check that links stay in the folder or, for the Hub's cache, its blob store."""
+    """Check that links stay in the folder or the Hub's blob store."""
     target = Path(os.path.realpath(file))  # unlike resolve(), accepts link loops
     allowed = [folder.resolve()]
     if kind == "hub" and folder.parent.name == "snapshots":

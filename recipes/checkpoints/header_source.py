@@ -1,4 +1,4 @@
-"""Sources of config.json and headers: a folder, or the Hub by range requests."""
+"""Sources of config.json and headers: a folder or the Hub."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONNECTIONS = 8
 
 @dataclass(frozen=True)
 class HeaderSource:
-    """Facts about a checkpoint before its weights are read."""
+    """Facts about a checkpoint without its weights."""
 
     name: str  # reference given by the user
     where: str  # for messages
@@ -61,7 +61,7 @@ class HeaderSource:
 
     @property
     def format(self) -> SourceFormat | None:
-        """Format of weights that were released quantized; None for others."""
+        """Format of released quantized weights, or None."""
         return source_format(self.config, self.quantizer if QUANTIZER_FILE in self.names else None)
 
 
@@ -85,13 +85,9 @@ def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
 
 
 def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
-    """Read config.json, the index and the headers from the Hub, without weights.
+    """Read config.json, index and headers from the Hub, or its cache.
 
-    Range requests fetch about 100 kB a file. If the Hub is unreachable, its cache is used.
-
-    Raises:
-        HubError: as :func:`recipes.checkpoints.hub.download` does.
-        CheckpointError: config.json, index or headers are damaged.
+    HubError: as :func:`recipes.checkpoints.hub.download`. CheckpointError: a file is damaged.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -162,8 +158,7 @@ Shapes = dict[str, tuple[int, ...]]
 def read_config_alone(folder: Path, name: str) -> HeaderSource:
     """Read config.json and make up the tensors.
 
-    Raises:
-        CheckpointError: config.json is missing or damaged, or lacks a number.
+    CheckpointError: it is missing or damaged, or lacks a number.
     """
     config, where = read_config(folder), str(folder / "config.json")
     level, shape = text_level(config), model_shape(config, where)

@@ -1,8 +1,4 @@
-"""Downloads of checkpoints from the Hugging Face Hub, or a mirror.
-
-Endpoint, token, cache folder and offline mode are settings of huggingface_hub (HF_ENDPOINT,
-HF_TOKEN or `hf auth login`, HF_HOME, HF_HUB_OFFLINE).
-"""
+"""Downloads from the Hugging Face Hub, or a mirror, by huggingface_hub's own settings."""
 
 from __future__ import annotations
 
@@ -38,15 +34,12 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
-    """Download safetensors, config, tokenizer files and card; return the snapshot and its commit.
+    """Download safetensors, config, tokenizer files and card; return snapshot and commit.
 
-    Existing files are reused, and interrupted transfers resume. If the Hub is unreachable, the
-    cache is used. Pickled weights and files in subfolders are never downloaded. `revision` None
-    means the default branch.
+    Transfers resume. If the Hub is unreachable, the cache is used.
 
-    Raises:
-        HubError: repository or revision are missing or not accessible, the Hub is unreachable and
-            the cache incomplete, the disk is full, or there are no safetensors.
+    HubError: missing or not accessible, the disk is full, the cache is incomplete, or there are no
+    safetensors.
     """
     with explain_hub_errors(repo_id, revision):
         info = query_hub(repo_id, revision)
@@ -82,7 +75,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
 
 
 def bytes_to_download(repo_id: str, revision: str | None) -> int:
-    """Return the bytes that :func:`download` would fetch; 0 if it would use the cache."""
+    """Return the bytes that :func:`download` would fetch."""
     from huggingface_hub import try_to_load_from_cache
 
     with explain_hub_errors(repo_id, revision):
@@ -100,9 +93,9 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
 
 
 def resolve_dataset_revision(dataset_id: str) -> str | None:
-    """Return the commit of a Hub dataset's default branch.
+    """Return the newest commit of a dataset's default branch.
 
-    None if the Hub does not respond within about three seconds, or does not show the dataset.
+    None if the Hub does not show it within about three seconds.
     """
     answer: list[str | None] = []
 
@@ -122,7 +115,7 @@ def resolve_dataset_revision(dataset_id: str) -> str | None:
 
 
 def query_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
-    """Return the Hub's facts about a repository; None if the Hub is unreachable."""
+    """Return the Hub's facts; None if it is unreachable."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -139,7 +132,7 @@ def query_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
 
 
 def transport_error() -> type[Exception]:
-    """Return the base class of HTTP errors: httpx in huggingface_hub 1, httpx2 in 2."""
+    """Return the base of HTTP errors: httpx in huggingface_hub 1, httpx2 in 2."""
     from huggingface_hub.errors import HfHubHTTPError
 
     base: type[Exception] = HfHubHTTPError.__bases__[0]
@@ -147,7 +140,7 @@ def transport_error() -> type[Exception]:
 
 
 def file_sizes(info: ModelInfo) -> dict[str, int]:
-    """Return the sizes of top-level files in bytes, by name."""
+    """Return the bytes of top-level files by name."""
     return {
         file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename
     }
@@ -178,9 +171,9 @@ def _fetch(
 
 
 def _bar_class(report: Callable[[int], None] | None = None) -> type[Any]:
-    """Return a progress bar class that draws nothing and reports bytes.
+    """Return a silent progress bar class that reports bytes.
 
-    The library counts files, received bytes and written bytes; the largest count is reported.
+    The largest count is reported: the library has several.
     """
     from tqdm.std import tqdm
 
@@ -213,7 +206,7 @@ def _bar_class(report: Callable[[int], None] | None = None) -> type[Any]:
 
 @contextmanager
 def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Convert the library's errors to HubError with a hint."""
+    """Convert the library's errors to HubError."""
     from huggingface_hub import constants, errors
 
     where = f"{repo_id}@{revision}" if revision else repo_id

@@ -1,7 +1,7 @@
-"""Memory of each decoder layer for one sequence, from config.json: keys, values and states.
+"""Memory of each decoder layer for one sequence, from config.json.
 
-`docs/reference/kv-cache.md` compares it with vLLM's own count for published models. The only
-supported layers without attention are gated delta nets.
+`docs/reference/kv-cache.md` compares it with vLLM's count. Layers without attention must be gated
+delta nets.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Layer:
     state_bytes: int = 0  # fixed state of one sequence, divided by the GPUs
 
     def token_bytes(self, element_bytes: float, gpus: int = 1) -> int:
-        """Return the bytes of one token on each GPU; more GPUs than heads replicate heads."""
+        """Return a token's bytes on each GPU; extra GPUs replicate heads."""
         if not self.heads:
             return 0
         if element_bytes == 1 and self.fp8_bytes is not None:
@@ -82,10 +82,7 @@ def sequence_bytes(
 ) -> int:
     """Return the bytes of one sequence in all layers, on each GPU.
 
-    Args:
-        context: tokens of the sequence.
-        block: tokens of a block of the cache.
-        held: tokens in flight, which a layer with a window keeps as well.
+    `context`, `block` and `held` are in tokens; windowed layers keep those in flight (`held`).
     """
     total = 0
     for layer in layers:
@@ -98,9 +95,7 @@ def sequence_bytes(
 def read_layers(config: dict[str, Any], shape: ModelShape, where: str) -> tuple[Layer, ...]:
     """Return each decoder layer.
 
-    Raises:
-        UnknownLayersError: the config follows an unsupported pattern.
-        CheckpointError: a value is invalid.
+    UnknownLayersError: unsupported pattern. CheckpointError: a value is invalid.
     """
     level = text_level(config)
     for key in UNREAD:
@@ -148,7 +143,7 @@ def _layer(level: dict[str, Any], shape: ModelShape, kind: Kind, where: str) -> 
 
 
 def _kinds(level: dict[str, Any], layers: int, where: str) -> list[Kind]:
-    """Return each layer's kind, by all of config.json's ways to name it."""
+    """Return each layer's kind, however config.json names it."""
     if (words := level.get("layer_types")) is not None:
         if not isinstance(words, list) or len(words) != layers:
             raise CheckpointError(
@@ -183,7 +178,7 @@ def _kinds(level: dict[str, Any], layers: int, where: str) -> list[Kind]:
 
 
 def _state_bytes(level: dict[str, Any], where: str) -> int:
-    """Return the state of a gated delta net for one sequence: Qwen3-Next and Qwen3.5.
+    """Return the bytes of a gated delta net's state for one sequence.
 
     As `MambaStateShapeCalculator` of vLLM 0.33.
     """

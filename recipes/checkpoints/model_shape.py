@@ -1,4 +1,4 @@
-"""Shape of a model from config.json, for all usual key names."""
+"""Shape of a model from config.json."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class ModelShape:
 
 
 def text_level(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the language model's settings, which multimodal configs nest, with defaults."""
+    """Return the language model's settings, with defaults."""
     inner = config.get("text_config")
     level = {**config, **inner} if isinstance(inner, dict) else config
     return {**DEFAULTS.get(str(level.get("model_type")), {}), **level}
 
 
 def model_shape(config: dict[str, Any], where: str) -> ModelShape:
-    """Return the shape; raise CheckpointError if a required key is missing or invalid."""
+    """Return the shape; CheckpointError if a key is missing or invalid."""
     level = text_level(config)
 
     def number(keys: tuple[str, ...], default: int | None = None) -> int:
@@ -97,9 +97,9 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
 
 
 def read_positive_int(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int | None:
-    """Return the first key that is present; None if all are absent or null.
+    """Return the first present key's value, or None.
 
-    Raises CheckpointError for another value than an integer in range.
+    CheckpointError: it is no integer in range.
     """
     for key in keys:
         value = level.get(key)

@@ -1,6 +1,6 @@
 """Kind of module of a tensor, from its name.
 
-Standard library only: the quantizers' environments import this module.
+Standard library only, for the quantizers' environments.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ HEAD = "lm_head.weight"
 
 
 def is_quantizable(name: str, tensor: TensorEntry, ignore: list[str]) -> bool:
-    """Return whether the recipe quantizes this tensor: a linear layer, not ignored."""
+    """Return whether the recipe quantizes this tensor."""
     return is_linear_weight(name, tensor) and not is_ignored(name.removesuffix(WEIGHT), ignore)
 
 
 def is_linear_weight(name: str, tensor: TensorEntry) -> bool:
-    """Return whether name and shape are those of a linear layer's matrix."""
+    """Return whether this is a linear layer's matrix."""
     if not name.endswith(WEIGHT) or len(tensor.shape) != 2:
         return False
     module = name.removesuffix(WEIGHT)
@@ -30,14 +30,14 @@ def is_linear_weight(name: str, tensor: TensorEntry) -> bool:
 
 
 def is_head(name: str) -> bool:
-    """Return whether the name is the output head's, with any prefix."""
+    """Return whether this is the output head."""
     return name.endswith(HEAD)
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Return whether the output head is the embedding.
 
-    As in transformers, a multimodal config's top-level key precedes the inner one.
+    As in transformers, a multimodal config's top-level key comes first.
     """
     inner = config.get("text_config")
     fallback = inner.get("tie_word_embeddings") if isinstance(inner, dict) else False
@@ -82,10 +82,9 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
-    """Return the kind of module of the tensor `name`.
+    """Return the kind of module of a tensor.
 
-    `layers` is num_hidden_layers; DeepSeek stores its multi-token prediction (MTP) head in layers
-    after the last.
+    DeepSeek's multi-token prediction (MTP) head follows the last of `layers`.
     """
     parts = name.split(".")
     leaf = parts[-2] if len(parts) > 1 else parts[0]
@@ -104,7 +103,7 @@ def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
 
 
 def is_expert_stack(name: str, dimensions: int) -> bool:
-    """Return whether a tensor contains the fused matrices of a layer's experts."""
+    """Return whether a tensor fuses a layer's experts."""
     parts = name.split(".")
     if dimensions != 3 or any(part.startswith(VISION) for part in parts):
         return False
@@ -131,6 +130,6 @@ BLOCK = re.compile(r"(.*?\.(?:layers|h|blocks|block)\.\d+)\.")
 
 
 def block_name(name: str) -> str:
-    """Return the numbered layer of a tensor: 'model.layers.3'; empty outside of layers."""
+    """Return a tensor's layer, such as 'model.layers.3', or ''."""
     found = BLOCK.match(name)
     return found[1] if found else ""

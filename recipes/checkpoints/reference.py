@@ -1,4 +1,4 @@
-"""References to checkpoints: a folder, a Hub id with an optional revision, or a demo."""
+"""References to checkpoints: folder, Hub id or demo."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class CheckpointReference:
 def parse_reference(text: str) -> CheckpointReference:
     """Return the reference that the text denotes.
 
-    Existing paths, and text that can only be a path, are folders; otherwise it is a Hub id. Raises
-    UsageError with close matches for anything else.
+    Existing paths, and text that can only be a path, are folders.
     """
     if (demo := text.removeprefix("demo:")) != text and demo in DEMOS:
         return CheckpointReference("demo", demo)

@@ -1,7 +1,7 @@
-"""Reading and checking of .safetensors headers, without torch and tensor data.
+"""Headers of .safetensors files.
 
-The format: 8 bytes little-endian length N, N bytes of JSON, then tensor data. The header's offsets
-count from the end of the JSON and cover the data without gap or overlap.
+A file has 8 bytes little-endian length N, N bytes of JSON, then data. Offsets count from the JSON's
+end and cover the data without gap or overlap.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DOWNLOAD_AGAIN = "download the file again"
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Type, shape and position of a tensor, relative to `data_start`."""
+    """Type, shape and position of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class SafetensorsHeader:
 
 
 def read_header(path: Path) -> SafetensorsHeader:
-    """Return the header; check its consistency and the file size."""
+    """Return a consistent header that fits the file size."""
     with (
         raise_as(CheckpointError, "the weights cannot be read", path),
         open_regular(path, None) as file,
@@ -111,7 +111,7 @@ def _check_size(size: int, needed: int, path: Path, *, exact: bool) -> None:
 
 
 def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
-    """Validate one entry of a header; raise CheckpointError if it is inconsistent."""
+    """Return one entry of a header, or raise CheckpointError."""
     if len(name) > MAX_NAME_CHARACTERS:
         raise _damage(f"a tensor's name has more than {MAX_NAME_CHARACTERS} characters", path)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:

@@ -1,7 +1,6 @@
-"""Number format of a checkpoint that was released quantized, and its conversion to 16 bits.
+"""Number format of a released quantized checkpoint.
 
-Such a checkpoint is served as it is. Recipes need 16-bit weights: compressed-tensors' converters
-make them from the files, without the model (`recipes/checkpoints/dequantize_worker.py`).
+compressed-tensors' converters make the 16-bit weights for recipes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def source_format(
 ) -> SourceFormat | None:
     """Return the format; None for unquantized weights.
 
-    `quantizer` is hf_quant_config.json, if there is one.
+    `quantizer` is hf_quant_config.json.
     """
     found = next(quantization_configs(config), None)
     if found is None:
@@ -63,7 +62,7 @@ def source_format(
 
 
 def quantization_configs(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the descriptions of quantized weights in a config.json; empty for malformed ones."""
+    """Yield config.json's descriptions of quantized weights."""
     for level in (config, config.get("text_config")):
         for key in QUANTIZATION_KEYS:
             if isinstance(level, dict) and level.get(key):
@@ -71,7 +70,7 @@ def quantization_configs(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def quantized_groups(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the weights' settings of each group of compressed-tensors' config."""
+    """Return each group's settings of weights."""
     groups = config.get("config_groups")
     return [
         group["weights"]

@@ -1,4 +1,4 @@
-"""Facts from a checkpoint's model card: its Hub id and license."""
+"""A checkpoint's Hub id and license, from its card."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CheckpointReport(Record):
 
 
 def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceInfo:
-    """Return the known facts about a source; unknown ones stay empty."""
+    """Return the known facts about a source."""
     # Do not publish the path of a user's folder.
     facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
     if ref in DEMO_SOURCES:
@@ -84,7 +84,7 @@ def is_path(ref: str) -> bool:
 
 
 def license_in(folder: Path) -> dict[str, str]:
-    """Return the license from the folder's model card, or from its config."""
+    """Return the license from model card or config."""
     card = front_matter(folder / "README.md")
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     license = card.get("license") or config.get("license")
@@ -97,9 +97,9 @@ def license_in(folder: Path) -> dict[str, str]:
 
 
 def front_matter(card: Path) -> dict[str, Any]:
-    """Return a card's YAML front matter; empty if missing or damaged.
+    """Return a card's YAML front matter, or an empty one.
 
-    The card is untrusted, and an unreadable card does not stop a promotion.
+    An unreadable card does not stop a promotion.
     """
     from pipeline.core.untrusted_yaml import parse_yaml
 

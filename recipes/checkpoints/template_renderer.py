@@ -1,7 +1,4 @@
-"""Chat templates, untrusted programs, rendered within limits of time and memory.
-
-Filters and functions are those of transformers.
-"""
+"""Chat templates, untrusted programs, rendered within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 class GenerationTag(Extension):
-    """The block `generation`, which marks a model's own words in transformers."""
+    """The block `generation` of transformers."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's interface
 
@@ -42,16 +39,16 @@ class GenerationTag(Extension):
 
 @dataclass(frozen=True)
 class Rendering:
-    """The variables that a template reads, and a prompt for each object of arguments."""
+    """Variables that a template reads, and its prompts."""
 
     names: frozenset[str]
     prompts: tuple[str, ...]
 
 
 def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Rendering:
-    """Return the prompts of one short message, or of the arguments' `messages` and `tools`.
+    """Return the prompts of one short message, or the arguments' `messages` and `tools`.
 
-    Raises CheckpointError if the template cannot be rendered within its limits.
+    CheckpointError: rendering fails within the limits.
     """
     constants = {
         "messages": MESSAGES,
@@ -86,7 +83,7 @@ def _render_limited(template: str, arguments: str) -> dict[str, Any]:
 
 
 def _render_all(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return `names` and `prompts`, or `error` and its `line` (None if no line is at fault)."""
+    """Return `names` and `prompts`, or `error` and its `line`."""
     try:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -120,7 +117,7 @@ def _render_all(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _line_of(error: Exception) -> int | None:
-    """Return the template's line where a rendering failed; jinja2 names its source so."""
+    """Return the template's line that failed."""
     lines = [
         line
         for frame, line in walk_tb(error.__traceback__)

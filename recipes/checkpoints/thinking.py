@@ -21,12 +21,12 @@ def find_markers(model: ModelGeneration) -> ThoughtMarkers | None:
 
 
 def argument_names(model: ModelGeneration) -> frozenset[str]:
-    """Return the names that a policy may set; CheckpointError as :func:`render`."""
+    """Return names that a policy may set; CheckpointError as :func:`render`."""
     return render(model, [{}]).names - RESERVED - model.special_tokens.keys()
 
 
 def find_switch(model: ModelGeneration) -> str | None:
-    """Return the argument that turns thoughts off; CheckpointError as :func:`render`."""
+    """Return the argument against thoughts; CheckpointError as :func:`render`."""
     names = argument_names(model)
     return next((name for name in SWITCHES if name in names), None)
 
@@ -34,8 +34,8 @@ def find_switch(model: ModelGeneration) -> str | None:
 def thinks(model: ModelGeneration, arguments: Mapping[str, Any]) -> bool:
     """Return whether the model thinks with these arguments; CheckpointError as :func:`render`.
 
-    It does if the prompt ends within a thought, and not if after one. Otherwise the template's
-    switch decides. Without a switch, a model whose template has thoughts thinks.
+    A prompt that ends within or after a thought decides, or else the switch. Without one, a
+    template with thoughts means yes.
     """
     markers = find_markers(model)
     if markers is None:

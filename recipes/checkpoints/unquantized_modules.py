@@ -1,4 +1,4 @@
-"""Modules that a recipe must leave in 16 bits, by architecture; from names and config alone."""
+"""Modules that a recipe must leave in 16 bits, by architecture."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CURE = "give the modules of one fused set (q, k, v; gate, up; a layer's experts)
 
 
 def fused_name(module: str) -> str | None:
-    """Return vLLM's name of the module's fused matrix; None if it is stored alone.
+    """Return vLLM's name of the module's fused matrix, or None.
 
     Experts are found by their own names.
     """
@@ -51,7 +51,7 @@ def fused_name(module: str) -> str | None:
 
 
 def find_split(forms: Mapping[str, object]) -> tuple[str, str] | None:
-    """Return two modules of one fused set that have different formats, if any.
+    """Return two modules of one fused set with different formats.
 
     `forms` has each module's format; None for 16 bits.
     """
@@ -84,13 +84,9 @@ def ignore_list(
     *,
     fp8: bool = False,
 ) -> list[str]:
-    """Return the recipe's ignore list, extended for this checkpoint's architecture.
+    """Return the recipe's ignore list, extended for this architecture.
 
-    Args:
-        fp8: the recipe quantizes weights to FP8.
-
-    Returns names and `re:` expressions for llm-compressor, vLLM and ignored_modules.py: the
-    recipe's, then one for each kind of module that stays unquantized.
+    It has names and `re:` expressions for llm-compressor, vLLM and ignored_modules.py.
     """
     found = list(dict.fromkeys(_to_supported_form(word) for word in recipe_ignore))
     layers = decoder_layers(config)
@@ -120,10 +116,7 @@ def describe_added_modules(
     recipe_ignore: list[str],
     ignore: list[str],
 ) -> str:
-    """Describe what the architecture adds to the recipe's list; empty if nothing.
-
-    For example: `routers (56 layers), experts (56 stacks)`.
-    """
+    """Describe what the architecture adds, such as `routers (56 layers)`."""
     before = [_to_supported_form(word) for word in recipe_ignore]
     layers = decoder_layers(config)
     counts: Counter[ModuleKind] = Counter(
@@ -150,14 +143,14 @@ def _to_supported_form(word: str) -> str:
 
 
 def decoder_layers(config: Mapping[str, Any]) -> int:
-    """Return the decoder's layers; a huge number if config.json lacks it."""
+    """Return the decoder's layers; a huge number if unknown."""
     level = text_level(dict(config))
     known = [level[key] for key in LAYERS if type(level.get(key)) is int]
     return int(known[0]) if known else 10**6
 
 
 def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]:
-    """Return expressions for these modules, and others of their kind with any prefix.
+    """Return expressions for these modules with any prefix.
 
     A library's prefix can differ from the checkpoint's.
     """

@@ -15,7 +15,7 @@ OF_IMAGES = "ForConditionalGeneration"  # and of encoder-decoders, which have no
 def architecture_error(
     architecture: str, config: Mapping[str, Any], where: str
 ) -> PrepareError | None:
-    """Return an error for models that do not generate text."""
+    """Return an error unless the model generates text."""
     sees = architecture.endswith(OF_IMAGES) and "vision_config" in config
     if sees or architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return None
@@ -28,7 +28,7 @@ def architecture_error(
 
 
 def dequantization_error(config: str, form: SourceFormat | None) -> PrepareError | None:
-    """Return the error of released weights that cannot be converted to 16 bits."""
+    """Return why weights cannot be converted to 16 bits."""
     if form is None or form.converter is not None:
         return None
     return CheckpointError(
@@ -39,7 +39,7 @@ def dequantization_error(config: str, form: SourceFormat | None) -> PrepareError
 
 
 def own_code_error(config: str) -> PrepareError:
-    """Return the error for a checkpoint with untrusted Python code."""
+    """Return the error for untrusted Python code."""
     return CheckpointError(
         "the checkpoint requires running its own Python code",
         where=f"{config}, key {CODE_KEY}",

@@ -1,4 +1,4 @@
-"""Size of a variant's weights, from the source's headers alone."""
+"""Size of a variant's weights, from headers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABOVE_A_SEAM = ("q_proj", "k_proj", "gate_proj", "w1")
 
 @dataclass(frozen=True)
 class VariantTensor:
-    """A source tensor and its size in the variant."""
+    """A source tensor's size in the variant."""
 
     name: str  # in the source
     tensor: TensorEntry  # of the source
@@ -57,7 +57,7 @@ def variant_weights(
 ) -> VariantWeights:
     """Return the size of each tensor in the variant.
 
-    If config.json ties the output head to the embedding, the variant stores one of them.
+    A tied output head is stored once.
     """
     tied = is_tied(config)
     kept = {name: tensor for name, tensor in tensors.items() if not (tied and is_head(name))}
@@ -86,9 +86,9 @@ def variant_weights(
 def stored_weights(
     tensors: Mapping[str, TensorEntry], stored: Mapping[str, TensorEntry]
 ) -> VariantWeights:
-    """Return the size of each source tensor in an existing variant.
+    """Return each source tensor's size in an existing variant.
 
-    `stored` has the variant's tensors; a matrix' tensors begin with its module's name.
+    A matrix' tensors in `stored` begin with its module's name.
     """
     sizes: Counter[str] = Counter()
     for name, tensor in stored.items():
@@ -106,7 +106,7 @@ def stored_weights(
 
 
 def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tuple[int, ...]:
-    """Return the sorted columns that no group size of the recipe divides."""
+    """Return columns that no group size of the recipe divides."""
     widths = set(columns)
     sizes = quantization.group_sizes
     if not sizes or find_dividing(sizes, widths):
@@ -117,7 +117,7 @@ def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -
 def find_undivided_rows(
     quantization: Quantization, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
-    """Return layers, and their rows, where vLLM requires blocks that divide the rows."""
+    """Return layers, and their rows, that vLLM's blocks do not divide."""
     found = {}
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")

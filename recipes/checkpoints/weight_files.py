@@ -1,4 +1,4 @@
-"""Weight files of a checkpoint, and consistency of index and shards."""
+"""Weight files of a checkpoint, and their index."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the sorted weight files: those in the index, or all safetensors.
+    """Return the index's sorted weight files, or all safetensors.
 
-    Raises CheckpointError if there are none, the index is damaged or leaves the folder, a shard is
-    missing, or shards have no index.
+    CheckpointError: there are none, shards have no index, one is missing, or the index is damaged
+    or leaves the folder.
     """
     index = folder / INDEX
     names = checkpoint_names(folder)
@@ -73,7 +73,7 @@ def check_no_shard_is_missing(missing: list[str], total: int, where: str) -> Non
 
 
 def hint_on_weights(names: Iterable[str]) -> str:
-    """Return what to use instead of a folder or repository of such files."""
+    """Return what to use instead of such files."""
     suffixes = {Path(name).suffix for name in names}
     if suffixes & {".bin", ".pt", ".pth"}:
         return (
@@ -87,12 +87,12 @@ def hint_on_weights(names: Iterable[str]) -> str:
 
 
 def are_weights(name: str) -> bool:
-    """Return whether a file name is a supported weight file."""
+    """Return whether this is a supported weight file."""
     return fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """Return the headers of the weight files, checked against the index."""
+    """Return weight files' headers, checked against the index."""
     headers = {file: read_header(file) for file in weight_files(folder)}
     index = folder / INDEX
     for tensor, name in read_index(index).items() if index.exists() else ():
@@ -106,12 +106,12 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
 
 
 def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
-    """Return the digest of names and contents of the weight files."""
+    """Return the weight files' digest, names included."""
     return digest_json([[file.name, digest_of(file)] for file in weight_files(folder)])
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """Return the index's weight_map: file name by tensor name, all in the index's folder."""
+    """Return the index's weight_map: file by tensor name."""
     weight_map = read_json(index).get("weight_map")
     fault, hint = "", "download it again"
     if not isinstance(weight_map, dict) or not weight_map:
@@ -140,7 +140,7 @@ def checkpoint_names(folder: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a checkpoint's file; infinite numbers are allowed."""
+    """Return a file's JSON object; infinite numbers are allowed."""
     with raise_as(CheckpointError, "the file cannot be read", path):
         content = read_regular(path, MAX_JSON_BYTES)
     if content.startswith(BOM_UTF8):
@@ -171,9 +171,9 @@ ADDED_LATER = (SIGNATURE, ".gitattributes")
 
 
 def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
-    """Yield (relative path, file) of every file below the folder, sorted.
+    """Yield relative path and file below the folder, sorted.
 
-    `leave_out` has relative paths of files and folders. Raises EvidenceError for links and devices.
+    EvidenceError: a link or device.
     """
     for file in sorted(folder.rglob("*")):
         path = file.relative_to(folder).as_posix()
@@ -198,13 +198,9 @@ def _is_part_of(path: str, mode: int, left_out: str) -> bool:
 
 
 def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) -> str:
-    """Digest names and contents of all files except the weights and those `added` later.
+    """Digest all files except weights and those `added` later, names included.
 
-    A `*.safetensors` file that is not part of the weights is included.
-
-    Raises:
-        CheckpointError: the folder has no weights.
-        EvidenceError: there is something that is neither a file nor a folder.
+    CheckpointError: there are no weights. EvidenceError: a link or device.
     """
     weights = set(weight_files(folder))
     return digest_json(
@@ -217,5 +213,5 @@ def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) ->
 
 
 def digest_auxiliary_files(folder: Path) -> str:
-    """Digest config, tokenizer, template and code; raises as `digest_of_other_files`."""
+    """Digest auxiliary files; raises as `digest_of_other_files`."""
     return digest_of_other_files(folder, (BUNDLE, CARD, RESULTS, *ADDED_LATER))

@@ -1,7 +1,6 @@
-"""Launchers have an engine start the copies of a run, and follow it.
+"""Launchers have an engine start and restart the copies of a run, and follow it.
 
-The engine places copies, allots resources and restarts lost ones. If a launcher is killed, the run
-continues if the engine does; the same command follows it again.
+A run survives its launcher if the engine does.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class Launcher(Protocol):
     """Starts copies by one engine."""
 
     def start(self, count: int) -> str:
-        """Start them unless they exist; return a note on how to end them; UsageError if refused."""
+        """Start missing copies; return how to end them; UsageError if refused."""
 
     def state(self) -> str:
-        """Return what they are doing, in words; '' once none is left."""
+        """Return their state in words; '' once none is left."""
 
     def close(self) -> None:
         """Release resources; the copies may continue."""
@@ -49,13 +48,10 @@ def launch(
 ) -> RunReport:
     """Start copies of a run and follow it to its end.
 
-    Args:
-        on: slurm or ray.
-        copies: None for one each of the baseline and the variants.
+    `copies` None means one an arm.
 
-    Raises:
-        UsageError: the engine refuses, or the run has another request.
-        StageError: all copies are gone, and the run has not ended.
+    UsageError: the engine refuses, or the run has another request. StageError: all copies ended
+    before the run.
     """
     store = settings.open_store()
     name = run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")

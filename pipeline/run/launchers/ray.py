@@ -1,6 +1,6 @@
-"""Copies of a run as Ray tasks, which Ray restarts if their node is lost.
+"""Copies of a run as Ray tasks.
 
-Ray ends its tasks with the process that started them; the same command resumes from the store.
+They end with the process that started them; the same command resumes.
 """
 
 from __future__ import annotations
@@ -77,11 +77,9 @@ class RayLauncher:
 
 
 def run_copy(index: int, run: str, store: str, folder: str, variables: dict[str, str]) -> int:
-    """Be one copy, on a node; return its exit code.
+    """Be one copy; return its exit code.
 
-    Args:
-        folder: for its log.
-        variables: of its process, in addition to the node's own.
+    `folder` is for its log. `variables` are added to the node's own.
     """
     base = {**os.environ, **variables, "PREPARE_COPY": str(index)}
     for name in registry_variables(base) if index else ():

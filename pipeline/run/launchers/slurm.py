@@ -1,7 +1,7 @@
 """Copies of a run as the elements of a Slurm job array.
 
-Slurm requeues an element that is preempted or whose node is lost, and it resumes the run. Jobs
-survive the launcher. `slurm.flags` of the settings has what a site requires.
+Slurm requeues preempted and lost elements. Jobs survive the launcher. `slurm.flags` has what a site
+requires.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SlurmLauncher:
         self._job = ""
 
     def start(self, count: int) -> str:
-        """Submit the array, unless one exists whose main element is not over."""
+        """Submit the array, unless its main element is not over."""
         file = self._folder / JOB
         self._job = file.read_text().strip() if file.exists() else ""
         if not (self._job and self.state(f"{self._job}_0")):
@@ -57,7 +57,7 @@ class SlurmLauncher:
         return f"Slurm's job array {self._job}; `scancel {self._job}` ends it"
 
     def state(self, job: str = "") -> str:
-        """Return how many elements are in which state; of one element, its state."""
+        """Return the number of elements by state, or one element's state."""
         states = Counter(
             state
             for state in _ask(
@@ -106,7 +106,7 @@ class SlurmLauncher:
 
 
 def _ask(command: list[str]) -> str:
-    """Return the answer; '' if Slurm forgot the job."""
+    """Return the answer; '' for a job that Slurm forgot."""
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     if found.returncode and "Invalid job id" not in found.stderr:
         return "UNKNOWN"  # the controller does not answer: no element is known to be over

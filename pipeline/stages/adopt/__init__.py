@@ -1,4 +1,4 @@
-"""The stage that adopts existing weights, instead of quantizing."""
+"""The stage that adopts existing weights."""
 
 from __future__ import annotations
 

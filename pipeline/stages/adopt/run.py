@@ -1,7 +1,6 @@
-"""Takes existing weights into `output/` instead of quantizing, and checks their digests.
+"""Takes existing weights instead of quantizing.
 
-Registered weights become hard or symbolic links. Weights of others are copied, because their folder
-may change after a promotion. The record has the form of `quantize`'s.
+Registered weights become links; others are copied, as they may change.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOT
 
 
 def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
-    """Link or copy every file of the checkpoint that counts."""
+    """Link or copy the files that count."""
     folder = Path(context.runtime.folder)
     output = context.output_folder()
     wanted = context.parameters.files
@@ -54,7 +53,7 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
 
 
 def link(source: Path, place: Path) -> None:
-    """Link the file at that place without copying it."""
+    """Link the file there."""
     try:
         # A link in the folder is followed, so that no link points to a link.
         os.link(source.resolve(), place)

@@ -1,7 +1,6 @@
-"""The stage that measures one block of a speed gate: a fresh start and a load of every arm.
+"""The stage that measures a block of a speed gate: a fresh start and load of every arm.
 
-An **arm** is the baseline, or one of the variants that are judged together. Variants share the
-baseline's start. The stage `speed` of each variant collects the blocks.
+An **arm** is the baseline or a variant.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ BASELINE = "baseline"
 
 
 class LoadParameters(Record):
-    """What loads of a gate depend on, besides the models."""
+    """What a gate's loads depend on, besides the models."""
 
     name: str = Field(description="of the workload")
     workload: dict[str, Any] = Field(description="with a digest in place of its file")
@@ -47,7 +46,7 @@ class LoadRuntime(WorkerRuntime):
 
 
 class BlockParameters(LoadParameters):
-    """The measurement, and the number of one of its blocks."""
+    """The measurement, and a block's number."""
 
     baseline: ServedModel
     trial: Trial = Field(description="the variants that are judged together")
@@ -67,13 +66,13 @@ class BlockArm(Record):
 
 
 class BlockRuntime(LoadRuntime):
-    """The arms that take part, and the workload's files."""
+    """The arms, and the workload's files."""
 
     arms: dict[str, BlockArm] = Field({}, description="by name")
 
 
 class BlockResult(Record):
-    """Summary of the block; `loads.jsonl` has its loads, in the order of measuring."""
+    """A block's summary; `loads.jsonl` has the loads in order."""
 
     arms: dict[str, str] = Field(
         description="by arm that was measured, in that order, the digest of its screen"

@@ -1,8 +1,6 @@
-"""Measures one block: its arms are started one after another, and each receives one load.
+"""Measures one block: one arm's server after another, under the same prompts.
 
-A block that was killed is thrown away whole, and drawn again. An arm whose server does not start
-leaves, and so does one whose server ends under load for the second time; the others' loads stay.
-All loads of a block have the same prompts.
+A killed block is drawn again. An arm leaves if its server does not start, or ends twice under load.
 """
 
 from __future__ import annotations
@@ -74,13 +72,13 @@ def run(context: Context) -> BlockResult:
 
 
 def seed_of(parameters: BlockParameters) -> int:
-    """Return a measurement's seed, which follows from all that is measured: it is not chosen."""
+    """Return a measurement's seed, which follows from what is measured."""
     whole = parameters.model_copy(update={"number": 0})
     return int(digest_json(whole.model_dump(mode="json"))[:12], 16)
 
 
 def digest_of(screen: StageReference, store: Store) -> str:
-    """Return the digest of what an arm serves, and of its server's first answers."""
+    """Return the digest of an arm's model and its first answers."""
     record = store.find(screen.stage, screen.key)
     if record is None:
         folder = store.stage_folder(screen.stage, screen.key)
@@ -101,13 +99,9 @@ class Block:
 def find_blocks(
     measurement: BlockParameters, store: Store, known: dict[str, Block]
 ) -> Iterator[Block]:
-    """Yield the finished blocks of a measurement by number, with gaps for unfinished ones.
+    """Yield a measurement's finished blocks by number.
 
-    Args:
-        known: by key, those that were read before; changed in place.
-
-    Raises:
-        StoreError: a block's loads are damaged.
+    `known` has blocks by key, and gets the new ones. StoreError: loads are damaged.
     """
     number = missed = 0
     while missed <= measurement.rule.blocks:
@@ -129,7 +123,7 @@ def find_blocks(
 def block_spec(
     measurement: BlockParameters, number: int, runtime: BlockRuntime, store: Path
 ) -> StageSpec:
-    """Return the stage of a block of the measurement."""
+    """Return the stage of a block."""
     parameters = measurement.model_copy(update={"number": number})
     return BLOCK.spec("speed", parameters, {}, runtime, store)
 
@@ -137,11 +131,9 @@ def block_spec(
 def collect(
     measurement: BlockParameters, variant: str, screens: Mapping[str, str], blocks: Sequence[Block]
 ) -> tuple[list[Block], list[LoadRun]]:
-    """Return the blocks that a variant's gate needs, and their loads of its sides.
+    """Return the blocks that a gate needs, and both sides' loads.
 
-    Args:
-        screens: by arm, the digest of its screen's result now: other loads do not count.
-        blocks: by number.
+    Loads whose arm has another digest than in `screens` do not count.
     """
     rule = measurement.rule
     arms = [variant, *([BASELINE] if rule.compares else [])]

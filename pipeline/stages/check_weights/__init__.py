@@ -1,4 +1,4 @@
-"""The stage that compares a variant's weights with their source."""
+"""The stage that compares a variant with its source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sqnr(Record):
 
 
 class Outputs(Record):
-    """A rescaled variant's outputs against the source's, over one text."""
+    """Outputs against the source's, over one text."""
 
     tokens: int
     divergence_nats: float = Field(description="mean Kullback-Leibler divergence of a token")

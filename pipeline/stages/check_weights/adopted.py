@@ -1,7 +1,6 @@
 """Accounting of weights that others quantized, as far as their format allows.
 
-Without a recipe, the variant's `quantization_config` and its headers must agree on the quantized
-layers, because an engine loads by the config.
+An engine loads by the `quantization_config`, so headers must agree.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ ALWAYS_LINEAR = ("o_proj", "down_proj")  # besides those that vLLM fuses
 def account_adopted(source: Path, variant: Path) -> WeightComparison:
     """Return what to compare.
 
-    Raises:
-        NotComparableError: verification does not support the format.
-        VerificationError: config and files contradict each other or the source.
+    NotComparableError: unsupported format. VerificationError: files contradict each other or the
+    source.
     """
     before, after = open_folder(source), open_folder(variant)
     config = read_quantization(variant)
@@ -78,10 +76,9 @@ def _is_stored_quantized(
 def _check_targets(
     formats: StoredFormats, ignore: list[str], found: WeightComparison, where: str
 ) -> None:
-    """Check that config.json has quantized layers where they are, and nowhere else.
+    """Check that exactly the layers in config.json are quantized.
 
-    A layer in 16 bits counts only if others of its name are quantized, or if it is linear in every
-    model: not every matrix is one of torch's linear layers.
+    A 16-bit layer counts only if others of its name are quantized, or if it is always linear.
     """
     targets = formats.expressions
     quantized = list(found.layers)

@@ -1,8 +1,6 @@
-"""Checks that quantized weights match their recipe, or their own config, before anything is served.
+"""Checks that quantized weights match their recipe, or their own config.
 
-Files and headers are checked here, numbers by `recipes/weights/check_weights_worker.py` in the
-environment that has compressed-tensors. The floors are part of each kind in `recipes/quantizers`:
-with rounding to nearest the SQNR hardly depends on the model.
+With rounding to nearest, the SQNR hardly depends on the model.
 """
 
 from __future__ import annotations
@@ -55,14 +53,8 @@ WIDE_NOTE = (
 class LayerCheck:
     """A quantized layer; the worker finds the values from `sqnr_db` on.
 
-    Attributes:
-        rows: outputs.
-        columns: inputs.
-        floor_db: minimum SQNR.
-        sqnr_db: SQNR of its weights; None if lossless.
-        damaged: first few (row, first column) of pieces whose noise is as large as the weights.
-        most_in_a_column: the largest number of damaged rows in one column of pieces.
-        count: damaged pieces.
+    SQNR is None if lossless. `damaged` has (row, first column) of the first pieces whose noise is
+    as large as the weights. `most_in_a_column` is the maximum of damaged rows.
     """
 
     name: str
@@ -135,11 +127,10 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
 def check_variant(
     source: Path, variant: Path, recipe: Quantization, compare: Compare
 ) -> VerificationResult:
-    """Compare the variant with its source: files and headers first, then all bytes of both.
+    """Compare the variant with its source.
 
-    Raises:
-        VerificationError: for the first defective file, tensor or layer.
-        CheckpointError: a file is missing or damaged, or it is another model.
+    VerificationError: for the first defect. CheckpointError: files are missing or damaged, or the
+    model differs.
     """
     check_only_safetensors(variant)
     found = VerificationResult()
@@ -160,7 +151,7 @@ def check_variant(
 
 
 def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightComparison:
-    """Check files and headers of a variant that this recipe made; return what to compare."""
+    """Check files and headers of a made variant; return what to compare."""
     config = read_json(variant / "config.json")
     where = f"{variant / 'config.json'}, key quantization_config"
     form_of = check_format(config, recipe, where)
@@ -187,7 +178,7 @@ def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightCom
 
 
 def check_format(config: dict[str, Any], recipe: Quantization, where: str) -> FormOf:
-    """Return the format of each layer; it raises VerificationError if that is not the recipe's."""
+    """Return the layers' formats; VerificationError unless they are the recipe's."""
     stored = stored_formats(config.get("quantization_config"), where)
 
     def form_of(module: str) -> WeightFormat:
@@ -211,7 +202,7 @@ def weights_size(folder: Path) -> int:
 
 
 def check_smaller(source: Path, variant: Path) -> int:
-    """Return the size of the variant's weight files, which must be below the source's."""
+    """Return the size of the weight files, which must be below the source's."""
     size, whole = weights_size(variant), weights_size(source)
     if size >= whole:
         raise VerificationError(
@@ -224,9 +215,9 @@ def check_smaller(source: Path, variant: Path) -> int:
 def compare_numbers(
     found: VerificationResult, comparison: WeightComparison, recipe: Quantization, compare: Compare
 ) -> None:
-    """Compare all numbers, and complete `found`.
+    """Compare all numbers; complete `found`.
 
-    Raises VerificationError for the first defective tensor or layer.
+    VerificationError: for the first defect.
     """
     findings, forms = compare(comparison), comparison.layers
     for layer in findings["layers"]:
@@ -265,7 +256,7 @@ def compare_numbers(
 
 
 def _judge_layers(found: VerificationResult, recipe: Quantization, where: str) -> None:
-    """Compare each layer with its floor, and look for damaged pieces of rows."""
+    """Compare layers with their floors, and look for damaged pieces."""
     lossy = sorted(
         (layer.sqnr_db - layer.floor_db, layer.name, layer)
         for layer in found.layers

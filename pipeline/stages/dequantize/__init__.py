@@ -1,4 +1,4 @@
-"""The stage that makes 16-bit weights of a checkpoint that was released quantized."""
+"""The stage that makes 16-bit weights of quantized ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts a checkpoint to 16 bits into `output/`, by compressed-tensors."""
+"""Converts a checkpoint to 16 bits by compressed-tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from recipes.checkpoints.header_source import read_folder
 
 
 def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> DequantizeResult:
-    """Convert, and compare names, shapes and types with those that the source's headers imply.
-
-    The variants' gates compare with the released weights, so they detect wrong numbers.
-    """
+    """Convert, and check names, shapes and types; gates detect wrong numbers."""
     source = context.runtime.checkpoint
     output = context.output_folder()
     facts = context.run_worker(

@@ -1,4 +1,4 @@
-"""The stage that asks one side one suite's questions."""
+"""The stage that asks a side a suite's questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recipes.policy import AnyTask
 
 
 class EvaluateParameters(ServedModel):
-    """The model, the questions and their number."""
+    """The model, and the questions."""
 
     suite: AnyTask = Field(description="of the policy")
     environment: str = Field(description="identity of the one that asks")
@@ -73,10 +73,9 @@ NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 
 
 def log_key(spec: StageSpec, result_of: Callable[[str], dict[str, Any]]) -> str:
-    """Return the digest of all that an answer depends on: the served model, suite, questions.
+    """Return the digest of all that an answer depends on.
 
-    Args:
-        result_of: returns the result of an earlier stage, by role.
+    `result_of` returns a stage's result by role.
     """
     results = {role: result_of(role) for role in spec.inputs if role not in NOT_OF_THE_MODEL}
     known = {

@@ -1,4 +1,4 @@
-"""A store's answer logs, by the names of their files."""
+"""Files of a store's answer logs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FOLDER = "answers"
 
 
 def book_file(store: Store, key: str) -> Path:
-    """Return the path from which the names of the log's parts follow."""
+    """Return the path from which the parts' names follow."""
     return store.root / FOLDER / f"{key}.jsonl"
 
 
 @contextmanager
 def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterator[None]:
-    """Hold a log exclusively to append to it."""
+    """Hold a log exclusively."""
     with store.hold(book.stem, waits):
         make_folder(book.parent)
         yield

@@ -1,11 +1,9 @@
-"""Asks a served model one suite's questions, as many as it takes, and stores every answer.
+"""Asks a served model one suite's questions and stores every answer.
 
-The baseline answers the whole list. A variant stops at the first planned look that decides its
-gate. Answers are appended to the answer log of this served model and suite, so another margin or a
-longer list begins with them. An insensitive gate (eval_gates/statistics/assay_sensitivity.py) can
-only fail.
-
-`answers.jsonl` has one line an answer (`Answer` of eval_gates/rows.py), in the order of asking.
+A variant stops at the first planned look that decides its gate. The answer log of a served model
+and suite grows, so another margin begins with it. An insensitive gate
+(eval_gates/statistics/assay_sensitivity.py) can only fail. `answers.jsonl` has an `Answer`
+(eval_gates/rows.py) a line, in order.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
 @dataclass(frozen=True)
 class EvaluationRound:
-    """A suite's questions, the answers so far, and the stopping rule."""
+    """Questions, the answers so far, and the stopping rule."""
 
     ids: list[str]
     available: int
@@ -61,12 +59,12 @@ class EvaluationRound:
         return AnswerLog(self.book_file, self.ids)
 
     def is_over(self) -> bool:
-        """Whether the stored answers suffice, so that no model need be served."""
+        """Whether the stored answers suffice."""
         return not self.stopping.next_batch(self.book.rows()[: self.stopping.end])
 
 
 def is_answered(spec: StageSpec, store: Store) -> bool:
-    """Return whether stored answers suffice, without a server."""
+    """Return whether stored answers suffice."""
     return round_of(spec, store).is_over()
 
 
@@ -130,7 +128,7 @@ def metric_of(context: Context) -> str:
 
 
 def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
-    """Return the round to do; raise StoreError if an input is missing."""
+    """Return the round to do; StoreError if an input is missing."""
     parameters = EVALUATE.parameters_of(spec)
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
     questions = [Question.from_row(row) for _, row in read_rows(questions_file)]
@@ -163,18 +161,18 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
 
 
 def book_key(spec: StageSpec, store: Store) -> str:
-    """Return the answer log's key; raise StoreError if an input is missing."""
+    """Return the answer log's key; StoreError if an input is missing."""
     return log_key(spec, lambda role: record_of(spec, store, role).result)
 
 
 def count_answers(context: Context) -> None:
-    """Record the attempt before an answer is stored; raises as `AttemptLedger.begin`."""
+    """Record the attempt before any answer; raises as `AttemptLedger.begin`."""
     if (counted := context.runtime.counted) is not None:
         AttemptLedger(context.store).begin(counted, context.parameters.measurement)
 
 
 def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
-    """Return the worker's input, without its storage and stopping rule."""
+    """Return the worker's input."""
     parameters, runtime = EVALUATE.parameters_of(spec), EVALUATE.runtime_of(spec)
     endpoint = parameters.endpoint
     suite = parameters.suite.model_dump()
@@ -202,7 +200,7 @@ def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
 
 
 def baseline_files(context: Context) -> list[str]:
-    """Return the files of the baseline's rows that a variant's questions depend on."""
+    """Return the baseline's files that a variant's questions depend on."""
     if not (kind_of(context.parameters.suite).reads_baseline and "baseline" in context.spec.inputs):
         return []
     folder = context.input_folder("baseline")
@@ -210,7 +208,7 @@ def baseline_files(context: Context) -> list[str]:
 
 
 def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
-    """Return the earlier stage's record in that role; raise StoreError if missing."""
+    """Return the earlier stage's record; StoreError if missing."""
     reference = spec.inputs[role]
     record = store.find(reference.stage, reference.key)
     if record is None:
@@ -223,5 +221,5 @@ def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
 
 
 def folder_of(spec: StageSpec, store: Store, role: str) -> Path:
-    """Return the earlier stage's outputs in that role."""
+    """Return the earlier stage's outputs."""
     return store.stage_folder(spec.inputs[role].stage, spec.inputs[role].key)

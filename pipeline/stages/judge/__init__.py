@@ -1,4 +1,4 @@
-"""The stage that computes a variant's verdict from the evidence."""
+"""The stage that computes a variant's verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipes.schema import AcceleratorName, Family, ServingProfile
 
 
 class JudgeParameters(Record):
-    """All that a verdict depends on; the rules of its gates follow from it."""
+    """All that a verdict and its gates' rules depend on."""
 
     policy: Policy
     recipe: str | None = Field(None, description="of the variant")
@@ -33,7 +33,7 @@ class JudgeParameters(Record):
 
     @property
     def accelerator(self) -> AcceleratorName | None:
-        """The accelerator of both sides; None for endpoints, whose machine is unknown."""
+        """Both sides' accelerator; None for endpoints."""
         return self.profile.accelerator if self.profile is not None else None
 
     @property
@@ -49,7 +49,7 @@ AnyGate = Annotated[QualityResult | SpeedGateResult | CostResult, Field(discrimi
 
 
 class JudgeRuntime(Record):
-    """Recorded with the attempt if this stage counts it first."""
+    """Recorded if this stage counts the attempt first."""
 
     run: str = Field("", description="id of the run that began the attempt")
 

@@ -1,8 +1,4 @@
-"""Checks that a verdict's evidence belongs together.
-
-All answers and loads are of one baseline and one variant, each served by the profile, of the trial
-of that policy, and to the first of the same questions, in their order.
-"""
+"""Checks that a verdict's evidence is of one baseline, variant, profile and trial."""
 
 from __future__ import annotations
 
@@ -37,13 +33,7 @@ def find_faults(
 ) -> Iterator[str]:
     """Yield where the evidence of a verdict does not belong together.
 
-    Args:
-        parameters: of the judge stage.
-        inputs: its inputs, by role; `record`, `answers` and `questions` return their contents.
-
-    Raises:
-        EvidenceError: a record has another shape.
-        LookupError: an input is missing.
+    EvidenceError: a record has another shape. LookupError: an input is missing.
     """
     trial, policy = parameters.trial, parameters.policy
     if trial != trial_of(trial.baseline, trial.variants, policy):
@@ -76,7 +66,7 @@ def find_faults(
 
 
 def find_other_forms(suites: Iterable[str], record: Find) -> Iterator[str]:
-    """Yield suites whose sides were not asked in one form: text completions or chat."""
+    """Yield suites with one side asked by text completions and one by chat."""
     for name in suites:
         sides = [EVALUATE.parameters_of(record(f"{side}.{name}")) for side in SIDES]
         forms = [each.endpoint.chat if each.endpoint is not None else None for each in sides]
@@ -85,9 +75,9 @@ def find_other_forms(suites: Iterable[str], record: Find) -> Iterator[str]:
 
 
 def find_mixed_sides(inputs: Inputs, records: Mapping[str, StageRecord]) -> Iterator[str]:
-    """Yield stages of another baseline or variant than the others.
+    """Yield stages of another baseline or variant.
 
-    Each stage names its server's screen, and a variant's answers name the baseline's.
+    Each stage names its server's screen, and a variant's answers the baseline's.
     """
     for side, beginnings in SIDES.items():
         stages = [record for role, record in records.items() if role.startswith(beginnings)]
@@ -110,7 +100,7 @@ def find_mixed_sides(inputs: Inputs, records: Mapping[str, StageRecord]) -> Iter
 def find_served_otherwise(
     role: str, side: str, served: ServedModel, profile: ServingProfile | None
 ) -> Iterator[str]:
-    """Yield where a side's serving differs from the profile."""
+    """Yield differences between a side's serving and the profile."""
     if profile is None:
         return
     drafted = profile.speculative.model if profile.speculative is not None else None
@@ -122,7 +112,7 @@ def find_served_otherwise(
 def find_other_questions(
     role: str, record: StageRecord, answers: Sequence[Answer], questions: Sequence[Question]
 ) -> Iterator[str]:
-    """Yield where answers are not those to the first of the questions, all that were planned."""
+    """Yield where answers are not those to the first questions."""
     theirs = [(row.id, row.cluster) for row in answers]
     if theirs != [(row.id, row.cluster) for row in questions[: len(answers)]]:
         yield f"{role}: its answers are not those to the first of the questions"
@@ -140,7 +130,7 @@ def find_other_questions(
 def find_wrong_counts(
     role: str, record: StageRecord, questions: Sequence[Question]
 ) -> Iterator[str]:
-    """Yield where a stage's record differs from its questions."""
+    """Yield differences between a stage's record and its questions."""
     told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
     if told.questions != len(questions):
         yield f"{role}: its record counts {told.questions} questions of {len(questions)}"

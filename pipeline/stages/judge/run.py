@@ -1,4 +1,4 @@
-"""Computes one variant's verdict by the policy's margins alone."""
+"""Computes a variant's verdict."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One variant's verdict from stored evidence: every suite and speed gate of the policy.
-
-It is a pure function of the stage's inputs, so `prepare verify` computes it again. The rules of all
-gates follow from the policy, the profile and the trial.
-"""
+"""One variant's verdict, a pure function of stored evidence: `prepare verify` repeats it."""
 
 from __future__ import annotations
 
@@ -33,11 +29,9 @@ from recipes.workload import read_pinned, without_place
 
 
 class StageInputs:
-    """Records and files of a stage's inputs, by role, in a store that is read only.
+    """Records and files of a stage's inputs, by role; read only.
 
-    Raises:
-        EvidenceError: a file or record is missing or damaged.
-        StoreError: a record is damaged.
+    EvidenceError: one is missing or damaged. StoreError: a record is damaged.
     """
 
     def __init__(self, store: Store, references: Mapping[str, StageReference]) -> None:
@@ -58,7 +52,7 @@ class StageInputs:
         return found
 
     def answers(self, role: str) -> list[Answer]:
-        """Return a stage's answers in the order of asking, without nested values."""
+        """Return answers in the order of asking, without nested values."""
         if role not in self._answers:
             rows = self._rows(self._path(role, ANSWERS))
             self._answers[role] = [Answer.from_row(row) for row in rows]
@@ -71,7 +65,7 @@ class StageInputs:
         return self._questions[role]
 
     def loads(self, role: str) -> list[LoadRun]:
-        """Return a stage's loads in the order of measuring."""
+        """Return loads in the order of measuring."""
         path, kinds = self._path(role, LOADS), (OSError, ValueError)
         with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
             return read_loads(path)
@@ -89,14 +83,9 @@ class StageInputs:
 def judge_evidence(
     parameters: JudgeParameters, inputs: StageInputs, history: History
 ) -> JudgeResult:
-    """Return the verdict from stored evidence; nothing else is read.
+    """Return the verdict; `history` decides nothing.
 
-    Args:
-        history: of the baseline; it is shown and decides nothing.
-
-    Raises:
-        ValueError: the evidence does not belong together.
-        EvidenceError, StoreError: see `StageInputs`.
+    ValueError: the evidence does not belong together. EvidenceError, StoreError: see `StageInputs`.
     """
     policy, rules, answers = parameters.policy, parameters.gates, inputs.answers
     mismatches = find_faults(
@@ -143,10 +132,9 @@ def judge_evidence(
 
 
 def speed_of(parameters: JudgeParameters, inputs: StageInputs) -> Iterable[SpeedGateResult]:
-    """Yield a report for each speed gate of the policy; one without a measurement is undecided.
+    """Yield each speed gate's report, undecided without a measurement.
 
-    Raises:
-        ValueError: a gate was measured by another rule than the policy's.
+    ValueError: it was measured by another rule.
     """
     for claim in parameters.policy.claims_on(parameters.accelerator):
         role = ROLE + claim.name
@@ -165,11 +153,7 @@ def speed_of(parameters: JudgeParameters, inputs: StageInputs) -> Iterable[Speed
 def rule_of(
     parameters: JudgeParameters, claim: SpeedGate, measured: StageRecord | None
 ) -> SpeedRule:
-    """Return the rule of a speed gate; ValueError if it was measured by another.
-
-    Args:
-        measured: the stage that measured it, which records the workload's content.
-    """
+    """Return a speed gate's rule; ValueError if measured by another."""
     level, accelerator, profile = parameters.trial.level, parameters.accelerator, parameters.profile
     if measured is None:
         return build_rule(claim, level, accelerator, None, profile)

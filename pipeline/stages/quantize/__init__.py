@@ -13,7 +13,7 @@ from recipes.quantization import AnyQuantization
 
 
 class WeightsProvenance(Record):
-    """How weights are made, or were made before they were registered."""
+    """How weights are, or were, made."""
 
     checkpoint: str = Field(description="digest of the source")
     quantization: AnyQuantization
@@ -40,7 +40,7 @@ class QuantizeParameters(WeightsProvenance):
 
 
 class QuantizeRuntime(WorkerRuntime):
-    """Places of the source and the texts."""
+    """Source and texts."""
 
     checkpoint: Checkpoint
     recipe: dict[str, Any] = Field({}, description="as it is kept next to the weights")
@@ -50,7 +50,7 @@ class QuantizeRuntime(WorkerRuntime):
 
 
 class QuantizeResult(Record):
-    """Facts on the weights; None if the quantizer does not report them."""
+    """Facts on the weights; None if not reported."""
 
     weights_digest: str
     weights_bytes: int

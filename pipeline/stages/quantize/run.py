@@ -1,4 +1,4 @@
-"""Quantizes the checkpoint into `output/`, with its recipe next to it."""
+"""Quantizes the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RESOLVED_RECIPE = "recipe.json"
 
 
 def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeResult:
-    """Quantize, then replace re-saved tokenizer files by the source's.
+    """Quantize, then restore tokenizer files.
 
-    Saving can change a tokenizer; for example, it adds a truncation length.
+    Saving can add a truncation length, for example.
     """
     output = context.output_folder()
     parameters, runtime = context.parameters, context.runtime
@@ -53,7 +53,7 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
 
 
 def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> None:
-    """Save the resolved recipe next to the record."""
+    """Save the resolved recipe."""
     quantization = context.parameters.quantization.model_dump(mode="json")
     resolved = {**context.runtime.recipe, "quantization": quantization}
     text = json.dumps(resolved, indent=2) + "\n"
@@ -61,7 +61,7 @@ def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> N
 
 
 def copy_carried_over(source: Checkpoint, output: Path) -> None:
-    """Copy the files that quantization must not change, and remove others of their kind."""
+    """Copy the files that quantization must not change; remove others of their kind."""
     names = {
         file.name
         for file in source.files

@@ -1,4 +1,4 @@
-"""The stage that lists a suite's questions in the order of asking."""
+"""The stage that lists a suite's questions in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class QuestionsResult(Record):
 
     @property
     def units(self) -> int:
-        """Number of questions, or of clusters if questions belong together."""
+        """Number of questions, or of their clusters."""
         return self.clusters or self.questions
 
 

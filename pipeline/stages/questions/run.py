@@ -1,7 +1,4 @@
-"""Lists one suite's questions: their source, selection and order.
-
-The baseline and every variant get exactly these, so that answers can be paired.
-"""
+"""Lists one suite's questions, the same for all arms, so that answers can be paired."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pipeline.stages.questions import QuestionsParameters, QuestionsResult, Ques
 
 
 def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
-    """Write questions.jsonl; each row has its worked examples."""
+    """Write questions.jsonl, worked examples included."""
     parameters, source = context.parameters, context.parameters.source
     facts = context.run_worker(
         "eval_gates.questions_worker",

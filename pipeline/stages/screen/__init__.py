@@ -22,7 +22,7 @@ class ScreenedText(Record):
 
 
 class ScreenResult(Record):
-    """How much of the baseline's text the model would also write."""
+    """How much of the baseline's text the model would write."""
 
     texts: list[ScreenedText] = Field([])
     nats: float | None = Field(None, description="a token; None where the endpoint gives none")
@@ -36,7 +36,7 @@ class ScreenResult(Record):
     engine_version: str = Field("", description="as it reports it; '' of a user's endpoint")
 
     def fault(self, limit: float) -> str:
-        """Return why the model is broken; "" if it loses at most `limit` nats a token."""
+        """Return the fault of a model that loses over `limit` nats a token, or ""."""
         if self.broken or self.nats_lost is None or self.nats_lost <= limit:
             return self.broken
         pairs = zip(self.texts, self.baseline_texts, strict=False)

@@ -1,8 +1,8 @@
-"""Screens a served model in seconds: what it loses of its baseline's text, and what it writes.
+"""Screens a served model in seconds.
 
-The baseline continues three texts by 32 greedy tokens. Every arm reads these and gives their
-tokens' log-probabilities (eval_gates/prompt_scores.py): a broken model loses more than a nat a
-token. Each arm also writes 32 tokens and reads them: decoding has its own kernels.
+The baseline continues three texts by 32 greedy tokens, and every arm gives their log-probabilities:
+a broken model loses more than a nat a token. Each arm also reads 32 tokens that it wrote:
+decoding has its own kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Read = TypeVar("Read")
 
 
 def run(context: StageContext[ServedModel, ServerRuntime]) -> ScreenResult:
-    """Have the model write and read; StageError if the server does not answer."""
+    """Screen the model; StageError if the server does not answer."""
     parameters, runtime = context.parameters, context.runtime
     endpoint = parameters.endpoint
     by_chat = endpoint is not None and endpoint.chat
@@ -74,7 +74,7 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> ScreenResult:
 
 
 def write(client: Client, *, by_chat: bool) -> str:
-    """Return a short greedy text; by the chat API, thoughts if there is no other text."""
+    """Return a short greedy text, or thoughts if chat gives nothing else."""
     if by_chat:
         ((reply,),) = client.ask([Question("screen", f"{PROMPTS[1]} ...")])
         return reply.text or "..." * reply.is_thought
@@ -83,7 +83,7 @@ def write(client: Client, *, by_chat: bool) -> str:
 
 
 def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
-    """Return the result of an arm; `baseline` has the baseline's texts, if this is another."""
+    """Return an arm's result; `baseline` has another arm's texts."""
     before = baseline if baseline and baseline[0].prompt_ids else []
     texts: list[ScreenedText] = []
     read: list[scores.ScoredToken] = []  # of the baseline's tokens
@@ -147,11 +147,9 @@ def _ask(client: Client, path: str, body: dict[str, Any], read: Callable[[Any], 
 
 
 def find_fault(lost: float | None, kept: float) -> str:
-    """Return why a model with these figures is broken under any limit; "" if it is not.
+    """Return why a model with these figures is broken, or "".
 
-    Args:
-        lost: nats a token, to the baseline; None for the baseline.
-        kept: share of the greedy tokens that it wrote and chooses when it reads them.
+    `lost` is in nats a token; `kept` is the share of its tokens that it chooses again.
     """
     if lost is not None and not math.isfinite(lost):
         return "the served model is broken: the baseline's text is impossible for it"
@@ -164,6 +162,6 @@ def find_fault(lost: float | None, kept: float) -> str:
 
 
 def silence(texts: list[ScreenedText]) -> str:
-    """Return why a model with these answers is broken; "" if it writes."""
+    """Return why a model that answers so is broken, or ""."""
     said = any(each.text.strip() for each in texts)
     return "" if said else "the served model answers with nothing"

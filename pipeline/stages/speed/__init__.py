@@ -1,4 +1,4 @@
-"""The stage that measures one speed gate, or one candidate of a screening."""
+"""The stage that measures a speed gate or a screened candidate."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class SpeedParameters(LoadParameters):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether each load has a new server start, and the stages `block` measure."""
+        """Whether each load has a new server start, measured by `block`."""
         return self.rule.starts == "fresh"
 
 
 class SpeedRuntime(LoadRuntime):
-    """Endpoints of the sides, and the workload's files."""
+    """The sides' endpoints, and the workload's files."""
 
     endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
     measurement: BlockParameters | None = Field(None, description="of fresh starts: its blocks")
@@ -33,7 +33,7 @@ class SpeedRuntime(LoadRuntime):
 
 
 class SpeedResult(Record):
-    """Summary of the measurement; `loads.jsonl` has all loads."""
+    """A measurement's summary; `loads.jsonl` has all loads."""
 
     units: int = Field(description="blocks")
     state: str

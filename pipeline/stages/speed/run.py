@@ -1,7 +1,7 @@
-"""Measures one speed gate, or collects the blocks that were measured for it.
+"""Measures a speed gate, or collects its blocks.
 
-`loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load_run.py), in the
-order of measuring. An interrupted try leaves its load log to the next.
+`loads.jsonl` has every load (eval_gates/speed/load_run.py) in order. An interrupted try leaves it
+to the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn again
 
 
 def run(context: Context) -> SpeedResult:
-    """Measure until the gate has its blocks, or collect them."""
+    """Measure, or collect blocks."""
     parameters, runtime, rule = context.parameters, context.runtime, context.parameters.rule
     log = LoadLog(context.folder)
     if parameters.is_fresh:
