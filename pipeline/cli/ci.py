@@ -57,7 +57,7 @@ OutputsOption = Annotated[
 
 
 def is_in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this is a CI job, by option or variable CI."""
+    """Return whether this is a CI job."""
     return environ.get("CI", "").strip().lower() not in NO if said is None else said
 
 

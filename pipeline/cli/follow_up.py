@@ -21,7 +21,7 @@ _COMMAND = re.compile(
 
 
 def given(store: Path | None, registry: str | None = None) -> str:
-    """Return ` --store PATH --registry URI`, without what variables name."""
+    """Return ` --store PATH --registry URI`, as far as needed."""
     from pipeline.cli.options import parse_path
 
     named, words = os.environ.get("PREPARE_STORE"), []
@@ -33,7 +33,7 @@ def given(store: Path | None, registry: str | None = None) -> str:
 
 
 def repeat_options(text: str, arguments: Sequence[str] | None = None) -> str:
-    """Add this command's --store and --registry to commands in the text."""
+    """Add --store and --registry to commands in the text."""
     found = {
         option: value
         for option in ("--store", "--registry")

@@ -97,7 +97,7 @@ def print_power(power: Sequence[GatePower]) -> None:
 
 
 def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
-    """Print each variant on a replica's GPUs; `verbose`: on every division."""
+    """Print each variant's fits on GPUs."""
     site, model, number = plan.gpus, plan.gpus.model, plan.gpus_a_copy
     print(
         f"{model.source.name}: {model.shape.architecture}, {model.parameters() / 1e9:,.2f} B "

@@ -106,7 +106,7 @@ def recheck(
 
 
 def print_outcome(outcome: RecheckOutcome) -> None:
-    """Print changes, both sets of gates, and the consequence."""
+    """Print changes, gates and consequence."""
     version = outcome.version
     name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
     if outcome.refuted is not None:

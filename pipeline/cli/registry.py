@@ -109,7 +109,7 @@ def open_asked(registry: str | None, settings: Settings) -> Registry:
 def find_asked(
     reference: str, registry: str | None, settings: Settings
 ) -> tuple[Registry, Version]:
-    """Return registry and version of NAME@ALIAS, or raise UsageError."""
+    """Return registry and version, or raise UsageError."""
     from artifacts.deploy.deployment import find_version
 
     found = open_asked(registry, settings)

@@ -56,7 +56,7 @@ def print_table(
     width: int = WIDTH_WITHOUT_TERMINAL,
     title: str = "",
 ) -> None:
-    """Print a table with folded cells; `width` applies without a terminal."""
+    """Print a table with folded cells."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -102,7 +102,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
 
 
 def print_ending(report: RunReport, store: Path | None, *, is_shown: bool = False) -> None:
-    """Print why the run failed, unless shown, and its last line."""
+    """Print why the run failed, and its last line."""
     from rich.text import Text
 
     if is_shown and report.error is not None:
@@ -157,7 +157,7 @@ def verdict_table(report: RunReport) -> Table:
 
 
 def print_reasons(out: Console, variant: VariantReport) -> None:
-    """Print a verdict's reasons, and each gate that did not plainly pass."""
+    """Print reasons, and gates that did not plainly pass."""
     from rich.text import Text
 
     from artifacts.run_outcome import verdict_word
@@ -194,7 +194,7 @@ def length_lines(report: RunReport) -> list[str]:
 
 
 def speed_lines(report: RunReport) -> list[str]:
-    """Return notes on speeds, one if there are none."""
+    """Return notes on speeds."""
     judged = [variant for variant in report.variants if variant.gates]
     if judged and not any(variant.speed for variant in judged):
         return ["speed: the policy claims nothing of it here"]

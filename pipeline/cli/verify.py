@@ -88,12 +88,12 @@ def verify(
 
 
 def is_folder(reference: str) -> bool:
-    """Return whether this is a path, by its form."""
+    """Return whether this looks like a path."""
     return "/" in reference or Path(reference).is_dir()
 
 
 def is_version(reference: str) -> bool:
-    """Return whether this is NAME@ALIAS, by its form."""
+    """Return whether this looks like NAME@ALIAS."""
     return "@" in reference and not is_folder(reference)
 
 
@@ -154,7 +154,7 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
 
 
 def check_signature(folder: Path, public_key: Path | None) -> str:
-    """Check a required signature; return `holds`, `unchecked` or `none`."""
+    """Return the signature's state: `holds`, `unchecked` or `none`."""
     from artifacts.evidence.signing import check_with_key
     from recipes.checkpoints.weight_files import SIGNATURE
 
@@ -201,7 +201,7 @@ def print_checks(checks: Sequence[VariantCheck]) -> None:
 
 
 def print_clipped(lines: Sequence[str]) -> None:
-    """Print the first lines, and the number of others."""
+    """Print the first lines, and count others."""
     for line in lines[:MAX_LINES]:
         print(line)
     if len(lines) > MAX_LINES:

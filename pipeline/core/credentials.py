@@ -76,7 +76,7 @@ def restore_credentials(shown: str) -> str:
 
 
 def credential_variables(told: str) -> dict[str, str]:
-    """Return the variable that passes a child the originals in `told`."""
+    """Return the variable with the originals in `told`."""
     known = {shown: given for shown, given in given_addresses().items() if shown in told}
     return {ADDRESSES_VARIABLE: json.dumps(known)} if known else {}
 

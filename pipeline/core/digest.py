@@ -68,7 +68,7 @@ class FileDigests:
                 self._remember(fresh, progress)
 
     def bytes_to_hash(self, paths: Iterable[Path]) -> int:
-        """Return the size of files without a valid cached digest."""
+        """Return the size of uncached files."""
         cache, size = self._read_cache(), 0
         for path in paths:
             status = path.stat()
@@ -80,7 +80,7 @@ class FileDigests:
     def _look_up(
         self, path: Path, cache: Mapping[str, Any], report: Callable[[int], None]
     ) -> tuple[str, int, dict[str, Any]]:
-        """Return digest, size and a new cache entry, empty if cached."""
+        """Return digest, size and any new cache entry."""
         with (
             raise_as(CheckpointError, "the file cannot be read", path),
             open_regular(path, None) as file,
@@ -148,7 +148,7 @@ def _is_sound(entry: object) -> bool:
 
 
 def _hash(file: Any, size: int, report: Callable[[int], None]) -> tuple[str, int]:
-    """Return digest and bytes read; an endless file ends at `size`."""
+    """Return digest and bytes read, at most `size`."""
     sha256, done = hashlib.sha256(), 0
     block = bytearray(BLOCK_BYTES)
     view = memoryview(block)

@@ -86,19 +86,19 @@ class CheckpointError(PrepareError):
 
 
 class HubError(CheckpointError):
-    """The Hugging Face Hub did not deliver a file."""
+    """The Hub did not deliver a file."""
 
     exit_code = ExitCode.EXPECTED_ERROR
 
 
 class PreflightError(PrepareError):
-    """The run would fail; the message lists all obstacles."""
+    """The run would fail, for all listed obstacles."""
 
     exit_code = ExitCode.USAGE
 
 
 class EnvironmentBuildError(PrepareError):
-    """A managed Python environment cannot be built or used."""
+    """A managed Python environment is unusable."""
 
 
 class StageError(PrepareError):
@@ -106,15 +106,15 @@ class StageError(PrepareError):
 
 
 class WorkerError(StageError):
-    """A stage's worker process failed; `where` is its log."""
+    """A worker process failed; `where` is its log."""
 
 
 class VerificationError(StageError):
-    """The quantized weights do not match the recipe."""
+    """Quantized weights do not match their recipe."""
 
 
 class ServingError(PrepareError):
-    """The model server failed to start, answer or stop."""
+    """A model server failed."""
 
 
 class EvaluationDataError(PrepareError):
@@ -124,11 +124,11 @@ class EvaluationDataError(PrepareError):
 
 
 class RegistryError(PrepareError):
-    """The model registry is unreachable or rejected a request."""
+    """The model registry failed or rejected a request."""
 
 
 class EvidenceError(PrepareError):
-    """An evidence bundle or its signature is missing or invalid."""
+    """Evidence or its signature is missing or invalid."""
 
 
 class StoreError(PrepareError):
@@ -162,7 +162,7 @@ def raise_as(
 
 
 def from_dict(data: Mapping[str, Any]) -> PrepareError:
-    """Return the error that `to_dict` serialized, in its class."""
+    """Return the error that `to_dict` serialized."""
     kinds: dict[str, type[PrepareError]] = {"PrepareError": PrepareError}
     pending: list[type[PrepareError]] = [PrepareError]
     while pending:

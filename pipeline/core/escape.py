@@ -50,17 +50,17 @@ def log_line(text: str, max_characters: int = MAX_REASON_CHARACTERS) -> str:
 
 
 def one_line(text: str) -> str:
-    """Join lines and spaces; make invisible characters visible."""
+    """Join lines and spaces, all visible."""
     return make_visible(" ".join(text.split()))
 
 
 def clip(text: str, max_characters: int) -> str:
-    """Truncate the text, which then ends in '…'."""
+    """Truncate the text to end in '…'."""
     return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
 
 
 def markdown(text: str, max_characters: int = MAX_NAME_CHARACTERS) -> str:
-    """Escape text for a line of Markdown or a table cell."""
+    """Escape a line of Markdown or a table cell."""
     return _escape_markdown(clip(one_line(text), max_characters))
 
 
@@ -81,7 +81,7 @@ def markdown_code(text: str) -> str:
 
 
 def markdown_link(text: str, target: str) -> str:
-    """Return a link if the target is a web page, or both escaped."""
+    """Return a link to a web page, or escaped text."""
     try:
         parts = urlsplit(target)
         is_page = parts.scheme in ("http", "https") and bool(parts.netloc)

@@ -40,7 +40,7 @@ def held_descriptors() -> list[int]:
 
 @contextmanager
 def hold_for_children(descriptor: int) -> Iterator[None]:
-    """Let children started meanwhile hold the lock too."""
+    """Let new children hold the lock too."""
     with _guard:
         _held.add(descriptor)
     try:
@@ -61,7 +61,7 @@ def doing(what: str) -> Iterator[str]:
 
 
 def this_process() -> str:
-    """Describe this process: its work, user, id and machine."""
+    """Describe this process by work, user, id and machine."""
     outer_and_inner = [*_work[:1], *_work[1:][-1:]]
     words = [what for what, _ in outer_and_inner]
     since = [f"since {when}" for _, when in outer_and_inner[-1:]]

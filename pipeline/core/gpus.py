@@ -77,7 +77,7 @@ def is_driver_too_old(driver: str) -> bool:
 
 
 def query_driver(*arguments: str) -> str | None:
-    """Run ``nvidia-smi``; return None if it is missing or fails."""
+    """Run ``nvidia-smi``; return None on failure."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -183,7 +183,7 @@ class GpuState:
 
 
 def gpu_states(uuids: Sequence[str]) -> list[GpuState]:
-    """Return the GPUs' states; [] if the driver reports none."""
+    """Return the GPUs' states, as far as reported."""
     answer = query_driver("-q", "-x", "-i", ",".join(uuids)) if uuids else None
     return [
         GpuState(

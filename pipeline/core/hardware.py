@@ -1,4 +1,4 @@
-"""Hardware facts that plans, verdicts and performance gates depend on."""
+"""Hardware facts that results depend on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEATURES = tuple(FLAGS)
 def cpu_features(
     facts: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """Return the CPU's features that the environment permits."""
+    """Return the CPU's permitted features."""
     flags = parse_flags(Path("/proc/cpuinfo").read_text() if facts is None else facts)
     found: list[str] = []
     for name, needed in FLAGS.items():
@@ -55,7 +55,7 @@ def cpu_features(
 def limiting_variables(
     facts: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return variables that restrict a process to the selected features."""
+    """Return variables that restrict a process to these features."""
     wanted = requested_features(environ)
     if wanted is None or wanted == cpu_features(facts, {}):
         return {}
@@ -72,7 +72,7 @@ def limiting_variables(
 
 
 def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the requested features in canonical order; None if unset."""
+    """Return the requested features; None if unset."""
     text = environ.get(CPU_FEATURES_VARIABLE, "").strip()
     if not text:
         return None

@@ -187,7 +187,7 @@ class Node:
         shared: bool = False,
         wait: bool = True,
     ) -> Iterator[int]:
-        """Hold a lock, together with children started meanwhile."""
+        """Hold a lock, with children started meanwhile."""
         path = self._path(name)
         while True:
             descriptor = self._open(path)
@@ -282,7 +282,7 @@ class Node:
 
 
 def lock_folder() -> Path:
-    """Return the lock directory; UsageError as in Node."""
+    """Return the lock directory, or raise UsageError."""
     if named := os.environ.get(FOLDER_VARIABLE):
         if os.access(named, os.W_OK | os.X_OK) and Path(named).is_dir():
             return Path(named)

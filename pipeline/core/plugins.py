@@ -51,7 +51,7 @@ class Plugin:
             ) from error
 
     def for_worker(self) -> dict[str, str]:
-        """Return data by which a worker imports the class."""
+        """Return data to import the class in a worker."""
         top = self.value.partition(":")[0].partition(".")[0]
         spec = find_spec(top)
         if spec is None or spec.origin is None:

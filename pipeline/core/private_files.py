@@ -21,7 +21,7 @@ _SHARED = stat.S_ISGID | stat.S_IRWXG
 
 
 def masked_permissions(folder: Path) -> int:
-    """Return the permission bits that new files must not have."""
+    """Return permission bits that new files must not have."""
     return stat.S_IRWXO if is_shared(folder) else FOR_OTHERS
 
 
@@ -116,7 +116,7 @@ def share_with_group(folder: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the directory's entries, not its files' contents."""
+    """Flush the directory's entries only."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -48,5 +48,5 @@ class RunFolders:
 
 
 def is_alive(folder: Path) -> bool:
-    """Return whether the run's main process lives on any machine."""
+    """Return whether the main process lives, anywhere."""
     return is_locked(folder / ALIVE)

@@ -73,7 +73,7 @@ Shape = TypeVar("Shape", bound=Record)
 
 
 class WorkerRuntime(Record):
-    """Runtime of a stage that runs in an environment."""
+    """Runtime of a stage in an environment."""
 
     environment: str = Field("", description="name of the environment")
     accelerator: str = Field("", description="accelerator of the environment")
@@ -172,7 +172,7 @@ def _read_shape(
 def stage_key(
     stage: str, revision: int, parameters: Mapping[str, Any], inputs: Mapping[str, StageReference]
 ) -> str:
-    """Return the digest of all that can change a stage's output."""
+    """Return the digest of all that determines the output."""
     return digest_json(
         {
             "stage": stage,

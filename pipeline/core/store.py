@@ -264,7 +264,7 @@ class Store:
             yield is_held
 
     def refuse_in_use(self) -> None:
-        """Raise StoreError while a process works on the store."""
+        """Raise StoreError if the store is in use."""
         if self.is_in_use:
             raise self._in_use_error()
 
@@ -279,7 +279,7 @@ class Store:
         )
 
     def make_root(self) -> None:
-        """Create the store's directory, private to its owner."""
+        """Create the store's private directory."""
         with self.explain_errors():
             try:
                 make_private(self.root)
@@ -311,7 +311,7 @@ def _means_full_disk(error: OSError) -> bool:
 
 
 def _unfinished(final: Path) -> list[Path]:
-    """Return earlier attempts' directories, the last one first."""
+    """Return earlier attempts' directories, newest first."""
     names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}", f"{final.name}.*{PARTIAL}{DEAD}")
     found = {path for name in names for path in final.parent.glob(name)}
     return sorted(found, key=lambda path: (_changed_at(path), path.name), reverse=True)

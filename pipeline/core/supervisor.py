@@ -30,12 +30,12 @@ STOP_GRACE_SECONDS = SUPERVISOR_GRACE_S = 10.0
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this child with its parent."""
+    """End this child with its parent."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def find_running(field: int, number: int) -> list[int]:
-    """Return other processes with this number in a field of stat."""
+    """Return processes with this number in a field of stat."""
     own, found = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:
@@ -49,7 +49,7 @@ def find_running(field: int, number: int) -> list[int]:
 
 
 def end_group(grace_seconds: float) -> None:
-    """Send SIGTERM, then SIGKILL, to the rest of this group."""
+    """Send SIGTERM, then SIGKILL, to this group."""
     deadline = time.monotonic() + grace_seconds
     for number in (signal.SIGTERM, signal.SIGKILL):
         while members := find_running(GROUP, os.getpgrp()):
@@ -62,7 +62,7 @@ def end_group(grace_seconds: float) -> None:
 
 
 def has_children() -> bool:
-    """Return whether there is a child, even an ended one."""
+    """Return whether any child is unreaped."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -90,7 +90,7 @@ def end_children(grace_seconds: float) -> None:
 
 
 def watch_end(pid: int) -> list[int]:
-    """Return a descriptor that is readable once the child ends, if supported."""
+    """Return a descriptor that the child's end makes readable, if supported."""
     try:
         return [os.pidfd_open(pid)]
     except (AttributeError, OSError):
@@ -196,7 +196,7 @@ class SupervisedProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the supervisor and the process group."""
+        """Id of supervisor and process group."""
         return self._process.pid
 
     @property

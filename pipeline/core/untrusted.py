@@ -54,7 +54,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class UntrustedFileError(OSError):
-    """A file that is not regular, too large, or has an impossible path."""
+    """A file that is irregular, too large, or has an impossible path."""
 
 
 class UntrustedJsonError(ValueError):
@@ -90,7 +90,7 @@ def open_regular(path: Path, limit: int | None) -> FileIO:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Return an untrusted file's content of at most `limit` bytes."""
+    """Return an untrusted file's content, up to `limit`."""
     with open_regular(path, limit) as file:
         parts, left = [], limit + 1
         while left and (part := file.read(min(left, 16 * MEBIBYTE))):
@@ -176,7 +176,7 @@ def parse_json(
 
 
 def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
-    """Yield the items of a large untrusted JSON list."""
+    """Yield the items of an untrusted JSON list."""
     decoder = _decoder(finite=True)
     try:
         text = read_regular(path, limit).decode("utf-8")

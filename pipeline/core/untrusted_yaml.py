@@ -110,7 +110,7 @@ _Loader.add_constructor("!function", _Loader.construct_function)
 
 
 def _check_shape(text: str) -> None:
-    """Check depth and count: aliases may form 10^9 values, or a loop."""
+    """Check depth and count: aliases may multiply, or loop."""
     weights: dict[str, int] = {}  # number of values of each anchor, with aliases expanded
     opened: list[tuple[str | None, int]] = []  # anchor and preceding values of each open collection
     count = 0

@@ -121,7 +121,7 @@ class EnvironmentRecord(Record):
 
 
 def read_record(folder: Path) -> EnvironmentRecord | None:
-    """Return an environment's record; None if missing or damaged."""
+    """Return an environment's valid record, or None."""
     try:
         return EnvironmentRecord.model_validate_json((folder / RECORD_NAME).read_bytes())
     except (OSError, ValidationError):
@@ -129,7 +129,7 @@ def read_record(folder: Path) -> EnvironmentRecord | None:
 
 
 def interpreter_path(folder: Path) -> Path:
-    """Return the interpreter of the environment in `folder`."""
+    """Return the interpreter in `folder`."""
     return folder / "bin" / "python"
 
 

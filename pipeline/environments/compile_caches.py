@@ -44,7 +44,7 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
 
 
 def _is_volume(folder: Path) -> bool:
-    """Return whether root mounted a volume there for a group (Kubernetes' `fsGroup`)."""
+    """Return whether root mounted a volume for a group (Kubernetes' `fsGroup`)."""
     if not folder.is_mount():
         return False
     facts = folder.stat()

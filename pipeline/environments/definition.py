@@ -70,7 +70,7 @@ def environments_for(others: Iterable[str]) -> tuple[EnvironmentName, ...]:
 
 @dataclass(frozen=True)
 class EnvironmentDefinition:
-    """Everything that decides the contents of an environment."""
+    """All that decides an environment's contents."""
 
     key: str  # name of the environment in folders and messages, such as ``serve-cpu``
     name: EnvironmentName  # which environment it is
@@ -144,7 +144,7 @@ def environment_name(name: str) -> EnvironmentName:
 
 
 def parse_lock(text: str) -> dict[str, str]:
-    """Return versions by normalized name from a lock (``name==version`` lines)."""
+    """Return versions by normalized name (``name==version`` lines)."""
     pins = {}
     for line in significant_lines(text):
         match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([^\s;]+)", line)
@@ -155,7 +155,7 @@ def parse_lock(text: str) -> dict[str, str]:
 
 
 def significant_lines(text: str) -> list[str]:
-    """Return a requirements file's lines without comments and blanks."""
+    """Return lines without comments and blanks."""
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
     return [line for line in lines if line]
 

@@ -131,7 +131,7 @@ def ensure(
 def interpreters(
     accelerator: Accelerator, settings: Settings, progress: Progress
 ) -> Callable[[str], Path]:
-    """Return a function from name to interpreter, which ensures each environment once."""
+    """Return a function that ensures each environment once."""
 
     @cache
     def python_of_environment(name: str) -> Path:
@@ -143,7 +143,7 @@ def interpreters(
 def ensure_defined(
     definition: EnvironmentDefinition, home: Path, progress: Progress, *, force: bool = False
 ) -> Environment:
-    """Ensure the environment of a definition; see :func:`ensure`."""
+    """Ensure a defined environment; see :func:`ensure`."""
     folder = environment_folder(home, definition)
     _check_trusted(folder, definition.key)
     record = None if force else usable_record(definition, folder)
@@ -162,7 +162,7 @@ def ensure_defined(
 
 
 def usable_record(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord | None:
-    """Return a complete environment's record; None if it must be built."""
+    """Return a complete environment's record, or None."""
     record = read_record(folder)
     return record if record and record.identity == definition.identity else None
 
@@ -173,7 +173,7 @@ def lock_file(folder: Path) -> Path:
 
 
 def processes_using(folder: Path) -> list[int]:
-    """Return the processes that use `folder`, as far as readable."""
+    """Return processes that use `folder`, if readable."""
     needle = os.fsencode(folder) + b"/"
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -186,7 +186,7 @@ def processes_using(folder: Path) -> list[int]:
 
 
 def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:
-    """Return an environment's state; build and repair nothing."""
+    """Return an environment's state; change nothing."""
     definition = define(name, accelerator)
     override = settings.environments.get(definition.name)
     if override is None:

@@ -36,7 +36,7 @@ PYTHON_HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
 
 def check_driver() -> Iterator[DoctorCheck]:
-    """Check GPUs, and whether their driver supports the locks' CUDA."""
+    """Check GPUs and their driver."""
     if shutil.which("nvidia-smi") is None:
         yield DoctorCheck("gpu", Severity.OK, "no NVIDIA driver; work runs on the CPU")
         return
@@ -68,7 +68,7 @@ def check_driver() -> Iterator[DoctorCheck]:
 
 
 def check_compilers() -> Iterator[DoctorCheck]:
-    """Check for a C compiler and Python's headers, which Triton needs."""
+    """Check the compiler and headers that Triton needs."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc"))), None)
     if compiler:
         yield DoctorCheck("C compiler", Severity.OK, compiler)

@@ -134,6 +134,6 @@ def pip_settings() -> dict[str, str]:
 
 
 def has_cpu_torch(find_links: str) -> bool:
-    """Return whether `find_links` (comma-separated) has torch for CPUs; a web page counts."""
+    """Return whether `find_links` (comma-separated) may have torch for CPUs."""
     places = [place.removeprefix("file://") for place in find_links.split(",") if place]
     return any("://" in place or list(Path(place).glob("torch-*+cpu-*.whl")) for place in places)

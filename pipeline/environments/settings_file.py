@@ -30,7 +30,7 @@ def find_settings_file() -> Path | None:
 
 
 def unread_settings_file() -> str | None:
-    """Return a file in the working directory that looks like unused settings."""
+    """Return an unused settings file in the working directory."""
     if os.environ.get(VARIABLE):
         return None
     # Path.is_file raises if the folder is not searchable.
@@ -39,7 +39,7 @@ def unread_settings_file() -> str | None:
 
 @contextmanager
 def use_settings(file: Path) -> Iterator[None]:
-    """Use this file for the current command and its stages."""
+    """Use this file for the command and its stages."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(file.absolute())
     try:

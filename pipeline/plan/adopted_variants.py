@@ -105,7 +105,7 @@ def read_variant(text: str) -> AdoptedVariant:
 
 
 def _producer(config: object, quantizer: Mapping[str, object]) -> str:
-    """Return the named method and program on one short line."""
+    """Return the named method and program."""
     found = config if isinstance(config, dict) else {}
     producer = quantizer.get("producer") or found.get("producer")
     program = producer if isinstance(producer, dict) else {}
@@ -227,7 +227,7 @@ def served_profile(profile: ServingProfile, recipe: Recipe) -> ServingProfile:
 def with_facts(
     variants: tuple[AdoptedVariant, ...], checkpoints: Mapping[str, Checkpoint]
 ) -> tuple[AdoptedVariant, ...]:
-    """Return the variants with facts of their fetched checkpoints."""
+    """Return the variants with their checkpoints' facts."""
     found = []
     for variant in variants:
         checkpoint = checkpoints[variant.recipe.name]

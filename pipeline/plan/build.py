@@ -1,4 +1,4 @@
-"""Builds the plan of two or more arms: questions, measurements and judgments."""
+"""Builds the plan of two or more arms."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Builder:
     def _trial(
         self, questions: Mapping[str, StageSpec], variants: Sequence[Arm], pinned: Policy
     ) -> Trial:
-        """Return the trial, which includes what critical gates depend on."""
+        """Return the trial, with what critical gates depend on."""
         speed = self.policy.speed
         tiers = speed.tiers if speed is not None else {}
         asked = {
@@ -193,7 +193,7 @@ class Builder:
         )
 
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
-        """Return the stage that repeats the baseline's first questions."""
+        """Return the stage that repeats the first questions."""
         suite = self.policy.suites[name]
         again = {"max_questions": suite.noise_floor_questions, "repeat_id": 1}
         # Other neighbors in the batches, as on another day.
@@ -254,5 +254,5 @@ class Builder:
 
 
 def _with(arm: Arm, served: Mapping[str, StageSpec]) -> Arm:
-    """Return the arm with further stages that its server answers."""
+    """Return the arm with further served stages."""
     return replace(arm, stages={**arm.stages, **served}, served=(*arm.served, *served))

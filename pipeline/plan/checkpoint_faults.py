@@ -1,4 +1,4 @@
-"""Faults of a checkpoint's small files and headers, and of a calibration file."""
+"""Faults of a checkpoint's small files and a calibration file."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def find_missing_matrix(source: HeaderSource) -> str:
 
 
 def describes_other_weights(source: HeaderSource) -> bool:
-    """Return whether quantized weights are described, and none are."""
+    """Return whether config.json describes quantized weights that are absent."""
     described = next(quantization_configs(source.config), None)
     if described is None:
         return False

@@ -30,7 +30,7 @@ Make = Callable[[StageSpec], Path]
 
 @dataclass(frozen=True)
 class Located:
-    """Inspected source, adopted variants by name, and draft."""
+    """Inspected source, adopted variants and draft."""
 
     source: Checkpoint
     adopted: Mapping[str, Checkpoint] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Located:
 
 
 def locate_all(choices: Choice, settings: Settings, make: Make, progress: Progress) -> Located:
-    """Locate every checkpoint; raises as the single functions."""
+    """Locate every checkpoint; raises as each function."""
     source = locate(choices, settings, make, progress)
     adopted = locate_variants(choices, source, settings, make, progress)
     trusted = choices.trust_remote_code
@@ -103,7 +103,7 @@ def locate_draft(
     *,
     trust_remote_code: bool,
 ) -> Checkpoint | None:
-    """Locate the profile's draft checkpoint, or return None."""
+    """Locate the draft checkpoint, if any."""
     reference = draft_reference(profile)
     if reference is None:
         return None

@@ -65,7 +65,7 @@ class SourceResolver:
         return self._suites[asked]
 
     def faults(self, policy: Policy) -> Iterator[EvaluationDataError]:
-        """Yield why suites have no questions, or a damaged row."""
+        """Yield why suites have no valid questions."""
         for name, suite in policy.suites.items():
             try:
                 found = self.suite(name, suite)
@@ -75,7 +75,7 @@ class SourceResolver:
                 yield error
 
     def _read(self, suite: AnySuite, identity: QuestionSource, folder: Path) -> None:
-        """Read the user's rows, as the stage `questions` does."""
+        """Read the user's rows as `questions` does."""
         with TemporaryDirectory() as made:
             order = QuestionOrder(identity, folder, Path(made), NullProgress())
             try:
@@ -182,7 +182,7 @@ def check_laid_out(
 
 
 def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
-    """Note local questions with a common field but no declared cluster."""
+    """Note questions that share a field but declare no cluster."""
     for name, suite in policy.suites.items():
         if suite.cluster_by is not None:
             continue

@@ -87,7 +87,7 @@ def processor_finding(features: Collection[str]) -> DoctorCheck:
 
 
 def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
-    """Report whether this machine can serve the profile, or its default one."""
+    """Report whether this machine can serve the profile."""
     try:
         node = this_node()
         fitted = fit_profile(profile or load_named_profile("auto", node), node)
@@ -150,7 +150,7 @@ def _check_programs() -> Iterator[DoctorCheck]:
 
 
 def _check_sandbox() -> Iterator[DoctorCheck]:
-    """Check sandbox and shared memory; containers have 64 MB by default."""
+    """Check the sandbox, and shared memory (containers: 64 MB)."""
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if free < SERVER_SHARES_BYTES:
         yield _problem(

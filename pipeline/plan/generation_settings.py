@@ -1,4 +1,4 @@
-"""Settings of generated answers that depend on the model, resolved by planning."""
+"""Settings of generated answers that depend on the model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def generation_faults(
 def form_notes(
     policy: Policy, model: ModelGeneration, config: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
-    """Yield notes on an unusual format, end or template."""
+    """Yield notes on unusual formats, ends or templates."""
     names = [name for name, suite in policy.suites.items() if suite.prompt_format == "auto"]
     if names and not model.has_template:
         yield (
@@ -110,7 +110,7 @@ def form_notes(
 
 
 def model_sampling(model: ModelGeneration) -> Sampling | str:
-    """Return generation_config.json's sampling, or why there is none."""
+    """Return the model's sampling, or why there is none."""
     known = {key: model.sampling.get(key) for key in Sampling.model_fields}
     given = {key: value for key, value in known.items() if value is not None}
     if not given:
@@ -177,7 +177,7 @@ def _argument_faults(
 def _template_faults(
     policy: Policy, model: ModelGeneration, config: Mapping[str, Any]
 ) -> Iterator[PrepareError]:
-    """Yield errors of chat suites whose prompts cannot be rendered."""
+    """Yield errors of suites whose prompts cannot be rendered."""
     size = text_level(dict(config)).get("vocab_size")
     seen: set[str] = set()
     for name, suite in policy.suites.items():

@@ -52,7 +52,7 @@ class CapacityPlan:
         return [fit for fit in self.fits if fit.gpus == self.gpus_a_copy]
 
     def disk_bytes(self) -> int:
-        """Return the disk bytes of the checkpoint and its variants."""
+        """Return the checkpoint's and variants' disk bytes."""
         made = [each.bytes + SMALL_FILES_BYTES for each in [*self.weights.values()][1:]]
         return self.gpus.model.source.weights_bytes + sum(made)
 
@@ -164,7 +164,7 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
 
 
 def gpu_remarks(recipes: Iterable[Recipe], compute_capability: float | None) -> list[str]:
-    """Return how a GPU computes otherwise than recipes state."""
+    """Return how a GPU deviates from recipes."""
     if compute_capability is None:
         return []
     return [words for recipe in recipes if (words := recipe.remark_on(compute_capability))]

@@ -88,7 +88,7 @@ def host_needs(
     made: Collection[str] = (),
     draft_bytes: int = 0,
 ) -> Iterator[HostNeed]:
-    """Yield each variant's needs; those in `made` are not quantized."""
+    """Yield needs; variants in `made` are not quantized."""
     for recipe in recipes:
         for need in making_needs(model, recipe, weights[recipe.name], profile):
             if need.stage != "quantize" or recipe.name not in made:
@@ -99,7 +99,7 @@ def host_needs(
 
 
 def activation_bytes(model: Model, calibration: Calibration) -> int:
-    """Return the bytes of samples between two layers, and of a batch inside one."""
+    """Return the bytes of samples between layers, and of a batch inside one."""
     shape = model.shape
     tokens = calibration.samples * calibration.max_tokens
     batch = calibration.batch_size * calibration.max_tokens

@@ -30,7 +30,7 @@ class Machine:
 
 
 def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
-    """Return the node's resources, with this store's free space."""
+    """Return the node's resources, with the store's free space."""
     gpus = node.gpus if with_gpu else ()
     first = gpus[0] if gpus else None
     return Machine(
@@ -46,7 +46,7 @@ def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
 
 
 def gpu_type(machine: Machine) -> GpuType | None:
-    """Return the GPU's type, by name or driver; None if unknown."""
+    """Return the GPU's type; None if unknown."""
     if machine.gpu is None:
         return None
     if found := catalog.gpu_of_driver(machine.gpu):
@@ -93,7 +93,7 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
 
 
 def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError | None:
-    """Refuse a driver that is too old for the locks' CUDA."""
+    """Refuse a driver too old for the locks' CUDA."""
     if profile.accelerator != "cuda" or not is_driver_too_old(machine.driver):
         return None
     return PreflightError(

@@ -51,7 +51,7 @@ LATENT = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "q_down_proj", "kv_down
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint's headers, its shape and its layers."""
+    """A checkpoint's headers, shape and layers."""
 
     source: HeaderSource
     shape: ModelShape
@@ -153,7 +153,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Fit:
-    """A variant on `gpus` GPUs a replica; bytes are each GPU's."""
+    """A variant on `gpus` GPUs, with each GPU's bytes."""
 
     variant: str
     gpus: int
@@ -208,7 +208,7 @@ class Gpus:
     def fits(
         self, weights: Mapping[str, VariantWeights], numbers: Sequence[int]
     ) -> tuple[Fit, ...]:
-        """Fit each variant on each number of GPUs; the baseline is first."""
+        """Fit each variant, the baseline first, on each number of GPUs."""
         return tuple(
             self.fit(name, division, number, is_baseline=place == 0)
             for place, (name, made) in enumerate(weights.items())
@@ -291,7 +291,7 @@ class Gpus:
     def _hint(
         self, variant: str, division: Division, gpus: int, is_baseline: bool, left: int
     ) -> str:
-        """Return remedies: a shorter context, or another number of GPUs."""
+        """Return a shorter context or another number of GPUs."""
         found = []
         size = self.engine.baseline_element_bytes if is_baseline else self.engine.element_bytes
         token = sum(layer.token_bytes(size, gpus) for layer in self.model.layers)
@@ -339,7 +339,7 @@ class Division:
         return cls(total[False], total[True], frozenset(sizes))
 
     def obstacles(self, model: Model, gpus: int) -> tuple[str, str]:
-        """Return why GPUs cannot divide the model, or its experts, or ''."""
+        """Return why GPUs cannot divide model or experts."""
         shape = model.shape
         if shape.heads % gpus:
             return f"{shape.heads} attention heads cannot be split over {gpus} GPUs", ""

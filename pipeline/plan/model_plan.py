@@ -199,7 +199,7 @@ def served_arm(
     *,
     trust_remote_code: bool,
 ) -> Arm:
-    """Return an arm that serves the checkpoint's own weights."""
+    """Return an arm with the checkpoint's own weights."""
     return Arm(
         recipe=recipe,
         identity=ServedModel(

@@ -78,7 +78,7 @@ class GatePower:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a variant without loss may well not pass."""
+        """Whether a lossless variant may well not pass."""
         return self.tier == "critical" and self.passes is not None and self.passes < DOUBTFUL
 
 
@@ -210,7 +210,7 @@ def check_counted(
     laid_out: Mapping[str, QuestionsResult],
     progress: Progress,
 ) -> None:
-    """Check suites that only laying out counts; raises as check_power."""
+    """Check suites that laying out counts; raises as check_power."""
     suites = {
         name: suite
         for name, suite in policy.suites.items()
@@ -235,7 +235,7 @@ def check_counted(
 
 @dataclass(frozen=True)
 class _SuiteGate:
-    """What one suite's power depends on, for a family."""
+    """One suite for a family."""
 
     name: str
     suite: AnySuite
@@ -322,7 +322,7 @@ class _SuiteGate:
         )
 
     def _outcome(self, loss: float, lost: str) -> tuple[float, str]:
-        """Return the chance of a variant with that loss, and a sentence."""
+        """Return the chance with that loss, and a sentence."""
         assert self.questions is not None
         found = chances(
             self.comparison,
@@ -347,7 +347,7 @@ class _SuiteGate:
         return self.comparison.kind == "points" and reach <= self.comparison.size
 
     def _min_questions(self) -> int:
-        """Return how many unchanged answers could pass the gate."""
+        """Return how many unchanged answers could pass."""
         margin = self.comparison.allowed_drop(1.0)
         least = min_identical_values(margin, self.alpha)
         share = planned_looks(least)[-1].share  # the last of several looks has its part of alpha
@@ -448,7 +448,7 @@ def speed_power(
 
 
 def speed_chance(rule: SpeedRule, truth: float) -> Chances:
-    """Return chances at a true ratio, or a true limit over its time."""
+    """Return chances at a true ratio, or limit over time."""
     noise = NOISE * (math.sqrt(2) if rule.compares else 2)
     if rule.starts == "fresh":
         noise *= math.sqrt(2)

@@ -115,7 +115,7 @@ class Preflight:
         ]
 
     def memory_to_make(self) -> int:
-        """Return the most bytes that making or checking a variant takes."""
+        """Return the peak bytes of making or checking a variant."""
         if (model := self.model) is None:
             return 0
         every = (making_needs(model, r, self.weights[r.name], self.profile) for r in self.recipes)
@@ -267,7 +267,7 @@ class Preflight:
                 yield fault
 
     def _place(self, variant: str) -> tuple[str, str]:
-        """Return the variant's option, and how to leave it out."""
+        """Return the variant's option, and how to omit it."""
         if variant == self.baseline.name or variant in self.made:
             return f"the server of '{variant}'", ""
         if variant in self.adopted:

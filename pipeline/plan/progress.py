@@ -34,7 +34,7 @@ class PlanProgress:
         return all(self.find(spec) is not None for spec in specs)
 
     def made(self) -> set[str]:
-        """Return the variants with weights in the store."""
+        """Return variants with stored weights."""
         variants = self.plan.variants
         return {arm.recipe.name for arm in variants if self.find(arm.stages[QUANTIZE.name])}
 
@@ -47,31 +47,31 @@ class PlanProgress:
         return [*self.plan.shared.values(), *made, *served, *fresh, *map(self.judge, variants)]
 
     def served(self, arm: Arm) -> list[StageSpec]:
-        """Return what one start of the arm's server answers, in order."""
+        """Return what one server start answers, in order."""
         speed, fresh = self.speed(arm), self.fresh(arm)
         roles = [r for r in arm.served if r in speed or arm.stages[r].stage != SPEED.name]
         return [arm.stages[role] for role in roles if role not in fresh]
 
     def fresh(self, arm: Arm) -> dict[str, StageSpec]:
-        """Return, by role, speed gates whose loads have fresh starts."""
+        """Return speed gates with fresh starts, by role."""
         speed = self.speed(arm).items()
         return {role: spec for role, spec in speed if SPEED.parameters_of(spec).is_fresh}
 
     def speed(self, arm: Arm) -> dict[str, StageSpec]:
-        """Return the speed gates by role; a failed variant's measured ones."""
+        """Return open speed gates by role, or a failed variant's measured ones."""
         speed = {role: spec for role, spec in arm.stages.items() if spec.stage == SPEED.name}
         if self.has_failed(arm):
             return {role: spec for role, spec in speed.items() if self.find(spec)}
         return speed
 
     def has_failed(self, arm: Arm) -> bool:
-        """Return whether the arm failed a blocking suite: it gets no loads."""
+        """Return whether a blocking suite failed."""
         suites = [n for n, s in self.plan.policy.suites.items() if s.tier != "advisory"]
         records = (self.find(arm.stages[name]) for name in suites if name in arm.stages)
         return any(each and EVALUATE.result_of(each).state == "fail" for each in records)
 
     def fault(self, arm: Arm) -> str:
-        """Return why the screened model is broken, or ''."""
+        """Return why the model is broken, or ''."""
         spec = arm.stages.get(SCREEN.name)
         record = self.find(spec) if spec else None
         return SCREEN.result_of(record).fault(self.plan.policy.broken) if record else ""

@@ -224,7 +224,7 @@ def find_gates(
 
 
 def load_made_recipe(name: str) -> Recipe:
-    """Return the recipe; UsageError if unknown or an adoption."""
+    """Return a recipe that makes weights, or raise UsageError."""
     recipe = catalog.load_recipe(name)
     if isinstance(recipe.quantization, AdoptedQuantization):
         raise UsageError(
@@ -243,7 +243,7 @@ def registry_uri(given: str | None, settings: Settings) -> str:
 
 
 def check_margins(recipe: Recipe, policy: Policy) -> None:
-    """Raise UsageError unless every gate has a margin for this recipe."""
+    """Raise UsageError for a gate without this recipe's margin."""
     if recipe.family == "baseline":
         raise UsageError(
             f"'{recipe.name}' changes nothing, so there is nothing to promote",

@@ -1,4 +1,4 @@
-"""What `prepare model --screen` asks each arm: conversations and one load."""
+"""What `prepare model --screen` asks each arm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITHOUT_A_GATE = 0.5  # margin that no arm is compared with
 
 
 def screening_policy(policy: Policy) -> Policy:
-    """Return the policy with its first `fidelity` suite, or carried conversations."""
+    """Return the policy's first `fidelity` suite, or carried conversations."""
     own = {name: suite for name, suite in policy.suites.items() if suite.kind == SUITE}
     name, keys = SUITE, {"kind": SUITE}
     if own:

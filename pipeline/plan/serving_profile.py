@@ -58,7 +58,7 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
 
 
 def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
-    """Return the profile as in its file; 'auto' depends on the node."""
+    """Return the profile's file; 'auto' depends on the node."""
     if name != "auto":
         return catalog.load_profile(name)
     gpu = (node or this_node()).gpu_name
@@ -86,7 +86,7 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
 
 
 def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
-    """Return the profile's draft checkpoint; UsageError for an invalid name."""
+    """Return the draft checkpoint; UsageError for an invalid name."""
     named = profile.speculative.model if profile.speculative else None
     if named is None:
         return None

@@ -1,4 +1,4 @@
-"""Checks that a recipe suits a checkpoint, and that the engine loads it."""
+"""Checks that a recipe suits checkpoint and engine."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _shape_faults(
 def _format_faults(
     recipe: Recipe, weights: VariantWeights, unfit: str, where: str
 ) -> Iterator[PrepareError]:
-    """Yield the first fault: no modules, or two formats in a fused set."""
+    """Yield the first fault: no modules, or a mixed fused set."""
     quantization = recipe.quantization
     for part in quantization.parts if weights.forms else ():
         if not {*part.weight_formats} & {*weights.forms}:

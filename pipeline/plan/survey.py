@@ -101,7 +101,7 @@ def survey(
 
 
 def _find_hub_fault(reference: CheckpointReference) -> HubError | None:
-    """Return why the checkpoint cannot be fetched; mirrors may refuse headers only."""
+    """Return why the checkpoint cannot be fetched."""
     if reference.kind == "hub":
         try:
             bytes_to_download(reference.name, reference.revision)
@@ -113,7 +113,7 @@ def _find_hub_fault(reference: CheckpointReference) -> HubError | None:
 def _question_faults(
     choices: Choice, policy: Policy, sources: SourceResolver, progress: Progress
 ) -> Iterator[PrepareError]:
-    """Yield faults of questions, or else a gate that cannot decide."""
+    """Yield faults of questions, or an undecidable gate."""
     missing = list(sources.faults(policy))
     yield from missing
     if not missing and not choices.asked.screen:  # without gates nothing is to be decided

@@ -41,7 +41,7 @@ class TunedArm:
     profile: ServingProfile
 
     def serving(self, node: NodeInfo) -> ServingArguments:
-        """Return the arguments on that node; UsageError if it cannot serve so."""
+        """Return that node's arguments, or raise UsageError."""
         return ServingArguments.of(fit_profile(self.profile, node), is_baseline=False)
 
 

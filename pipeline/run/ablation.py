@@ -37,7 +37,7 @@ class AblationRun:
         self._note = note
 
     def run(self) -> None:
-        """Attribute the loss of judged variants; note those without attribution."""
+        """Attribute the loss of judged variants, or note why not."""
         judged = {report.recipe: report for report in self._log.variants()}
         for arm in self._plan.variants:
             if (report := judged.get(arm.recipe.name)) is None:
@@ -52,7 +52,7 @@ class AblationRun:
                 self._log.note_variant(report.model_copy(update={"ablation": found}))
 
     def _attribute(self, arm: Arm, judged: VariantReport) -> list[AttributionReport] | str:
-        """Ask both further models all suites; or return why not."""
+        """Ask both further models, or return why not."""
         baseline, asked = self._plan.baseline, {gate.name for gate in judged.quality}
         suites = [
             name

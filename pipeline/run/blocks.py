@@ -47,7 +47,7 @@ class Blocks:
         self._known: dict[str, Block] = {}
 
     def find(self, variants: Sequence[Arm]) -> Iterator[Piece]:
-        """Yield ready pieces of variants that passed everything else."""
+        """Yield ready pieces of otherwise passed variants."""
         measurements: dict[str, list[tuple[Arm, StageSpec]]] = {}
         for variant in variants:
             for spec in self._serving.state.fresh(variant).values():

@@ -101,7 +101,7 @@ class SharedPlan(Record):
 
 
 def copy_index(variables: Mapping[str, str] = os.environ) -> int | None:
-    """Return this copy's index; None if no launcher numbered it."""
+    """Return this copy's number, if a launcher gave one."""
     for name in INDEX_VARIABLES:
         if (text := variables.get(name)) is not None:
             if not text.isdecimal():
@@ -197,7 +197,7 @@ def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -
 
 
 def check_plan(folder: Path, plan: Plan, hardware: str) -> None:
-    """Check this copy's plan against the first one's, or store it."""
+    """Compare or store the run's plan."""
     specs = [*plan.shared.values(), *(s for arm in plan.arms for s in arm.stages.values())]
     mine = SharedPlan(hardware=hardware, keys=digest_json(sorted(spec.key for spec in specs)))
     if create_exclusively(folder / PLAN, mine.model_dump_json(indent=1).encode()):

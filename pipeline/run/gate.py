@@ -160,7 +160,7 @@ def judge_endpoints(request: GateRequest, policy: Policy, session: RunSession) -
 
 
 def ask_first_rows(state: PlanProgress, stages: StageRunner) -> None:
-    """Ask both each suite's first question; store nothing."""
+    """Ask each suite's first question; store nothing."""
     rows = list(_first_rows(state))
     if not rows:
         return
@@ -195,7 +195,7 @@ def plan_of(
     progress: Progress,
     node: NodeInfo,
 ) -> Plan:
-    """Return the plan: suites for both sides, and speed gates."""
+    """Return the plan of suites and speed gates."""
     identities = {"evaluate": identity("evaluate", Accelerator.CPU, settings)}
     if policy.speed:
         identities["serve"] = identity("serve", Accelerator.CPU, settings)
@@ -238,7 +238,7 @@ def plan_of(
 
 
 def served_recipe(name: str, family: Family | Literal["baseline"]) -> Recipe:
-    """Return the recipe that stands for an endpoint's model."""
+    """Return the recipe of an endpoint's model."""
     return Recipe(
         name=name,
         summary="served by someone else",

@@ -140,7 +140,7 @@ def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) 
 
 
 def check_serving(state: PlanProgress, session: RunSession) -> None:
-    """Let the engine's parser read the arms' arguments, or raise UsageError."""
+    """Let the engine parse the arms' arguments, or raise UsageError."""
     planned = state.stages()
     if state.is_done(planned):
         return
@@ -159,7 +159,7 @@ def check_early(
     *,
     registers: bool = False,
 ) -> Survey:
-    """Refuse in one error what would fail later; note what is unchecked."""
+    """Refuse in one error what would fail later."""
     found = survey(choices, session.settings, session.progress, made, registers=registers)
     for note in found.notes:
         session.progress.note(note)

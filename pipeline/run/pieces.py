@@ -74,7 +74,7 @@ class Pieces:
         self._blocks: Blocks | None = None
 
     def do(self, copy: Copy, before_each: Callable[[], object] = lambda: None) -> None:
-        """Work up to the verdicts; `before_each` precedes each search."""
+        """Work up to the verdicts; call `before_each` before each search."""
         if self._plan.trial is not None:
             self._log.note_counted(sorted(self._plan.trial.variants))
         self._check_sandbox()
@@ -112,7 +112,7 @@ class Pieces:
                 return found
 
     def _check_sandbox(self) -> None:
-        """Refuse to run model-written code without the policy's isolation."""
+        """Refuse model-written code without the policy's isolation."""
         plan = self._plan
         for name, suite in plan.policy.suites.items():
             if not self._state.is_done(arm.stages[name] for arm in plan.arms):
@@ -250,7 +250,7 @@ class Pieces:
                     break
 
     def _drop_broken(self) -> None:
-        """Stop asking a broken variant; BrokenModelError for a baseline."""
+        """Drop a broken variant; BrokenModelError for a baseline."""
         self._serving.check_screened(self._plan.baseline)
         for variant in list(self._going):
             try:

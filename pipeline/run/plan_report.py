@@ -217,7 +217,7 @@ def forecast(
 
 
 def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
-    """Raise NotHereError for what must be downloaded, or is slow to hash."""
+    """Raise NotHereError for what must be fetched, or hashed slowly."""
     variants = (each.reference for each in choices.adopted)
     every = (choices.reference, draft_reference(choices.profile), *variants)
     references = [each for each in every if each is not None]
@@ -299,7 +299,7 @@ def _served_of(kept: TypedStageRecord[Record, Record]) -> ServedModel | None:
 def _like_models(
     records: Sequence[TypedStageRecord[Record, Record]], checkpoint: Checkpoint
 ) -> dict[str, str]:
-    """Return digests of checkpoints of a like size, as quantized and served."""
+    """Return digests of similar checkpoints, as quantized and served."""
     source = checkpoint.recipe_source.digest
     found = {checkpoint.digest: source, source: checkpoint.digest}
     for kept in records:

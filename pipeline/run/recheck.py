@@ -315,7 +315,7 @@ def _no_source(
 
 
 def _discard_if_gone(adopt: StageSpec, store: Store, settings: Settings) -> None:
-    """Remove adopted weights that are missing or changed: they may be links."""
+    """Remove missing or changed adopted weights, which may be links."""
     if store.find(adopt.stage, adopt.key) is None:
         return
     output = store.stage_folder(adopt.stage, adopt.key) / "output"

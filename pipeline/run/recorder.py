@@ -87,7 +87,7 @@ class RunRecorder:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether a launcher started it as a further copy, which never leads."""
+        """Whether it is a launcher's further copy, which never leads."""
         return self._index > 0
 
     def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:

@@ -26,7 +26,7 @@ from pipeline.stages.speed import ROLE, SPEED
 
 
 class ScreeningRun:
-    """Measurement of every arm; `baseline_bytes` are of weights."""
+    """Measurement of every arm."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ScreeningRun:
         self._baseline_bytes = baseline_bytes
 
     def run(self) -> ExitCode:
-        """Return 0 if a variant was measured; raise the baseline's PrepareError."""
+        """Return 0 if a variant was measured; raise the baseline's error."""
         for spec in self._plan.shared.values():
             self._stages.run(spec)
         baseline = self._measure(self._plan.baseline)

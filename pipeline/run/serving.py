@@ -35,7 +35,7 @@ from recipes.engines import find_engine
 
 
 class BrokenModelError(ServingError):
-    """A broken model: a variant's verdict, a baseline's error."""
+    """A broken variant, by verdict, or baseline, by error."""
 
 
 class Endpoints(Protocol):
@@ -45,7 +45,7 @@ class Endpoints(Protocol):
         """Return facts on the model's endpoint, opened if necessary."""
 
     def check_alive(self) -> None:
-        """Raise ServingError if an open endpoint has ended."""
+        """Raise ServingError if an endpoint has ended."""
 
     def close(self) -> None:
         """Close the open endpoints."""
@@ -55,7 +55,7 @@ CachesOf = Callable[[str], Mapping[str, str]]
 
 
 def no_caches(environment: str) -> Mapping[str, str]:
-    """Return no variables: engines use their own folders."""
+    """Return {}: engines use their own folders."""
     return {}
 
 
@@ -183,7 +183,7 @@ class Serving:
         self.node = node
 
     def undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
-        """Return stages from the first unfinished one on; it decides about later ones."""
+        """Return stages from the first unfinished one on."""
         for place, spec in enumerate(specs):
             if self._stages.reuse(spec) is None:
                 return list(specs[place:])

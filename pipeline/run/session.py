@@ -1,4 +1,4 @@
-"""A run's resources, and its record, which every exit closes."""
+"""A run's resources and record."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class StageRunner:
             return advance(spec, self.store, self.progress, servers)[1]
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
-        """Return the stage's record, or None after removing its remains."""
+        """Return the stage's record, or remove remains."""
         if spec.key not in self._found:
             started = time.monotonic()
             record = self._find_reusable(spec)

@@ -210,7 +210,7 @@ class Tuning:
         return fit_profile(self.defaults.profile, self.node)
 
     def _candidates(self) -> Iterator[tuple[str, TunedArm | str]]:
-        """Yield each candidate on top of the best, or why it is skipped."""
+        """Yield each candidate, or why it is skipped."""
         for name, added in {AS_PROFILED: None, **self.candidates.candidates}.items():
             try:
                 yield name, self._candidate(name, added)

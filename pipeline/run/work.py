@@ -91,7 +91,7 @@ class Copy:
             return True
 
     def _wait(self, pieces: Sequence[Piece]) -> None:
-        """Wait for another process's piece, or for resources."""
+        """Wait for another process or for resources."""
         locks = {piece.name: self.store.root / LOCKS / piece.name for piece in pieces}
         free = [piece for piece in pieces if not is_locked(locks[piece.name])]
         if free:
@@ -122,7 +122,7 @@ class Copy:
             attempt.unlink(missing_ok=True)
 
     def _begin(self, piece: Piece) -> Path | None:
-        """Return a new try's file; None, with a failure, after too many."""
+        """Return a new try's file; None after too many."""
         folder = self.folder / TRIED
         make_folder(folder)
         for number in range(1, TRIES + 1):
@@ -141,7 +141,7 @@ class Copy:
 
 
 def forget_tries(folder: Path) -> None:
-    """Restart the count, after a killed run was started again."""
+    """Restart the count for a restarted run."""
     _empty(folder / TRIED)
 
 

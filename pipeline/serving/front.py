@@ -146,7 +146,7 @@ async def _pass_on(
     answers: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Forward until the server ends the answer, or the client leaves."""
+    """Forward until either end closes."""
     there = asyncio.create_task(_copy(body, requests)) if body is not None else None
     back = asyncio.create_task(_copy(answers, writer))
     tasks = [each for each in (there, back) if each is not None]

@@ -33,7 +33,7 @@ def check_host(text: str, key: str, key_variable: str) -> str:
 
 
 def reachable_address(host: str) -> str:
-    """Return the address at which this process reaches `host`."""
+    """Return this process's address of `host`."""
     address = ip_address(host)
     if not address.is_unspecified:
         return host

@@ -35,7 +35,7 @@ URL = "http://localhost"  # of a server, through its socket
 
 
 def private_socket() -> Path:
-    """Create a private folder for a socket, or raise ServingError."""
+    """Create a socket's private folder, or raise ServingError."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp's folder is 0700
         try:
             folder = Path(tempfile.mkdtemp(prefix="prepare-", dir=parent))
@@ -59,7 +59,7 @@ _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*e
 
 
 def find_reason(log: Path, engine: Engine) -> str:
-    """Return the log's first original exception, its first echo, or its last line."""
+    """Return the log's first exception that echoes no other, or its last line."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
@@ -224,7 +224,7 @@ class Server:
             shutil.rmtree(self._socket.parent, ignore_errors=True)
 
     def _is_ready(self) -> bool:
-        """Return whether this server responds with its model."""
+        """Return whether this server serves its model."""
         import httpx
 
         with socket.socket(socket.AF_UNIX) as probe:  # httpx leaks its own if nothing listens

@@ -24,7 +24,7 @@ class StageImplementation(Protocol):
 
 
 def stage_code(name: str) -> StageImplementation:
-    """Import the stage's code; raise KeyError if there is none."""
+    """Import the stage's code, or raise KeyError."""
     return cast(StageImplementation, import_module(f"{_stage_folders()[name]}.run"))
 
 
@@ -34,18 +34,18 @@ def stage_names() -> list[str]:
 
 
 def stage_named(name: str) -> Stage[Any, Any, Any]:
-    """Import the stage's declaration; raise KeyError if there is none."""
+    """Import the stage's declaration, or raise KeyError."""
     stage: Stage[Any, Any, Any] = getattr(import_module(_stage_folders()[name]), name.upper())
     return stage
 
 
 def newest_revision(name: str) -> int:
-    """Return a stage's revision; 0 if there is no such stage."""
+    """Return a stage's revision, or 0."""
     return stage_named(name).revision if name in stage_names() else 0
 
 
 def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record, Record]]:
-    """Yield the records that match the models of known stages."""
+    """Yield valid records of known stages."""
     for record in records:
         try:
             kept = stage_named(record.stage).typed(record)

@@ -88,7 +88,7 @@ class History(Record):
 
 
 class Counted(Record):
-    """The trial that a stage records before its results."""
+    """Trial to record before results."""
 
     trial: Trial
     gate: str = Field(description="that is measured")
@@ -108,7 +108,7 @@ def trial_of(baseline: dict[str, str], variants: dict[str, str], policy: Policy)
 
 
 class AttemptLedger:
-    """A store's ledger. Methods raise StoreError if a record is damaged or gone."""
+    """A store's ledger; StoreError if a record is damaged or gone."""
 
     def __init__(self, store: Store) -> None:
         self._root = store.root

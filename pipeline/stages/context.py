@@ -70,7 +70,7 @@ class StageContext(Generic[Parameters, Runtime]):
         return self.store.stage_folder(reference.stage, reference.key)
 
     def input_record(self, role: str) -> StageRecord:
-        """Return the earlier stage's record; StageError if missing."""
+        """Return the earlier stage's record, or raise StageError."""
         reference = self.spec.inputs[role]
         record = self.store.find(reference.stage, reference.key)
         if record is None:
@@ -82,7 +82,7 @@ class StageContext(Generic[Parameters, Runtime]):
         return record
 
     def input_digests(self) -> dict[str, str]:
-        """Digest the inputs' results, to detect changes later."""
+        """Digest the inputs' results."""
         return {role: digest_json(self.input_record(role).result) for role in self.spec.inputs}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
@@ -94,7 +94,7 @@ class StageContext(Generic[Parameters, Runtime]):
         self.progress.note(f"{self.spec.variant}: {text}")
 
     def output_folder(self) -> Path:
-        """Create `output/`; with RESUMED, it may have content."""
+        """Create `output/`, which may have content with RESUMED."""
         folder = self.folder / "output"
         folder.mkdir(exist_ok=True)
         return folder

@@ -123,7 +123,7 @@ def _make_readable_by_transformers_4(path: Path) -> None:
 
 
 def _clean_tokenizer_config(path: Path, context: int) -> None:
-    """Name a class that 4.x and 5.x have, and the real length; keep spaces."""
+    """Name a class that 4.x and 5.x have; set the length; keep spaces."""
     config = json.loads(path.read_text(encoding="utf-8"))  # noqa: TID251
     for key in ("backend", "is_local", "local_files_only", "model_type", "legacy"):
         config.pop(key, None)

@@ -50,7 +50,7 @@ def convert(source: Path, files: Iterable[str], converter: str, output: Path) ->
 
 
 def unquantized_modules(folder: Path) -> list[str]:
-    """Return modules whose weight has no scale; converters must skip them."""
+    """Return modules that converters must skip: their weight has no scale."""
     names = {name for header in read_headers(folder).values() for name in header.tensors}
     modules = (name.removesuffix(".weight") for name in names if name.endswith(".weight"))
     scales = ("weight_scale", "weight_scale_inv")

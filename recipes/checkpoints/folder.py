@@ -1,4 +1,4 @@
-"""Checkpoint folders: completeness, and a digest of all files that can change answers."""
+"""Checkpoint folders: completeness and digest."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def context_length(config: dict[str, Any]) -> int | None:
 
 
 def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
-    """Check that links stay in the folder or the Hub's blob store."""
+    """Check that links stay in folder or blob store."""
     target = Path(os.path.realpath(file))  # unlike resolve(), accepts link loops
     allowed = [folder.resolve()]
     if kind == "hub" and folder.parent.name == "snapshots":

@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face Hub, or a mirror, by huggingface_hub's own settings."""
+"""Downloads from the Hugging Face Hub, configured as huggingface_hub."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def file_sizes(info: ModelInfo) -> dict[str, int]:
 
 
 def check_has_safetensors(repo_id: str, names: Iterable[str]) -> None:
-    """Raise HubError for a repository without top-level safetensors."""
+    """Raise HubError without top-level safetensors."""
     if not any(fnmatchcase(name, "*.safetensors") for name in names):
         raise HubError(
             "the repository has no safetensors weights", where=repo_id, hint=hint_on_weights(names)

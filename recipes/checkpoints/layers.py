@@ -45,7 +45,7 @@ ELEMENT_BYTES: dict[str, float] = {
 
 
 class UnknownLayersError(Exception):
-    """The config describes its layers in an unsupported way, which the message tells."""
+    """The config describes layers in an unsupported way."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Layer:
     state_bytes: int = 0  # fixed state of one sequence, divided by the GPUs
 
     def token_bytes(self, element_bytes: float, gpus: int = 1) -> int:
-        """Return a token's bytes on each GPU; extra GPUs replicate heads."""
+        """Return a token's bytes on each GPU; heads may be replicated."""
         if not self.heads:
             return 0
         if element_bytes == 1 and self.fp8_bytes is not None:
@@ -143,7 +143,7 @@ def _layer(level: dict[str, Any], shape: ModelShape, kind: Kind, where: str) -> 
 
 
 def _kinds(level: dict[str, Any], layers: int, where: str) -> list[Kind]:
-    """Return each layer's kind, however config.json names it."""
+    """Return each layer's kind."""
     if (words := level.get("layer_types")) is not None:
         if not isinstance(words, list) or len(words) != layers:
             raise CheckpointError(

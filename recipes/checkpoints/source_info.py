@@ -70,7 +70,7 @@ def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceI
 
 
 def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
-    """Return the run record's facts about its checkpoint."""
+    """Return the record's facts about its checkpoint."""
     return CheckpointReport(
         ref=checkpoint.ref,
         digest=checkpoint.digest,

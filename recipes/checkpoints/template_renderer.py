@@ -1,4 +1,4 @@
-"""Chat templates, untrusted programs, rendered within limits of time and memory."""
+"""Chat templates, rendered within limits: they are untrusted programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that a recipe must leave in 16 bits, by architecture."""
+"""Modules that must stay in 16 bits, by architecture."""
 
 from __future__ import annotations
 

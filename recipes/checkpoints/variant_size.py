@@ -106,7 +106,7 @@ def stored_weights(
 
 
 def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tuple[int, ...]:
-    """Return columns that no group size of the recipe divides."""
+    """Return columns that no group size divides."""
     widths = set(columns)
     sizes = quantization.group_sizes
     if not sizes or find_dividing(sizes, widths):
@@ -117,7 +117,7 @@ def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -
 def find_undivided_rows(
     quantization: Quantization, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
-    """Return layers, and their rows, that vLLM's blocks do not divide."""
+    """Return rows by layer that vLLM's blocks do not divide."""
     found = {}
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")

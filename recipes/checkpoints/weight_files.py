@@ -63,7 +63,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_no_shard_is_missing(missing: list[str], total: int, where: str) -> None:
-    """Raise CheckpointError if there are missing weight files."""
+    """Raise CheckpointError for missing weight files."""
     if missing:
         raise CheckpointError(
             f"{len(missing)} of {total} weight files are missing: {', '.join(missing[:3])}",

@@ -27,7 +27,7 @@ class Launcher(Protocol):
     """Starts copies by one engine."""
 
     def start(self, count: int) -> str:
-        """Start missing copies; return how to end them; UsageError if refused."""
+        """Start missing copies; return how to end them, or raise UsageError."""
 
     def state(self) -> str:
         """Return their state in words; '' once none is left."""

@@ -48,7 +48,7 @@ class SlurmLauncher:
         self._job = ""
 
     def start(self, count: int) -> str:
-        """Submit the array, unless its main element is not over."""
+        """Submit the array, unless its main element lives."""
         file = self._folder / JOB
         self._job = file.read_text().strip() if file.exists() else ""
         if not (self._job and self.state(f"{self._job}_0")):
@@ -57,7 +57,7 @@ class SlurmLauncher:
         return f"Slurm's job array {self._job}; `scancel {self._job}` ends it"
 
     def state(self, job: str = "") -> str:
-        """Return the number of elements by state, or one element's state."""
+        """Return elements by state, or one's state."""
         states = Counter(
             state
             for state in _ask(

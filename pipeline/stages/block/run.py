@@ -78,7 +78,7 @@ def seed_of(parameters: BlockParameters) -> int:
 
 
 def digest_of(screen: StageReference, store: Store) -> str:
-    """Return the digest of an arm's model and its first answers."""
+    """Return the digest of an arm's model and first answers."""
     record = store.find(screen.stage, screen.key)
     if record is None:
         folder = store.stage_folder(screen.stage, screen.key)

@@ -151,7 +151,7 @@ def check_variant(
 
 
 def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightComparison:
-    """Check files and headers of a made variant; return what to compare."""
+    """Check a made variant's files; return what to compare."""
     config = read_json(variant / "config.json")
     where = f"{variant / 'config.json'}, key quantization_config"
     form_of = check_format(config, recipe, where)
@@ -202,7 +202,7 @@ def weights_size(folder: Path) -> int:
 
 
 def check_smaller(source: Path, variant: Path) -> int:
-    """Return the size of the weight files, which must be below the source's."""
+    """Return the weights' size, which must be below the source's."""
     size, whole = weights_size(variant), weights_size(source)
     if size >= whole:
         raise VerificationError(
@@ -256,7 +256,7 @@ def compare_numbers(
 
 
 def _judge_layers(found: VerificationResult, recipe: Quantization, where: str) -> None:
-    """Compare layers with their floors, and look for damaged pieces."""
+    """Compare layers with their floors; find damaged pieces."""
     lossy = sorted(
         (layer.sqnr_db - layer.floor_db, layer.name, layer)
         for layer in found.layers

@@ -14,7 +14,7 @@ from recipes.checkpoints.header_source import read_folder
 
 
 def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> DequantizeResult:
-    """Convert, and check names, shapes and types; gates detect wrong numbers."""
+    """Convert, and check names, shapes and types only."""
     source = context.runtime.checkpoint
     output = context.output_folder()
     facts = context.run_worker(

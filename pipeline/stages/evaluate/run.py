@@ -128,7 +128,7 @@ def metric_of(context: Context) -> str:
 
 
 def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
-    """Return the round to do; StoreError if an input is missing."""
+    """Return the round; StoreError if an input is missing."""
     parameters = EVALUATE.parameters_of(spec)
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
     questions = [Question.from_row(row) for _, row in read_rows(questions_file)]
@@ -200,7 +200,7 @@ def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
 
 
 def baseline_files(context: Context) -> list[str]:
-    """Return the baseline's files that a variant's questions depend on."""
+    """Return files that a variant's questions depend on."""
     if not (kind_of(context.parameters.suite).reads_baseline and "baseline" in context.spec.inputs):
         return []
     folder = context.input_folder("baseline")

@@ -49,7 +49,7 @@ AnyGate = Annotated[QualityResult | SpeedGateResult | CostResult, Field(discrimi
 
 
 class JudgeRuntime(Record):
-    """Recorded if this stage counts the attempt first."""
+    """Recorded with an attempt that this stage counts."""
 
     run: str = Field("", description="id of the run that began the attempt")
 

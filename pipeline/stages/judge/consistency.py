@@ -66,7 +66,7 @@ def find_faults(
 
 
 def find_other_forms(suites: Iterable[str], record: Find) -> Iterator[str]:
-    """Yield suites with one side asked by text completions and one by chat."""
+    """Yield suites asked by text completions and by chat."""
     for name in suites:
         sides = [EVALUATE.parameters_of(record(f"{side}.{name}")) for side in SIDES]
         forms = [each.endpoint.chat if each.endpoint is not None else None for each in sides]
@@ -112,7 +112,7 @@ def find_served_otherwise(
 def find_other_questions(
     role: str, record: StageRecord, answers: Sequence[Answer], questions: Sequence[Question]
 ) -> Iterator[str]:
-    """Yield where answers are not those to the first questions."""
+    """Yield where answers are to other questions."""
     theirs = [(row.id, row.cluster) for row in answers]
     if theirs != [(row.id, row.cluster) for row in questions[: len(answers)]]:
         yield f"{role}: its answers are not those to the first of the questions"

@@ -61,7 +61,7 @@ def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> N
 
 
 def copy_carried_over(source: Checkpoint, output: Path) -> None:
-    """Copy the files that quantization must not change; remove others of their kind."""
+    """Copy the files that quantization must not change; remove similar ones."""
     names = {
         file.name
         for file in source.files

@@ -1,4 +1,4 @@
-"""The stage that screens a served model before any long evaluation."""
+"""The stage that screens a served model first."""
 
 from __future__ import annotations
 
