@@ -1,6 +1,6 @@
 """A run's results for CI: JUnit XML, a Markdown summary, and outputs.
 
-JUnit's `failure` prevents promotion; `error` is a run or variant that did not finish.
+JUnit's `failure` prevents promotion; `error` is an unfinished run or variant.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WHOLE_VARIANT = "verdict"  # a case that no gate explains: not made, broken, not
 
 
 def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:
-    """Return every gate with its variant, the run's own error first."""
+    """Return every gate with its variant, the run's error first."""
     cases = []
     if report.error is not None:
         error, kind = str(from_dict(report.error)), report.error.get("kind", "")

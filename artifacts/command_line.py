@@ -99,7 +99,7 @@ PATHS = ("tokenizer", "eval_data", "weights")
 
 
 def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = False) -> str:
-    """Return a shell line without passwords in URLs.
+    """Return a shell line without passwords.
 
     `public` turns paths into `./NAME` and omits the registry.
     """

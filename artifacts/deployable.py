@@ -1,4 +1,4 @@
-"""The deployable tuple, the subject of a verdict: another member, another verdict.
+"""The deployable tuple, the subject of a verdict.
 
 Commands come from the evidence, because registry tags are untrusted.
 """
@@ -122,7 +122,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         }
 
     def differences(self, here: Deployable) -> list[TupleDifference]:
-        """Return each member in which `here` differs; serving and hardware part by part."""
+        """Return each differing member; serving and hardware part by part."""
         then, now = self.members, here.members
         if self.hardware.cpu_features is None:
             now["hardware"].pop("cpu_features", None)
@@ -133,7 +133,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         ]
 
     def kernel_differences(self, facts: Mapping[str, str]) -> list[TupleDifference]:
-        """Return differing kernels and fusions; [] if either side is unknown."""
+        """Return differing kernels and fusions, if both sides are known."""
         if self.kernels is None:
             return []
         both = [(name, self.kernels.get(name, ABSENT), facts.get(name, ABSENT)) for name in KERNELS]
@@ -144,7 +144,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         ]
 
     def check_servable(self, where: str) -> None:
-        """Raise EvidenceError for an argument or variable that is not permitted."""
+        """Raise EvidenceError for a refused argument or variable."""
         serving = self.serving
         of_a_profile = {k: v for k, v in serving.engine_arguments.items() if k != KV_DTYPE}
         try:
@@ -159,7 +159,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
 
     @property
     def unfit(self) -> str:
-        """Why this serving must not be promoted, or ''."""
+        """Why this serving must not be promoted."""
         speculative = self.serving.speculative
         why = speculative.unfit(self.serving.engine) if speculative is not None else ""
         return f"{ACCEPTANCE_KEY}: {why}" if why else ""

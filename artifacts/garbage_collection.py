@@ -1,6 +1,6 @@
 """Finds and removes unreferenced stages, runs and answers.
 
-A registry's aliases and history reference, as do young runs. Everything young stays too.
+Registries and young runs reference. Everything young stays, too.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def find_garbage(
 ) -> list[GarbageItem]:
     """Return everything that may be removed, the largest first.
 
-    `registries` add to those of the store's promotions; all must answer. Runs with unreadable
-    records stay.
+    `registries` add to the promotions' ones; all must answer. Runs with unreadable records stay.
     """
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = _Kept(store)
@@ -103,7 +102,7 @@ def _registries_of(store: Store, others: Iterable[str], runs: Iterable[RunReport
 
 
 class _Kept:
-    """Stages by name and key, runs by id, folders of versions by name."""
+    """Stages by name and key, runs by id, versions' folders by name."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -121,7 +120,7 @@ class _Kept:
                 self.runs.add(folder.name)
 
     def keep_named(self, registry: Registry) -> None:
-        """Keep what an alias or history of the registry references."""
+        """Keep what the registry references."""
         noted = [each for each in registrations(self._store) if each.registered]
         promoted = {each.name for each in noted if each.registry == registry.uri}
         for name in sorted({*registry.names(), *promoted}):
@@ -185,7 +184,7 @@ def _written(path: Path) -> float:
 
 
 def _book_of(record: StageRecord, store: Store) -> str | None:
-    """Return the key of a round's answer log; None if an input is missing."""
+    """Return the key of a round's answer log, if known."""
     spec = StageSpec(
         **record.model_dump(include={"stage", "variant", "key", "parameters"}),
         inputs={role: StageReference(**r.model_dump()) for role, r in record.inputs.items()},
@@ -201,7 +200,7 @@ def _book_of(record: StageRecord, store: Store) -> str | None:
 def freed_bytes(paths: Sequence[Path]) -> list[int]:
     """Return the bytes that removing all these paths frees, by path.
 
-    A file with several names is freed with its last one, and counts for the first path.
+    A file with several names counts once, for the first path, if all are removed.
     """
     names: Counter[tuple[int, int]] = Counter()
     first: dict[tuple[int, int], tuple[int, int, int]] = {}

@@ -1,6 +1,6 @@
 """MLflow's model registry: a SQLite file, or a server. Errors are RegistryErrors.
 
-A file is read without MLflow, which needs seconds to open one.
+A file is read without MLflow, which takes seconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StoredModel:
 
 
 class MlflowStore:
-    """One registry: `sqlite:////FOLDER/FILE.db`, a server, or another URI of MLflow."""
+    """One registry: `sqlite:////FOLDER/FILE.db`, a server, or another URI."""
 
     def __init__(self, uri: str) -> None:
         if uri.startswith(COPIES):
@@ -244,7 +244,7 @@ class MlflowStore:
 def make_database(file: Path) -> None:
     """Create the file with MLflow's tables, if there is none; the caller locks.
 
-    MLflow cannot complete tables after a kill, so the file is renamed last.
+    MLflow cannot complete tables, so the file is renamed last.
     """
     for left in file.parent.glob(f".{file.name}.new*"):
         left.unlink()
@@ -272,7 +272,7 @@ def fill(file: Path) -> None:
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Copy the regular files of a checkpoint that a registry names.
 
-    RegistryError if it is none, as another user may name a private folder.
+    RegistryError for another folder, which may be private.
     """
     if not (source / "config.json").is_file() or not any(
         file.suffix == ".safetensors" for file in source.iterdir()

@@ -312,7 +312,7 @@ class _Oci:
     def _ask(
         self, method: str, where: str, *, allowed: tuple[int, ...] = (), **options: Any
     ) -> tuple[httpx.Response, bytes]:
-        """Return the answer and its body; other statuses than `allowed` raise."""
+        """Return answer and body; other statuses than `allowed` raise."""
         url = where if "://" in where else f"{self._base}/v2/{self._path}/{where}"
         headers = options.pop("headers", {})
         with self._errors():
@@ -336,7 +336,7 @@ class _Oci:
         return {"Authorization": self._authorization} if self._authorization != "none" else {}
 
     def _log_in(self) -> None:
-        """Get the login that the registry asks for, if any."""
+        """Get the login that the registry asks for."""
         answer = self._client.get(f"{self._base}/v2/")
         asked = answer.headers.get("WWW-Authenticate", "") if answer.status_code == 401 else ""
         if not asked:

@@ -1,8 +1,8 @@
 """Versions and aliases in MLflow's model registry: the only authority on aliases.
 
-A move compares, writes a note, moves the previous alias, moves the alias, and marks the note as
-done. Notes are tags of the model, since a version's tags are deleted with it. On a server, the
-later of two moves within one second wins.
+A move compares, writes a note, moves the previous alias and the alias, and marks the note as done.
+Notes are tags of the model, since a version's tags are deleted with it. On a server, the later of
+two moves within one second wins.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Registry:
                 self._store.set_version_tag(name, version, key, value)
 
     def fetch(self, version: Version, folder: Path) -> None:
-        """Copy the version's files into an existing, empty folder."""
+        """Copy into an empty folder."""
         self._store.fetch(version.name, version.version, Path(version.source), folder)
 
     def move(
@@ -219,8 +219,7 @@ class Registry:
     ) -> Move:
         """Point the alias to `to`, or to the previous version that still exists.
 
-        A killed rollback is completed, and goes no further. The alias must point to `replaces`, if
-        given.
+        It completes a killed rollback. The alias must point to `replaces`, if given.
         """
         with self._store.lock():
             model, current, last = self._find_killed(name, alias)
@@ -263,7 +262,7 @@ class Registry:
     def _find_killed(
         self, name: str, alias: str
     ) -> tuple[Model, str | None, tuple[str, Move] | None]:
-        """Return model, alias' version and its last move, which may be incomplete."""
+        """Return model, alias' version and its last move, maybe incomplete."""
         model = self.existing(name)
         last = next((each for each in reversed(model.notes) if each[1].alias == alias), None)
         return model, model.aliases.get(alias), last
@@ -334,7 +333,7 @@ class Registry:
 
 
 def who_am_i() -> str:
-    """Return the user of a CI system, else user and machine."""
+    """Return a CI system's user, else user and machine."""
     for variable in ("GITHUB_ACTOR", "GITLAB_USER_LOGIN"):
         if os.environ.get(variable):
             return os.environ[variable]

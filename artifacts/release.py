@@ -120,7 +120,7 @@ class Candidate:
         return measured, -self.judged.quantize.result.weights_bytes
 
     def tags(self, run: RunReport, manifest: str) -> dict[str, str]:
-        """Return the deployable tuple and its origin as text tags."""
+        """Return the tuple and its origin as text."""
         judge, source = self.judged.judge.record, self.verdict.source
         return {
             **self.judged.tags(
@@ -163,8 +163,7 @@ def promote(
 ) -> Promoted:
     """Register the chosen variants, and move the alias to the preferred one.
 
-    The same call completes a killed promotion. If the alias cannot move, the versions stay
-    registered.
+    The same call completes a killed promotion.
     """
     candidates = [find_candidate(run, variant, store, request) for variant in chosen]
     policy = candidates[0].judged.judge.parameters.policy.promotion
@@ -305,7 +304,7 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
 
 
 def check_evidence(run: RunReport, store: Store) -> None:
-    """Compute every verdict of the run again: a variant's bundle has the others' too."""
+    """Compute all verdicts of the run: a variant's bundle has the others' too."""
     missing = find_missing(run)
     for check in check_run(run, store):
         if problems := [*check.differences, *missing]:
@@ -318,7 +317,7 @@ def check_evidence(run: RunReport, store: Store) -> None:
 
 
 def registrations(store: Store) -> list[Registration]:
-    """Return what this store registered; raises StoreError if the file is damaged."""
+    """Return what this store registered; StoreError for a damaged file."""
     file = store.root / REGISTRIES
     if not file.exists():
         return []
@@ -365,7 +364,7 @@ def _find_pointed_to(
 ) -> str | None:
     """Return the version that the alias pointed to.
 
-    A move by another program has no known time, so it counts as earlier.
+    A move without a known time counts as earlier.
     """
     later = [m for m in history if m.alias == alias and datetime.fromisoformat(m.when) > at]
     return later[0].replaced if later else current
@@ -448,7 +447,7 @@ def find_candidate(
 
 
 def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
-    """Make the folder of weights, card and evidence, unless it is there."""
+    """Make the folder of weights, card and evidence."""
     parent = store.root / VERSIONS
     with store.explain_errors(), _private_folder(store, parent) as partial:
         source = store.stage_folder(

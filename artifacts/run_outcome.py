@@ -1,4 +1,4 @@
-"""A run's outcome in the same words for terminal, report and CI."""
+"""A run's outcome for terminal, report and CI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERDICTS: dict[int, RunVerdict] = {
 
 
 def verdict_of(report: RunReport) -> RunVerdict:
-    """Return the verdict of the exit code; ValueError for an unfinished run."""
+    """Return the exit code's verdict; ValueError for an unfinished run."""
     if report.exit_code is None:
         raise ValueError(f"the run {report.run} has not ended")
     return VERDICTS[report.exit_code]
@@ -163,7 +163,7 @@ def repeating_command(report: RunReport) -> str:
 
 
 def how_to_continue(report: RunReport) -> str:
-    """Return how to continue an unfinished or failed run."""
+    """Return how to continue a run."""
     if report.kind != "gate" or report.options.deployment_id:
         return "Run the same command again: it continues from what is stored."
     if report.run:
@@ -207,7 +207,7 @@ def next_command(report: RunReport) -> str:
 
 
 def next_steps(report: RunReport) -> list[str]:
-    """Return the next steps, the likeliest first; ValueError for an unfinished run."""
+    """Return the likeliest first; ValueError for an unfinished run."""
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
     if report.screened and verdict == "pass":
@@ -247,5 +247,5 @@ def next_steps(report: RunReport) -> list[str]:
 
 
 def format_megabytes(size: int | None, *, nothing: str = "-") -> str:
-    """Format bytes in MB (10^6); `nothing` for None and for 0."""
+    """Format bytes in MB (10^6); `nothing` for None and 0."""
     return f"{size / 1e6:,.1f} MB" if size else nothing

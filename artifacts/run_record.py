@@ -243,7 +243,7 @@ class RunReport(Record):
 
 
 def read_run(folder: Path) -> RunReport:
-    """Return the record in a run's folder; StoreError if it is missing or damaged."""
+    """Return a folder's record; StoreError if it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
         content = read_regular(path, MAX_RECORD_BYTES)
@@ -263,7 +263,7 @@ def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
 
 
 def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
-    """Return the run of an id, an unambiguous prefix or 'latest'.
+    """Return the run of an id, a prefix or 'latest'.
 
     With `judged`, 'latest' is the last run that judged a variant, if any.
     """

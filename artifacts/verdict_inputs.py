@@ -36,9 +36,9 @@ class VerdictInputs:
 
     @classmethod
     def load_by_key(cls, find: Find, key: str) -> VerdictInputs:
-        """Find them from the judge stage's key.
+        """Find them by key.
 
-        Raises EvidenceError if a stage is missing, or endpoints without weights were judged.
+        EvidenceError if a stage is missing, or endpoints without weights were judged.
         """
         judge = record_of(find, StageReference(stage="judge", key=key))
         suite = next(iter(JUDGE.parameters_of(judge).policy.suites))
@@ -90,7 +90,7 @@ class VerdictInputs:
         }
 
     def deployable(self, find: Find) -> Deployable:
-        """Return the verdict's tuple; EvidenceError if records are incomplete."""
+        """Return the tuple; EvidenceError if records are incomplete."""
         try:
             served = self.screen.parameters
             evaluated, *_ = self.evaluations(find).values()
@@ -137,7 +137,7 @@ class VerdictInputs:
     def has_auxiliary_files(self, files: str) -> bool:
         """Return whether the files next to the weights have the checked digest.
 
-        Linked weights have none on record: adoption checks each file.
+        Adoption checks linked weights' files.
         """
         made = self.quantize.parameters
         linked = isinstance(made, AdoptParameters) and not made.copied
@@ -157,7 +157,7 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
 
 
 def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
-    """Return these stages and all their inputs, once each, sorted by place."""
+    """Return these stages and all their inputs, sorted by place."""
     found: dict[tuple[str, str], StageRecord] = {}
     pending = list(roots)
     while pending:

@@ -34,9 +34,9 @@ class _Fault(NamedTuple):
 def check_answers(
     suite: str, rows: Sequence[Answer], *, max_tokens: Any, is_complete: bool
 ) -> None:
-    """Raise StageError, with cause and cure, if most answers are none.
+    """Raise StageError, with cause and cure, if most answers are faulty.
 
-    Unless `is_complete`, nearly all must be faulty.
+    Unless `is_complete`, nearly all must be.
     """
     if not rows or (not is_complete and len(rows) < _FIRST_ANSWERS):
         return
@@ -126,7 +126,7 @@ def _calls(row: Answer) -> list[Any]:
 
 
 def _identity(row: Answer) -> str | None:
-    """Return what identical answers share, unless a right answer may be equal."""
+    """Return what identical answers share, unless right ones may be equal."""
     if row.tokens and (row.score or _calls(row)):
         return None
     return json.dumps(row.answer)

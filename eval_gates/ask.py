@@ -1,8 +1,7 @@
-"""Client of an OpenAI-compatible endpoint: texts, samples, tool calls and choices.
+"""Client of an OpenAI-compatible endpoint.
 
-Choices of one token each are one request (vLLM: `logprob_token_ids`), others are scored as prompts'
-ends. A chat API writes its choice. The first answered request shows which fields the endpoint
-accepts.
+Choices of one token each are one request (vLLM: `logprob_token_ids`), others are prompts' ends. A
+chat API writes its choice. The first answered request shows which fields the endpoint accepts.
 """
 
 from __future__ import annotations
@@ -93,9 +92,8 @@ class Request(NamedTuple):
 class Client:
     """Asks one endpoint the questions of one suite.
 
-    `url` has no `/v1`. A question's own settings precede `settings`. `max_length` counts prompt and
-    answer. `tokenizer` is None for the chat API alone. Our own server's `socket` gets no key. With
-    `asks_once` one request has all choices.
+    `url` has no `/v1`. `max_length` counts prompt and answer. `tokenizer` is None for the chat API
+    alone. Our server's `socket` gets no key. With `asks_once` one request has all choices.
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class Client:
         self.counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
 
     def render(self, messages: Sequence[Any], **settings: Any) -> str:
-        """Return messages as a prompt, or as JSON for an endpoint that renders them."""
+        """Return a prompt, or JSON for an endpoint that renders itself."""
         if self._tokenizer is not None:
             return self._tokenizer.render(messages, **settings)
         if settings.get("continue_final_message"):
@@ -148,12 +146,12 @@ class Client:
     def ask(self, questions: Sequence[Question]) -> list[list[Reply]]:
         """Return the replies to each question, in order.
 
-        StageError if a prompt is too long, or the endpoint refuses or does not answer.
+        StageError if a prompt is too long, or the endpoint does not answer.
         """
         return self._run(self._ask(questions))
 
     def send(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Any]:
-        """Return what is read of the answers, in order; raises as :meth:`ask`."""
+        """Return what is read of the answers, in order."""
 
         async def work() -> list[Any]:
             async with self._open(in_flight):
@@ -458,7 +456,7 @@ def _address(request: Request) -> str:
 
 
 def _in_form(body: Mapping[str, Any], length: str, extended: bool) -> dict[str, Any] | None:
-    """Return a chat request in one of :data:`FORMS`; None if it would lose a setting."""
+    """Return a chat request in one of :data:`FORMS`, if without loss."""
     kept = {"max_tokens": length}
     sent = {kept.get(key, key): value for key, value in body.items()}
     if not extended and any(sent.get(key, same) != same for key, same in EXTENSIONS.items()):

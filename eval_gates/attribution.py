@@ -1,4 +1,4 @@
-"""Losses by weights and by KV cache: a 2 x 2 comparison, which decides nothing."""
+"""Losses by weights and by KV cache: a 2 x 2 comparison."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class AttributionReport(Record):
 def measure_effect(
     scores: Sequence[Sequence[float]], nats: Sequence[Sequence[float]] | None, alpha: float
 ) -> Effect:
-    """Return the change of paired mean scores, and of nats a token.
+    """Return the change of mean scores, and of nats a token.
 
-    `scores` in [0, 1] and `nats` are before and after; each bound errs at `alpha`.
+    `scores` in [0, 1] and `nats` are paired, before and after.
     """
     differences, lost = _changes(*scores), _changes(*nats) if nats else None
     return _effect(differences, lost, alpha).model_copy(update={"score": fmean(scores[1])})
@@ -107,7 +107,7 @@ def attribute(
 ) -> AttributionReport:
     """Compare the four cells, question by question; ValueError if prompts differ.
 
-    The interaction is a difference of differences, in -2 to 2.
+    The interaction is in [-2, 2].
     """
     for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
         check_paired(f"{suite}, {name}", baseline, cell)

@@ -53,7 +53,7 @@ def whole_end(labels: Sequence[str], end: int) -> int:
 def partners(labels: Sequence[str]) -> list[int]:
     """Return for each question one of another cluster.
 
-    Clusters swap in independent pairs; an odd last one uses the first.
+    Clusters swap in pairs; an odd last one uses the first.
     """
     groups: list[list[int]] = []
     for number, label in enumerate(labels):

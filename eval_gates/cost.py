@@ -46,8 +46,8 @@ def cost_ratio(
     """Compare tokens per solved task: E[T] / E[S], for tokens T and solved shares S of problems.
 
     The log of a ratio of means is asymptotically normal (delta method; Cox 1990, Statistics &
-    Probability Letters 9:83-90). From MIN_PROBLEMS on, a 5 % bound errs in 4.5 to 5.5 %, or up to 8
-    % with extreme lengths.
+    Probability Letters 9:83-90). From MIN_PROBLEMS on, a 5 % bound errs in 4.5 to 5.5 %, or 8 % at
+    extreme lengths.
     """
     return _interval([(after[0], 1), (after[1], -1), (before[0], -1), (before[1], 1)], level)
 
@@ -100,9 +100,9 @@ def cost_rule_of(
 
 
 def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers) -> CostResult:
-    """Compare the work of both sides on the questions that both answered.
+    """Compare the work on the questions that both sides answered.
 
-    Answers are in the order of asking. ValueError if questions differ, or an answer lacks tokens.
+    ValueError if questions differ, or an answer lacks tokens.
     """
     baseline = baseline[: len(candidate)]
     if [row.id for row in baseline] != [row.id for row in candidate]:
@@ -152,7 +152,7 @@ def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers
 
 
 def work_of(suite: str, rows: Answers) -> tuple[FloatArray, FloatArray]:
-    """Return mean tokens and solved share by cluster; shape [n] each."""
+    """Return clusters' mean tokens and solved shares; [n] each."""
     import numpy as np
 
     tokens, solved = [], []

@@ -50,17 +50,14 @@ def counts_between(
 
 
 class SpecDecodeCounter:
-    """Counters of an endpoint's speculative decoding from now on.
-
-    Without `names`, nothing is requested.
-    """
+    """Counters of an endpoint's speculative decoding from now on."""
 
     def __init__(self, url: str, names: Mapping[str, str], socket: str | None = None) -> None:
         self._url, self._names, self._socket = url, names, socket
         self._before = asyncio.run(self._look())
 
     def facts(self) -> dict[str, Any]:
-        """Return drafted and accepted tokens since then; {} if unknown."""
+        """Return drafted and accepted tokens since then, if known."""
         found = counts_between(self._before, asyncio.run(self._look()))
         return {} if found is None else {"spec_decode": found}
 
@@ -72,7 +69,7 @@ class SpecDecodeCounter:
 
 
 def open_session(socket: str | None) -> Any:
-    """Return a client session to that Unix socket, or to any address."""
+    """Return a client session to that Unix socket, if any."""
     import aiohttp
 
     connector: Any = aiohttp.TCPConnector(limit=0)
@@ -90,7 +87,7 @@ class MetricsReader:
     names: Mapping[str, str]  # as in `counters_in`
 
     async def counters(self) -> dict[str, int] | None:
-        """Return the counters, if there are any that are readable."""
+        """Return readable counters, if any."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)

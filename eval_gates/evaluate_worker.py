@@ -1,4 +1,4 @@
-"""Worker: asks an endpoint one suite's questions in batches, until its gate is decided."""
+"""Worker: asks one suite's questions until its gate is decided."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     `spec` has name, suite, questions (file), book (file of the answer log), stopping, concurrency,
     url, model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once, backwards
-    (batches from their end), baseline (files of rows), socket, counters (the engine's names),
-    by_chat. Or `first_rows`: such objects of both sides of each suite, whose first question is
-    asked, not stored.
+    (batches from their end), baseline (files of rows), socket, counters (names), by_chat. Or
+    `first_rows`: such objects of both sides of each suite; their first question is asked, not
+    stored.
     """
     if "first_rows" in spec:
         for sides in spec["first_rows"]:
@@ -64,7 +64,7 @@ def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
 def ask_until_over(
     book: AnswerLog, stopping: StoppingPlan, ask: Callable[[range], list[Answer]]
 ) -> None:
-    """Ask in batches, and append each one's answers before the next look."""
+    """Ask in batches, and append each one before the next look."""
     answers = book.rows()
     while batch := stopping.next_batch(answers):
         asked = ask(batch)
@@ -113,7 +113,7 @@ class OpenSuite:
 
 
 class BatchAsker:
-    """One suite and one client of the endpoint, for all batches."""
+    """One suite and one client of the endpoint."""
 
     def __init__(
         self,

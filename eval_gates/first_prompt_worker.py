@@ -1,4 +1,4 @@
-"""Worker: renders a suite's first question as a checkpoint is asked it. Nothing is sent."""
+"""Worker: renders a suite's first question for a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pipeline.core.events import Progress
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Return the prompt, the choices if there are any, and the tools.
+    """Return the prompt, the choices if any, and the tools.
 
-    `spec` is as of the workers `questions` and `evaluate`.
+    `spec` is that of `questions` and `evaluate`.
     """
     questions.run(spec, progress, output)
     suite = OpenSuite(spec["suite"], output / QUESTIONS)

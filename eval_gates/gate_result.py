@@ -113,7 +113,7 @@ class GateResult(Record):
         return show(self.estimate, self.scale, places)
 
     def show_bound(self, places: int = 2) -> str:
-        """Return the bound with its direction, or what is recovered; then the margin."""
+        """Return the bound with its direction, or the recovery; then the margin."""
         margin = self.margin
         if self.unit == SCORE:
             margin = (

@@ -1,4 +1,4 @@
-"""Rule of a suite's gate, which planning writes and verification recomputes."""
+"""Rule of a suite's gate."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str, template_arguments: Mapping[str, Any], *, trust: bool) -> Tokenizer:
-        """Read the tokenizer; `trust` allows its own code to run."""
+        """Read the tokenizer; `trust` allows its code."""
         from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
@@ -46,7 +46,7 @@ class Tokenizer:
         return first, whole[len(first) :]
 
     def render(self, messages: Sequence[Any], **settings: Any) -> str:
-        """Return the prompt; StageError if the chat template refuses the messages."""
+        """Return the prompt; StageError if the template refuses the messages."""
         from jinja2 import TemplateError
 
         try:

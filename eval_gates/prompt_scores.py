@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens (vLLM: `prompt_logprobs`).
+"""Log-probabilities of a prompt's tokens (vLLM: `prompt_logprobs`).
 
 Each arm reads the baseline's greedy answer, as in llama.cpp's `--kl-divergence`.
 """
@@ -65,10 +65,7 @@ def score_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
 
 
 def read_rendered(body: Any) -> tuple[list[int], bool]:
-    """Return `/tokenize`'s tokens, and whether they end within a thought.
-
-    The latter needs `return_token_strs`.
-    """
+    """Return `/tokenize`'s tokens, and whether they end within a thought."""
     ids, texts = read_tokens(body), body.get("token_strs")
     text = "".join(map(str, texts)) if isinstance(texts, list) else ""
     return ids, any(text.rfind(each.start) > text.rfind(each.end) for each in THOUGHT_MARKERS)
@@ -87,10 +84,7 @@ def read_generated(body: Any) -> Generated:
 
 
 def read_scores(body: Any, tokens: Sequence[int]) -> list[ScoredToken]:
-    """Return the scores of a prompt's last tokens, else ValueError.
-
-    BrokenNumbersError for an invalid log-probability.
-    """
+    """Return the scores of a prompt's last tokens, else ValueError."""
     listed = choice_of(body).get("prompt_logprobs")
     if not isinstance(listed, list) or len(listed) < len(tokens):
         raise ValueError("its answer has no log-probabilities of the prompt (prompt_logprobs)")
@@ -99,14 +93,14 @@ def read_scores(body: Any, tokens: Sequence[int]) -> list[ScoredToken]:
 
 
 def share_kept(scored: Sequence[ScoredToken]) -> float:
-    """Return the share of tokens that are the arm's first choice."""
+    """Return the share of tokens that are the first choice."""
     if not scored:
         raise ValueError("an answer without tokens shows nothing")
     return sum(each.is_kept for each in scored) / len(scored)
 
 
 def nats(scored: Sequence[ScoredToken]) -> float:
-    """Return the mean negative log-probability, in nats a token."""
+    """Return mean nats a token."""
     return -sum(each.logprob for each in scored) / len(scored)
 
 

@@ -1,4 +1,4 @@
-"""Result of one suite's gate, with scores, flips, lengths and groups."""
+"""Result of one suite's gate."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def report_groups(
     *,
     is_subject: bool = True,
 ) -> list[GroupReport]:
-    """Return both sides' mean scores and flips by group.
+    """Return mean scores and flips by group.
 
     `order` has the known groups; others follow by name.
     """

@@ -29,7 +29,7 @@ Choices = Sequence[tuple[str, float]]
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Write questions.jsonl, each row with an `id`.
+    """Write questions.jsonl.
 
     `spec` has suite, source, folder (of --eval-data or a task's file), seed.
     """
@@ -62,7 +62,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 def without_copies(questions: Questions, progress: Progress, place: str = "") -> Questions:
     """Return the questions without copies, which would count as separate evidence.
 
-    Copies within one cluster stay. `place` names the files, for the error.
+    Copies within one cluster stay.
     """
     ids = Counter(each.id for each in questions)
     name, times = ids.most_common(1)[0] if ids else ("", 1)
@@ -128,7 +128,7 @@ def with_clusters(questions: Questions, field: str) -> Questions:
 
 
 def shuffle(questions: Questions, seed: int) -> Questions:
-    """Return all questions in an order that depends on the seed alone.
+    """Return the questions in an order that depends on the seed alone.
 
     Clusters stay together.
     """
@@ -141,7 +141,7 @@ def shuffle(questions: Questions, seed: int) -> Questions:
 
 
 def guessing(questions: Sequence[Question], choices: Mapping[str, Choices]) -> float:
-    """Return the mean score of a guess, or of one constant answer such as 'A', if higher.
+    """Return the mean score of a guess, or of one constant answer, if higher.
 
     Each cluster counts as one. `choices` are by question's id.
     """

@@ -73,10 +73,7 @@ def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
 
 
 def read_scored(body: Any, prompt: int, begin: int) -> tuple[float, bool]:
-    """Return log-probability of a prompt's end, and whether it is greedy, else ValueError.
-
-    `prompt` counts its tokens; its end begins at `begin`.
-    """
+    """Return log-probability of a prompt's end, and whether it is greedy, else ValueError."""
     try:
         scored = body["choices"][0]["logprobs"]
         values, tops = scored["token_logprobs"], scored["top_logprobs"]
@@ -99,8 +96,8 @@ def finish(
 ) -> Reply:
     """Return the reply that is scored.
 
-    The server has applied `stops` unless the model thinks (`thinking` has its markers).
-    `has_begun`: the prompt ends within a thought.
+    The server has applied `stops` unless the model thinks. `has_begun`: the prompt ends within a
+    thought.
     """
     is_truncated = found.finish_reason == "length"
     text, is_unclosed = found.text, False
@@ -131,7 +128,7 @@ def remove_thoughts(
 ) -> tuple[str, bool]:
     """Return the text without its thoughts, and whether the last one has no end.
 
-    Templates may begin the first thought in the prompt.
+    A template may begin the first one.
     """
     closed, at = text.find(markers.end), 0
     if has_begun and closed < 0:
@@ -155,10 +152,10 @@ def cut_at(text: str, stops: Sequence[str]) -> str:
 
 
 def find_choice(text: str, choices: Sequence[str]) -> int | None:
-    """Return the place of the only choice that a text names, or None.
+    """Return the place of the only choice that a text names.
 
-    It is the first or last word, follows the word 'answer', or is the only one in the text. A
-    single letter counts in capitals alone.
+    It is the first or last word, follows the word 'answer', or is the only one. A single letter
+    counts in capitals alone.
     """
     places = {choice.strip(): place for place, choice in enumerate(choices)}
     folded = {name if len(name) == 1 else name.casefold(): n for name, n in places.items()}

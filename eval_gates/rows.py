@@ -16,7 +16,7 @@ SEEDS = 1 << 31
 class Question:
     """One question; the answer is generated unless there are continuations.
 
-    `data`, what its suite scores with, are keys of the line.
+    `data` are keys of the line.
     """
 
     id: str
@@ -128,7 +128,7 @@ class Answer:
 
     @classmethod
     def of(cls, asked: Asked, scored: Score, *, thinks: bool) -> Answer:
-        """Return an answer; if the model thinks, an unfinished text is not read."""
+        """Return an answer; a thinking model's unfinished text is not read."""
         question, replies = asked.question, asked.replies
         found = cls(
             question.id,
@@ -172,7 +172,7 @@ class Answer:
     def from_row(cls, row: Mapping[str, Any]) -> Answer:
         """Parse a line; ValueError if a value is missing or impossible.
 
-        Verdicts are read without texts: `answer` may be missing.
+        `answer` may be missing.
         """
         if not isinstance(row, Mapping):
             raise ValueError("an answer is not an object")

@@ -1,8 +1,8 @@
 """Runs model-written programs with their tests in bubblewrap; a program passes if it ends.
 
-A program sees the interpreter, numpy and an empty /tmp: no network, other file, process or
-variable. Its resources are limited, except the memory of all its processes together. A solution can
-lie to its tests, as in HumanEval's harness. Kernel interfaces are not filtered.
+A program sees the interpreter, numpy and an empty /tmp. Its resources are limited, except the
+memory of all processes together. It can lie to its tests, as in HumanEval's harness. Kernel
+interfaces are not filtered.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of a program, with the end of its standard error."""
+    """Result of a program, with its last errors."""
 
     outcome: Outcome
     detail: str
@@ -179,7 +179,7 @@ def run_many(
 
 @cache
 def check_sandbox() -> Sandbox:
-    """Return the first way in which a program runs here and reaches nothing outside."""
+    """Return the first way in which a program reaches nothing outside."""
     reasons = dict[str, None]()
     with tempfile.NamedTemporaryFile() as secret:
         probe = _PROBE.format(secret=secret.name)
@@ -254,7 +254,7 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
 
 
 def _unused_user(number: int) -> int:
-    """Return a fresh id: the kernel counts an id's processes, but none of root's."""
+    """Return a fresh id: the kernel counts its processes, but none of root's."""
     start, _, count = map(int, Path("/proc/self/uid_map").read_text().split()[-3:])
     most = start + count
     return min(_USERS, most - 1_001) + (os.getpid() * 64 + number) % 1_000

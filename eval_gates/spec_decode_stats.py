@@ -42,7 +42,7 @@ class SpecDecodeStats(Record):
 
     @property
     def length(self) -> float | None:
-        """Tokens of a step with drafts, including the model's own, as in vLLM."""
+        """Tokens of a step with drafts, with the model's own."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else None
 
     @property

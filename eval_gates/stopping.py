@@ -67,7 +67,7 @@ class StoppingPlan:
 
     @cached_property
     def _findings(self) -> dict[int, Finding]:
-        """Findings by number of answers; a bound of graded scores takes a second."""
+        """Findings by number of answers; a graded score's bound takes a second."""
         return {}
 
     def _find(self, rows: Answers, reached: int) -> Finding:
@@ -84,7 +84,7 @@ class StoppingPlan:
         )
 
     def counted(self, rows: Answers) -> int:
-        """Return the number of answers up to the deciding look or the end."""
+        """Return the number of answers up to the deciding look."""
         found = self.decided(rows)
         if found is None or found.state == "open":
             return min(len(rows), self.end)

@@ -34,9 +34,8 @@ def judge_suite(
 ) -> QualityResult:
     """Compare a variant's answers with the baseline's.
 
-    `baseline` is in the order of asking; `candidate` may end earlier. `again` has the baseline's
-    second answers. `guessing` is the chance-level mean score. ValueError if prompts differ, or
-    answers are missing.
+    Answers are in the order of asking. `again` has the baseline's second ones. `guessing` is the
+    chance-level mean score. ValueError if prompts differ, or answers are missing.
     """
     floor = floor_of(name, baseline, again)
     kind = kind_of(suite)
@@ -185,9 +184,8 @@ def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
 def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
     """Return verdict, reason and p-value; ValueError without quality gates.
 
-    Critical gates must pass and supporting gates must not fail. The p-value is the critical gates'
-    largest: several gates need no correction (intersection-union test; Berger 1982, Technometrics
-    24:295-300).
+    The p-value is the critical gates' largest: several gates need no correction (intersection-union
+    test; Berger 1982, Technometrics 24:295-300).
     """
     suites = [gate for gate in gates if isinstance(gate, QualityResult)]
     if not suites:

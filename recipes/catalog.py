@@ -53,7 +53,7 @@ PROFILE_KEYS = {"accelerator", "engine_arguments", "environment", "kv_cache_dtyp
 def load_recipe(name: str) -> Recipe:
     """Return the recipe of that name or YAML file, merged over what it `extends`.
 
-    UsageError if it is unknown, malformed, or extends itself; so for all loaders.
+    UsageError, as in all loaders, if it is unknown or malformed.
     """
     return _extended(_find(name, RECIPES, "recipe"), RECIPES, "recipe", Recipe)
 
@@ -112,9 +112,9 @@ def load_workload(
 
 
 def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, AnyWorkload]:
-    """Return the workloads with their files relative to the directory of `path`.
+    """Return the workloads with files relative to the directory of `path`.
 
-    An absolute path becomes its last part, as records must not name local directories.
+    Records must not name local directories, so an absolute path becomes its last part.
     """
     found = dict(workloads)
     for name, workload in workloads.items():
@@ -127,7 +127,7 @@ def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, A
 
 
 def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    """Return a file of the package, or a YAML file, as `kind`; `noun` is for messages."""
+    """Return a file of the package, or a YAML file, as `kind`."""
     return parse(_find(name, RECIPES / folder, noun), noun, kind)
 
 
@@ -249,10 +249,7 @@ def _find_calibration_file(data: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Merge the changes over the base, mappings key by key.
-
-    A mapping with another `kind` replaces the base's.
-    """
+    """Merge the changes over the base, mappings key by key, unless their `kind` differs."""
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)

@@ -115,7 +115,7 @@ def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
 
 
 def _written_out(text: Any) -> str:
-    """Return the number in a string without exponent; '' if there is none or it is long."""
+    """Return a string's number without exponent, if it is short."""
     try:
         number = Decimal(text if isinstance(text, str) else "")
     except InvalidOperation:

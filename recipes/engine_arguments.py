@@ -1,8 +1,7 @@
 """Engine arguments and variables that a profile or a registry tag may set.
 
-Only `prepare` sets arguments that decide access to the server and what it loads, or their
-beginnings, which the engine accepts. No value may name a file or a Python object, because the
-engine would open or import it.
+Only `prepare` sets arguments that decide access to the server and what it loads, or beginnings of
+their names. No value may name a file or a Python object, which the engine would open or import.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def explain_ours(name: str, engine: str = DEFAULT) -> str:
 def check_arguments(arguments: Mapping[str, Any], engine: str = DEFAULT) -> None:
     """Raise EngineArgumentError for an argument that is not permitted.
 
-    Names are long, without dashes; true is a bare flag, false omits it.
+    Names have no dashes before them; true is a bare flag, false omits it.
     """
     serving = find_engine(engine)
     for name, value in arguments.items():

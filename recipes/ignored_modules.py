@@ -1,7 +1,7 @@
 """Lists of modules: names, shell patterns, and `re:` expressions.
 
-Expressions come from users and downloads. RE2 matches in linear time, where Python's `re` may take
-years. It refuses lookahead, backreferences and more than 1,000 repetitions.
+RE2 matches untrusted expressions in linear time, where Python's `re` may take years. It refuses
+lookahead, backreferences and more than 1,000 repetitions.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pipeline.core.plugins import plugin_names
 class OfKind:
     """Annotation that validates and serializes a value as the model of its `kind`.
 
-    `model_of` raises LookupError for an unknown kind of the entry points' `group`.
+    `model_of` raises LookupError for an unknown kind.
     """
 
     def __init__(self, group: str, model_of: Callable[[str], type[BaseModel]]) -> None:

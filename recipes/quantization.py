@@ -1,7 +1,6 @@
 """Base of quantization kinds: recipe keys, verification limits and descriptions.
 
-A kind is a subclass of :class:`Quantization` in the entry point group `prepare.quantizers`. Its
-worker runs in another environment.
+A kind is a subclass of :class:`Quantization` in the entry point group `prepare.quantizers`.
 """
 
 from __future__ import annotations
@@ -97,8 +96,8 @@ class Quantization(ConfigModel):
     def rounding(self) -> Rounding:
         """Change of weights in addition to rounding.
 
-        compensated: later weights absorb an error, so rows may differ locally. rescaled: columns
-        are scaled, and the preceding layers by the inverse.
+        compensated: later weights absorb an error. rescaled: columns are scaled, and the preceding
+        layers by the inverse.
         """
         return "nearest"
 

@@ -280,7 +280,7 @@ class ServingProfile(ConfigModel):
     def carried_out(self, draft: str | None = None) -> ServingProfile:
         """Return the profile for a verdict, without machine-specific values.
 
-        `draft` is the draft model's digest. A speed gate's rule records its workload.
+        `draft` is the draft model's digest.
         """
         speculative = self.speculative
         if speculative is not None:

@@ -62,7 +62,7 @@ class ThroughputRatioGate(ConfigModel):
         return accelerator in self.min_ratio
 
     def minimum_on(self, accelerator: Accelerator | None) -> float:
-        """Return the smallest acceptable ratio; None stands for endpoints on unknown machines.
+        """Return the smallest acceptable ratio; None is an unknown machine.
 
         ValueError without a minimum, or for None without a common one.
         """
@@ -138,7 +138,7 @@ class SpeedPolicy(ConfigModel):
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
         """Return the gates that apply to the accelerator, None for unknown machines.
 
-        On those, a ratio needs the same minimum for all accelerators.
+        There, a ratio needs a common minimum.
         """
         return tuple(
             claim

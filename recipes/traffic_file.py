@@ -34,8 +34,7 @@ class TrafficFile:
 def check_workload(workload: AnyWorkload, where: str, max_length: int | None) -> None:
     """Check that the model can serve the workload; reads its file.
 
-    `max_length` counts a prompt with its answer. UsageError if the file is wrong, a prompt too
-    long, or the hit rate impossible.
+    `max_length` counts a prompt with its answer.
     """
     longest, key = workload.longest, "input_tokens"
     if isinstance(workload, FileWorkload):
@@ -83,8 +82,7 @@ def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
 def prompts_of(path: Path) -> Iterator[str]:
     """Yield the prompts of JSON Lines, or the first turns of ShareGPT conversations.
 
-    UsageError for a missing prompt; OSError, UntrustedJsonError and UntrustedLinesError for an
-    unreadable file.
+    OSError, UntrustedJsonError and UntrustedLinesError for an unreadable file.
     """
     if path.name.endswith(".json"):
         for number, row in enumerate(read_json_items(path, limit=LARGEST_FILE), start=1):

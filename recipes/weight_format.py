@@ -18,7 +18,7 @@ def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
 def dividing_group_size(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
     """Return the group size to use; None without sizes.
 
-    `sizes` are in the order to try. StageError if none divides all columns.
+    StageError if none of `sizes`, in order, divides all columns.
     """
     widths = set(columns)
     size = find_dividing(sizes, widths)
@@ -96,7 +96,7 @@ class WeightFormat:
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         """Return the memory of `size` bytes of weights on a CPU server, which widens most.
 
-        `wide`: the model is in float32; FP8 weights always get 32 bits.
+        `wide`: float32, which FP8 weights always get.
         """
         if self.bits > 8 or self.name == "int-quantized":
             return size

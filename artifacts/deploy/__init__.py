@@ -1,1 +1,1 @@
-"""Registered versions: copies, serving, export, and comparison with the verdict."""
+"""Serving, copies and exports of registered versions."""

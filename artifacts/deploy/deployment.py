@@ -1,4 +1,4 @@
-"""A registered version's files: found, copied, and compared with their digests."""
+"""A registered version's files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNA
 
 
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:
-    """Return `weights`, the version's own source, or this store's folder of it.
+    """Return `weights`, the version's source, or this store's folder of it.
 
-    `command` ends the hint of the RegistryError.
+    `command` ends the error's hint.
     """
     digest = version.tags.get(MANIFEST_TAG, "")
     places = [Path(version.source), *([store / VERSIONS / digest] if digest.isalnum() else [])]
@@ -118,7 +118,7 @@ def check_files(
 
 
 def check_signed(version: Version, folder: Path, public_key: Path | None) -> None:
-    """Check that the key's owner signed this version, if a key is named."""
+    """Check that the key's owner signed this version."""
     if public_key is None:
         return
     check_with_key(folder, public_key)

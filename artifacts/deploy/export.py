@@ -58,7 +58,7 @@ _LOCAL = ("sqlite:", "file:")
 def read_version(
     version: Version, weights: Path | None, settings: Settings, *, trust_remote_code: bool = False
 ) -> ExportedVersion:
-    """Return an export's input, after the checks of :class:`Deployment`."""
+    """Return an export's input, checked as in :class:`Deployment`."""
     service_of(version.name, version.version)
     command = "prepare export {reference} --weights FOLDER"
     folder = folder_of(version, weights, settings.store, command)
@@ -236,7 +236,7 @@ def is_of_this_machine(source: str) -> bool:
 def other_versions(
     registry: Registry, version: Version, canary: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the canary's version, and the alias' version before `version`."""
+    """Return the canary's version, and the alias' previous version."""
     number = find_version(registry, f"{version.name}@{canary}").version if canary else None
     if number == version.version:
         raise UsageError(

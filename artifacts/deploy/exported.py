@@ -1,4 +1,4 @@
-"""An export's data, and its server's command in a container."""
+"""An export's data and server command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CertifiedLimit(Record):
     seconds: float
 
     def as_rule(self, engine: Engine) -> dict[str, Any] | None:
-        """Return the variables of Prometheus' rules; None if no bucket reaches the limit."""
+        """Return Prometheus' variables; None if no bucket reaches the limit."""
         bounds = engine.buckets.get(self.measure, ())
         bound = next((each for each in bounds if each >= self.seconds), None)
         if bound is None:
@@ -66,7 +66,7 @@ class CertifiedLimit(Record):
 
 
 class Certified(Record):
-    """What the passed performance gates showed of one server."""
+    """Results of the passed performance gates on one server."""
 
     limits: tuple[CertifiedLimit, ...] = ()
     rate: float | None = None  # requests/s
@@ -94,7 +94,7 @@ class ExportedVersion:
 
     @property
     def app(self) -> str:
-        """Name as a DNS label, equal for all versions."""
+        """DNS label, equal for all versions."""
         return app_of(self.name)
 
     @property
@@ -172,7 +172,7 @@ class ExportRequest:
 
 
 def app_of(name: str) -> str:
-    """Return a name as a DNS label, or raise UsageError."""
+    """Return a DNS label, or raise UsageError."""
     label = re.sub("[^a-z0-9]+", "-", name.lower())[:_LONGEST].strip("-")
     if not _NAME.fullmatch(name) or not label[:1].isalpha():
         raise UsageError(

@@ -1,6 +1,6 @@
 """A recheck's tags in the registry: one per tuple, and the newest.
 
-Tags are untrusted: a pass counts only with evidence, a failure always.
+They are untrusted: a pass counts only with evidence, a failure always.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def record_of(
     report: VariantReport,
     run: str,
 ) -> RecheckRecord | None:
-    """Return the registry's record of the tuple `here`; None without a verdict."""
+    """Return the registry's record of `here`; None without a verdict."""
     held = stands(past.bundle.variant.verdict, report.verdict)
     if held is None or report.verdict in ("error", "skipped"):
         return None
@@ -90,7 +90,7 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
 def stands(then: str, now: str) -> bool | None:
     """Return whether a verdict holds after a later one; None for an error.
 
-    One that is not a pass holds if it does no worse.
+    A verdict other than pass holds if `now` is no worse.
     """
     if now not in ("pass", "fail", "undecided"):
         return None

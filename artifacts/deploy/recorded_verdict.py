@@ -1,4 +1,4 @@
-"""A registered version's verdict, read from its evidence bundle."""
+"""A registered version's verdict, from its evidence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRUST_OPTION = "--trust-remote-code"
 
 @dataclass(frozen=True)
 class RecordedVerdict:
-    """A version's verdict, with all that judging again needs."""
+    """A version's verdict and its inputs."""
 
     bundle: BundleVerdict
     judged: VerdictInputs
@@ -97,7 +97,7 @@ class RecordedVerdict:
 
 
 def read_past(version: Version, folder: Path) -> RecordedVerdict:
-    """Read the bundle in a version's folder, whose digests have been checked."""
+    """Read the bundle in a version's checked folder."""
     bundle = find_bundle(folder)
     if bundle is None:
         raise EvidenceError(
@@ -142,7 +142,7 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
 
 
 def source_of(version: Version, verdict: BundleVerdict) -> str:
-    """Return the source's name; a folder's path is in the tags only."""
+    """Return the source's name; only the tags have a folder's path."""
     ref = version.tags.get("prepare.source.ref") or verdict.source.ref
     revision = verdict.source.revision
     is_folder = ref.startswith((".", "/", "~")) or Path(ref).exists()

@@ -39,10 +39,7 @@ POLL_INTERVAL_S = 2.0
 
 
 class Deployment:
-    """One registered version, to be served as its evidence says, never as a tag says.
-
-    `trust_remote_code` is the user's consent to its code.
-    """
+    """One registered version, to be served as its evidence says, never as a tag says."""
 
     def __init__(
         self,
@@ -74,7 +71,7 @@ class Deployment:
         self._accepted = accepted_tuples(version, past, settings.open_store())
 
     def differences(self) -> list[str]:
-        """Return how this machine differs from every accepted tuple; [] if one fits.
+        """Return how this machine differs from every accepted tuple.
 
         The engine's version is last: it may build an environment.
         """
@@ -174,7 +171,7 @@ class Deployment:
 
 
 def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Path | None:
-    """Return the draft model's checked folder; None for a tuple without one."""
+    """Return the checked draft model; None for a tuple without one."""
     speculative = judged.serving.speculative
     wanted = speculative.model if speculative else None
     if draft is None and wanted is None:
@@ -207,10 +204,7 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
 
 
 def accepted_tuples(version: Version, past: RecordedVerdict, store: Store) -> list[Deployable]:
-    """Return the tuples for which the verdict holds: judged, then rechecked ones.
-
-    A failed recheck removes the judged tuple.
-    """
+    """Return the tuples for which the verdict holds: judged, then rechecked ones."""
     rechecks = rechecks_of(version)
     refuted = {each.tuple_digest for each in rechecks if not each.stands}
     proven = [proven_tuple(each, past, store) for each in rechecks if each.stands]

@@ -1,1 +1,1 @@
-"""The evidence of a verdict: bundled, checked, and judged again."""
+"""The evidence of a verdict."""

@@ -109,14 +109,14 @@ def write_bundle(
 
 @contextmanager
 def open_bundle(bundle: Path) -> Iterator[tuple[Store, set[str]]]:
-    """Yield a bundle as a store to read, and its stages as `stages/<stage>/<key>`."""
+    """Yield a bundle as a store to read, and its stages' `stages/<stage>/<key>`."""
     with TemporaryDirectory(prefix="prepare-evidence-") as folder:
         names = unpack(bundle / Path(ARCHIVE).name, Path(folder))
         yield Store(Path(folder)), {name.rpartition("/")[0] for name in names}
 
 
 def pack(archive: Path, files: dict[str, Path]) -> None:
-    """Write files, by name, into an archive without times and owners."""
+    """Write an archive without times and owners."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with (
         archive.open("wb") as target,
@@ -169,7 +169,7 @@ def unpack(archive: Path, root: Path) -> set[str]:
 
 
 class _Bounded:
-    """A decompressed archive of limited size, read in limited pieces.
+    """A decompressed archive of limited size.
 
     `tarfile` reads a header of any stated size in one piece.
     """

@@ -42,7 +42,7 @@ class Card:
     evaluations: Mapping[str, Evaluation]  # the candidate's, by suite
 
     def write(self, folder: Path) -> None:
-        """Write README.md, and `.eval_results/` for benchmarks with all questions asked."""
+        """Write README.md and `.eval_results/`."""
         (folder / CARD).write_text(self.text(), encoding="utf-8")
         if entries := self.hub_entries():
             import yaml
@@ -141,7 +141,7 @@ class Card:
         return task, f"{task}, {gate.n:,} of {gate.planned:,} questions"
 
     def hub_entries(self) -> list[dict[str, Any]]:
-        """Return the Hub's leaderboard entries, if all questions were asked."""
+        """Return leaderboard entries, if all questions were asked."""
         from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
         entries = []
@@ -172,7 +172,7 @@ class Card:
 
     @property
     def adopted(self) -> AdoptedQuantization | None:
-        """How others made the weights; None if a recipe did."""
+        """Others' making of the weights, if any."""
         made = self.quantization
         return made if isinstance(made, AdoptedQuantization) else None
 
@@ -180,8 +180,7 @@ class Card:
     def kv_cache(self) -> str:
         """Type of the KV cache and its effect on attention.
 
-        With an FP8 cache on a GPU, vLLM also computes attention in FP8, with scale 1.0 unless the
-        recipe stores scales.
+        With an FP8 cache on a GPU, vLLM computes attention in FP8, too, by default with scale 1.0.
         """
         dtype = str(self.deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
         name = f"`{escape.markdown_code(dtype)}`"
@@ -216,7 +215,7 @@ class Card:
 
     @property
     def loads(self) -> dict[str, list[tuple[str, list[str]]]]:
-        """Medians of the loads' figures, by gate and side."""
+        """Medians of the loads' figures by gate and side."""
         return {gate.name: _medians(gate) for gate in self.verdict.variant.speed}
 
     @property

@@ -83,7 +83,7 @@ def find_changes(
 ) -> list[str]:
     """Return changed, missing and added files of a bundle and the folder around it.
 
-    Files in `added` may be there unlisted; `digest` reads a weights file.
+    Files in `added` may be unlisted; `digest` reads a weights file.
     """
     name = Path(ARCHIVE).name
     listed = [e for e in manifest.evidence_files if e.path != name or (bundle / name).exists()]
@@ -114,7 +114,7 @@ def _differences(
 
 
 def read_manifest(bundle: Path) -> Manifest:
-    """Return a bundle's manifest; raises EvidenceError if it is missing or damaged."""
+    """Return a bundle's manifest, or raise EvidenceError."""
     file = bundle / MANIFEST
     with (
         raise_as(EvidenceError, "the manifest cannot be read", file, "is this an evidence bundle?"),

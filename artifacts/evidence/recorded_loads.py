@@ -1,4 +1,4 @@
-"""Checks that a speed gate's loads are those that its seed drew, and all of them."""
+"""Checks that a speed gate has all loads that its seed drew."""
 
 from __future__ import annotations
 

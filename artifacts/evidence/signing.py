@@ -1,4 +1,4 @@
-"""Signs and checks a weights folder with its evidence, by model-signing."""
+"""Signatures of a weights folder, by model-signing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Signer:
 
 
 def find_signer(settings: Settings, *, sign: bool) -> Signer | None:
-    """Return the signer of a promotion; None if nothing is to be signed."""
+    """Return the signer of a promotion, if it signs."""
     keys = settings.signing
     if not sign:
         if keys.public_key is not None:
@@ -176,7 +176,7 @@ def _password(private_key: Path) -> bytes | None:
 
 @cache
 def _ask_password(private_key: Path) -> str:
-    """Prompt once per process: a promotion signs hours after the key check."""
+    """Prompt once: a promotion signs hours after the key check."""
     return getpass.getpass(f"Password of {private_key}: ")
 
 

@@ -59,7 +59,7 @@ RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """Recorded and recomputed verdicts of a variant, and all differences."""
+    """Recorded and recomputed verdicts of a variant."""
 
     recipe: str
     kept: str
@@ -96,7 +96,7 @@ class BundleCheck:
 class RecordedVerdicts:
     """Recorded verdicts on variants that were tried together.
 
-    `tried` has all recipes; `judges` are keys of judge stages by recipe.
+    `judges` are keys of judge stages by recipe.
     """
 
     variants: tuple[VariantReport, ...]
@@ -106,7 +106,7 @@ class RecordedVerdicts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Stages to read; `bundle` is None for a store of runs, which may lack stages."""
+    """Stages; `bundle` is None for a store of runs, which may lack some."""
 
     store: Store
     bundle: Path | None = None
@@ -119,7 +119,7 @@ class Evidence:
 
 
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
-    """Check every variant of a run that has or should have a verdict."""
+    """Check every variant that has or should have a verdict."""
     if report.tuning is not None:
         return [check_tuning(report, Evidence(store))]
     claims = claims_of(report)
@@ -165,7 +165,7 @@ def claims_of(report: RunReport) -> RecordedVerdicts:
 
 
 def find_bundle(folder: Path) -> Path | None:
-    """Return the bundle that a folder is or contains; links are refused."""
+    """Return the bundle that a folder is or contains, never by a link."""
     for place in (folder / BUNDLE, folder):
         if not (place / MANIFEST).is_file():
             continue
@@ -193,7 +193,7 @@ def read_verdict(bundle: Path) -> BundleVerdict:
 
 
 def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> BundleCheck:
-    """Check a bundle with the weights next to it, or a bundle's folder alone.
+    """Check a bundle with the weights next to it, or alone.
 
     `digest` reads a weights file.
     """
@@ -434,7 +434,7 @@ def key_of(record: StageRecord) -> str:
 
 
 def listed_file(record: StageRecord) -> tuple[str, str] | None:
-    """Return name and digest of the file that a record lists."""
+    """Return name and digest of a record's file."""
     if record.stage == EVALUATE.name:
         return ANSWERS, EVALUATE.result_of(record).answers_digest
     if record.stage == ASKED.name:
@@ -457,7 +457,7 @@ def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store)
 
 
 def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
-    """Check a tuning's confirmation of its winner; the screening has no gate."""
+    """Check a tuning's confirmation; the screening has no gate."""
     tuning = report.tuning
     if tuning is None or tuning.winner is None or tuning.confirmation is None:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""The HTML report of a run: one file that needs no network."""
+"""The HTML report of a run."""

@@ -42,7 +42,7 @@ class FlippedAnswer:
 
 @dataclass(frozen=True)
 class FlippedAnswers:
-    """Some changed answers of one variant in one suite."""
+    """Some changed answers of one variant and suite."""
 
     recipe: str
     suite: str
@@ -95,10 +95,7 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
 
 
 def prompt_of(question: Question | None) -> str | None:
-    """Return the prompt without a chat template, or None if it is not text or private.
-
-    Only lm-eval's environment reads its tasks' datasets.
-    """
+    """Return the prompt without a chat template, or None if it is not text or private."""
     if question is None or (not question.messages and _DIGEST.fullmatch(question.prompt)):
         return None
     lines = [f"{each['role']}: {each.get('content') or ''}" for each in question.messages]
@@ -106,7 +103,7 @@ def prompt_of(question: Question | None) -> str | None:
 
 
 def answer_of(suite: AnySuite, question: Question | None, row: Answer) -> str:
-    """Return a choice, a text, or a private conversation's figures."""
+    """Return a choice, a text, or a conversation's figures."""
     answer = row.answer
     if row.nats is not None:
         kept = f"{100 * row.score:.1f} % of tokens kept, {row.nats:.3f} nats a token"
@@ -127,7 +124,7 @@ def answer_of(suite: AnySuite, question: Question | None, row: Answer) -> str:
 def marked(row: Answer, key: str) -> str:
     """Return a conversation's answer with the first different token in brackets.
 
-    '' without the private text. `key` is `token` for the baseline, `choice` for the variant.
+    `key` is `token` for the baseline, `choice` for the variant.
     """
     text, flip = row.own.get("text"), row.own.get("flip")
     if not isinstance(text, str):
@@ -150,7 +147,7 @@ def find_choice(suite: AnySuite, question: Question | None, likelihoods: list[fl
 def is_same_answer(
     suite: AnySuite, question: Question | None, before: Answer, after: Answer
 ) -> bool:
-    """Return whether both sides answered the same, with any likelihood."""
+    """Return whether both answers are the same, with any likelihood."""
     if before.score != after.score:
         return False
     if _is_chosen(before) and _is_chosen(after):

@@ -1,4 +1,4 @@
-"""The report's figures in plotly's format, each with a table.
+"""The report's figures in plotly's format.
 
 See https://plotly.com/javascript/reference/. Colors are CSS variables.
 """
@@ -48,7 +48,7 @@ class Figure:
 
 
 def gate_figure(number: int, variant: VariantReport) -> Figure | None:
-    """Return each gate's change with its bounds against its margin."""
+    """Return gates' changes with bounds against margins."""
     gates = [gate for gate in variant.gates if gate.estimate is not None]
     if not gates:
         return None
@@ -172,7 +172,7 @@ def _marks(
 
 
 def _percent(gate: GateResult, value: float | None) -> float | None:
-    """Return points of a score, or percent of a ratio above 1."""
+    """Return points of a score, or percent above 1."""
     if value is None:
         return None
     return 100 * value if gate.unit == SCORE else 100 * (value - 1)

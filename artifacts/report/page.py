@@ -1,7 +1,6 @@
 """Builds the report: one HTML file.
 
-The content security policy permits only inline content and two scripts by digest, so the page sends
-no request.
+Its content security policy permits only inline content and two scripts by digest.
 """
 
 from __future__ import annotations
@@ -219,7 +218,7 @@ def _collected(evidence: RunEvidence, recipe: str) -> tuple[str, ...]:
 
 
 def plotly_script() -> str:
-    """Return plotly.js of the package without importing its Python code."""
+    """Return plotly.js without importing the package's code."""
     script = resources.files("plotly") / "package_data" / "plotly.min.js"
     return script.read_text(encoding="utf-8")
 

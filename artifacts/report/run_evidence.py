@@ -1,4 +1,4 @@
-"""A run's records of stages, answers, questions and timings, from its store.
+"""A run's records, answers, questions and timings.
 
 A missing part is None with a sentence in `missing`.
 """
@@ -82,7 +82,7 @@ class RunEvidence:
         return self._read_shape(stage, self.record(stage.name, variant))
 
     def baseline_bytes(self) -> int | None:
-        """Return the unquantized weights' size, as any variant recorded it."""
+        """Return the unquantized weights' size from any variant."""
         for recipe in self.recipes:
             found = self.kept(CHECK_WEIGHTS, recipe)
             if found is not None and found.result.size_ratio and found.result.weights_bytes:
@@ -155,7 +155,7 @@ class RunEvidence:
         return [replace(row, own={**row.own, **texts.get(row.id, {})}) for row in rows]
 
     def _private(self, record: StageRecord, name: str) -> dict[str, dict[str, Any]]:
-        """Return private rows by id; {} unless they were asked for."""
+        """Return private rows by id, if asked for."""
         file = self.place(record) / name
         if not self.with_conversations or not file.is_file():
             return {}

@@ -1,1 +1,1 @@
-"""Performance gates with an error rate: ratios from paired blocks, SLOs from rounds."""
+"""Performance gates: ratios from paired blocks, SLOs from rounds."""

@@ -1,7 +1,7 @@
 """Client that sends one load and times every answer, in a separate process.
 
-aiohttp takes 55 us per streamed part, httpx 200 us: a slow client would measure itself. Endpoints
-are not trusted.
+aiohttp takes 55 us per streamed part, httpx 200 us, which would be measured. Endpoints are not
+trusted.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class LoadTarget:
 class LoadClient:
     """Sends the requests of a workload.
 
-    `at_once` requests are in flight, or (None) they are sent at given times, after `warmup_s`. With
+    `at_once` requests are in flight, or (None) they have given times, after `warmup_s`. With
     `is_natural`, the model ends its answers.
     """
 
@@ -128,8 +128,8 @@ class LoadClient:
     ) -> dict[str, Any]:
         """Send one load, wait for all answers, and return the LoadRun's measured fields.
 
-        No readiness check precedes it: its prompt would be in the cache. `at` has the seconds of
-        sending; () with `at_once`.
+        A readiness check's prompt would be in the cache. `at` has the seconds of sending, without
+        `at_once`.
         """
         return asyncio.run(self._measure(target, prompts, at))
 
@@ -166,7 +166,7 @@ class LoadClient:
         }
 
     async def _count_when_warm(self, metrics: MetricsReader, load: _Load) -> Any:
-        """Return the counters after the first wave or the warm-up."""
+        """Return the counters after the first wave or warm-up."""
         if self.at_once is None:
             await asyncio.sleep(self.warmup_s)
         else:
@@ -233,7 +233,7 @@ class _Load:
             self._rows.append((began, first - began, last, asked, came, None))
 
     async def _read(self, prompt: Prompt) -> tuple[float, float, int, int]:
-        """Return the seconds of first and last token, and both texts' tokens."""
+        """Return first and last token's seconds, and both texts' tokens."""
         import aiohttp
 
         body = {

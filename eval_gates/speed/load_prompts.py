@@ -25,8 +25,8 @@ class Prompt:
 class PromptSource:
     """Prompts of a workload.
 
-    `datasets` is `vllm.benchmarks.datasets`. A candidate's own `tokenizer` could choose its
-    prompts, so both share one.
+    `datasets` is `vllm.benchmarks.datasets`. Both sides share `tokenizer`: a candidate's could
+    choose its prompts.
     """
 
     datasets: Any
@@ -62,10 +62,7 @@ class PromptSource:
         ]
 
     def _of_file(self, number: int, seed: int) -> Sequence[Prompt]:
-        """Return the file's prompts in the load's order.
-
-        Each load has another cache salt.
-        """
+        """Return the file's prompts in the load's order, under its cache salt."""
         with Path(self.workload["file"]).open() as lines:
             prompts = [json.loads(line)["prompt"] for line in lines]  # noqa: TID251
         random.Random(seed).shuffle(prompts)  # noqa: S311  # traffic, no secret

@@ -181,8 +181,7 @@ class Measurement(Record):
 class LoadLog:
     """A measurement's loads in its stage's folder, which survive kills.
 
-    A killed measurement keeps its loads and seed, so a kill is no chance of better ones. StoreError
-    for a damaged file.
+    A kill keeps loads and seed, so it is no chance of better ones. StoreError for a damaged file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -191,7 +190,7 @@ class LoadLog:
     def open(self, depends_on: Mapping[str, str], seed: int | None = None) -> Measurement:
         """Return the measurement in progress on these inputs, or a new one.
 
-        A new one draws its seed unless given, as running servers may have cached prompts.
+        Running servers may have cached prompts of an earlier seed.
         """
         hint, found = "delete the file to measure again", None
         with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(ValidationError,)):

@@ -106,8 +106,7 @@ def decide_speed_gate(
 ) -> SpeedGateResult:
     """Decide one gate; ValueError if the loads do not fit the gate or workload.
 
-    `loads` are in measuring order. `at` describes other arrivals than the workload's; `note` is the
-    profile's.
+    `loads` are in measuring order. `at` describes other arrivals than the workload's.
     """
     for load in loads:
         if load.workload != workload:

@@ -1,12 +1,11 @@
 """Rules of performance gates: Student's t over blocks of server starts.
 
 A block has one load of each side, with the same prompts, in drawn order. Its value is the logarithm
-of candidate over baseline (a ratio), or of limit over percentile (the tightest limit). A bound of
-the mean decides.
+of candidate over baseline, or of limit over percentile (the tightest limit).
 
 Disturbances from outside the servers are detected without speed and side. Their blocks are
 repeated, at most as often as there are blocks, and must not change the verdict. Failed requests are
-measured again only once: an unreliable server must not be measured until it works.
+repeated only once: an unreliable server must not be measured until it works.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class SpeedRule(NumericRecord):
 
     @property
     def max_requests(self) -> int:
-        """Limit of a load's requests, so that all fit into the evidence."""
+        """Limit of a load's requests: all must fit into the evidence."""
         loads = 2 * self.blocks * len(self.sides)
         return min(MAX_REQUESTS, MAX_CHARACTERS // CHARACTERS_PER_REQUEST // loads)
 
@@ -236,8 +235,8 @@ class SpeedRule(NumericRecord):
     def _at_worst(self, values: Sequence[float], blocks: Blocks) -> SpeedFinding | None:
         """Return a ratio's pass despite a late client in too many blocks.
 
-        There the candidate could only be faster, and the baseline by its client's lag. All blocks
-        count, so the level holds.
+        The candidate could only be faster, and the baseline by its client's lag. All blocks count,
+        so the level holds.
         """
         is_late_alone = all(fault.kind == "client_lag" for fault in blocks.faults)
         complete = len(values) + len(blocks.disturbed)
@@ -369,8 +368,7 @@ def build_rule(
 ) -> SpeedRule:
     """Return a gate's rule; ValueError if it does not apply to that accelerator.
 
-    `alpha` is the error rate of a pass and of a fail. `workload` is None if unknown yet, `profile`
-    for running endpoints.
+    `alpha` is the error rate of a pass and of a fail. `profile` is None for running endpoints.
     """
     gate = claim.gate
     hits = workload.declared_hit_rate if workload is not None else None
@@ -432,7 +430,7 @@ def _failed(unit: Sequence[LoadRun]) -> int:
 
 
 def _log_margin(time: float, limit: float) -> float:
-    """Return ln(limit / time), within MAX_LOG; a missing time exceeds every limit."""
+    """Return ln(limit / time), within MAX_LOG."""
     if not (math.isfinite(time) and math.isfinite(limit)):
         return -MAX_LOG
     if time <= 0:

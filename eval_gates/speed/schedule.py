@@ -1,7 +1,4 @@
-"""Order, prompts and arrivals of loads, drawn from one recorded seed.
-
-So verification detects an omitted, moved or added block.
-"""
+"""Order, prompts and arrivals of loads, drawn from one recorded seed."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ class Timing(NamedTuple):
 def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[list[str], int]:
     """Return a block's arms in order, and its loads' seed.
 
-    `start` counts the block's earlier fresh starts, else it is the start's number. Absent arms
-    leave the others' order.
+    `start` counts the block's earlier fresh starts, else it is the start's number. Absent arms keep
+    the others' order.
     """
     chance = random.Random(f"{seed} {block} {start}")  # noqa: S311  # traffic, no secret
     traffic, order = chance.getrandbits(32), sorted(arms)
@@ -52,7 +49,7 @@ def look_seed(traffic: int) -> int:
 def redraw(
     seed: int, loads: Sequence[LoadRun], arms: Sequence[str], sides: Mapping[str, str]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yield side, block, place and seed of each load, if these are all of their blocks."""
+    """Yield side, block, place and seed of each load, if blocks are complete."""
     for first in loads[:: len(sides)]:
         order, traffic = draw_block(seed, first.block, first.server_run, arms)
         mine = [sides[arm] for arm in order if arm in sides]
@@ -60,7 +57,7 @@ def redraw(
 
 
 def are_consecutive(loads: Sequence[LoadRun], unit: int, starts: Starts, begun: int) -> bool:
-    """Return whether blocks of `unit` loads are consecutive, each of one of `begun` starts.
+    """Return whether blocks of `unit` loads are consecutive, each of one start.
 
     With fresh starts a variant may miss a block.
     """
@@ -74,7 +71,7 @@ def are_consecutive(loads: Sequence[LoadRun], unit: int, starts: Starts, begun: 
 
 
 def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timing:
-    """Return the timing of loads at a rate, at most the workload's seconds."""
+    """Return the timing of loads, at most the workload's seconds."""
     declared = Timing(float(workload["warmup_seconds"]), float(workload["seconds"]))
     if not answers:
         return declared

@@ -1,7 +1,7 @@
 """Worker: measures the loads of running servers, inside the `serve` environment.
 
-A short load first warms each server up, and sizes the others. Each block has a separate seed, or
-every prompt would be in the cache.
+A short load first warms each server up, and sizes the others. Each block has its seed, or prompts
+would be in the cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Measure until the rule has its blocks or this start's load is done.
 
     `spec` has name, workload, rule (eval_gates/speed/rules.py), endpoints by side, tokenizer
-    (folder), trust_remote_code, on_gpus (servers use this process's GPUs), and `start`: seed and
+    (folder), trust_remote_code, on_gpus (servers use this process's), and `start`: seed and
     server_run, for fresh starts also side, order and block.
     """
     import vllm
@@ -61,7 +61,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
-    """Measure one fresh start's load, or all of servers that stay up.
+    """Measure one fresh start's load, or all of lasting servers.
 
     Each block is on disk before the next.
     """
@@ -124,7 +124,7 @@ def load_of(
 def look(
     spec: dict[str, Any], rule: Any, sides: Sequence[str], measure: Measure, seed: int
 ) -> tuple[int, Timing | None]:
-    """Measure a short load of each side; return a load's number of requests, or timing.
+    """Measure a short load of each side; return a load's requests, or timing.
 
     At a fixed concurrency the faster side must be busy for the workload's seconds.
     """

@@ -40,7 +40,7 @@ class Latencies:
 def steady_window(load: LoadRun) -> tuple[float, float]:
     """Return the steady state's start and end, in seconds of the load.
 
-    At a fixed concurrency it lasts from the first wave's end until the last request is sent.
+    At a fixed concurrency it lasts from the first wave's end until the last sending.
     """
     if load.warmup_s is not None and load.measured_s is not None:
         return load.warmup_s, load.warmup_s + load.measured_s
@@ -84,7 +84,7 @@ def lag_gain(load: LoadRun) -> float:
     """Return by how much a punctual client could increase the log of the output rate.
 
     Each wave waits twice for a late client, and both ends once, each for the lag's 99th percentile.
-    A slot's delays are also at most the client's total lag.
+    A slot's delays are at most the client's total lag.
     """
     if load.client_lag_s is None:
         return math.inf
@@ -123,8 +123,7 @@ def latencies(load: LoadRun) -> Latencies:
 def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     """Return percentiles in milliseconds by name, and `errors`: the failed requests.
 
-    A percentile without values is infinite, as is a failed request's time if `errors` allows
-    failures.
+    One without values is infinite, as is a failed request's time.
     """
     import numpy as np
 
@@ -158,7 +157,7 @@ def count_flow(load: LoadRun) -> tuple[int, int]:
 def is_over_saturated(load: LoadRun) -> bool:
     """Return whether requests arrive faster than the server answers them.
 
-    A tenth of the arrivals is left over, and each quarter had more in flight than the one before.
+    A tenth is left over, and each quarter had more in flight than the one before.
     """
     import numpy as np
 

@@ -1,9 +1,8 @@
 """Assay sensitivity: whether a gate's margin ends above the chance baselines.
 
 A margin that reaches the score of guesses, or of empty or unrelated answers, would pass a model
-that lost everything. A lower bound of the baseline's score, less the margin, must exceed each. Then
-a chance-level candidate passes with probability at most alpha, as in three-arm non-inferiority
-trials.
+that lost everything. So a lower bound of the baseline's score, less the margin, must exceed each,
+as in three-arm non-inferiority trials.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ def check_sensitivity(
 ) -> SensitivityCheck:
     """Compare the baseline's score, less the margin, with the chance-level score.
 
-    `baseline` has scores in [0, 1], in the drawn order; `chance_scores` the expected score, or one
-    for each.
+    Scores are in [0, 1], in the drawn order; `chance_scores` may be one expected score.
     """
     import numpy as np
 
@@ -58,10 +56,7 @@ def check_sensitivity(
 def check_sensitivities(
     rows: Sequence[Answer], guessing: float, comparison: Comparison
 ) -> list[SensitivityCheck]:
-    """Check the margin against every chance baseline that these rows show.
-
-    `rows` are all of the baseline's, in the order of asking.
-    """
+    """Check the margin against every chance baseline that these rows show."""
     clusters = group_by_cluster(rows)
     scores = means(clusters, "score")
     kind: ChanceKind = "guessing" if guessing > 0 else "nothing"
@@ -82,9 +77,7 @@ def check_sensitivities(
 def own_gains(rows: Sequence[Answer]) -> list[float] | None:
     """Return by pair of clusters how much better answers fit their own questions.
 
-    Shape [n
-
-    2]; None if answers are not scored on other questions.
+    None if answers are not scored on other questions.
     """
     if not all(row.unrelated is not None for row in rows):
         return None

@@ -1,4 +1,4 @@
-"""One-sided confidence bounds of a mean of independent values: the one test of answers.
+"""One-sided confidence bounds of a mean of independent values.
 
 For two-point values Gaffke's bound is Clopper and Pearson's. For others its validity is a
 conjecture without a known excess (`benchmarks/gate_power.py`).
@@ -53,9 +53,9 @@ def counted_bounds(
     lowest: float = -1.0,
     highest: float = 1.0,
 ) -> Bounds:
-    """Compute :func:`mean_bounds` of distinct values and their counts.
+    """Compute :func:`mean_bounds` of distinct values and counts.
 
-    Expected counts, maybe fractions, give a typical sample's bounds.
+    Expected counts give a typical sample's bounds.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
 """Comparison of two paired scores in [0, 1]: one bounded value and its threshold.
 
-Points: candidate - baseline against -margin. Recovery r: candidate - r * baseline against 0. So no
-ratio of noisy means is needed.
+Points: candidate - baseline against -margin. Recovery r: candidate - r * baseline against 0, which
+avoids a ratio of noisy means.
 """
 
 from __future__ import annotations

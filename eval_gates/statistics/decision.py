@@ -1,4 +1,4 @@
-"""Verdict of a gate, with its reason, from the last look's finding.
+"""Verdict of a gate from the last look's finding.
 
 Null hypothesis: the candidate is worse by the margin or more.
 """
@@ -50,8 +50,8 @@ class Decision:
 def decide(finding: Finding, scores: Scores) -> Decision:
     """Return the verdict that a finding allows.
 
-    `pass` needs a sensitive gate, and answers that fit their own questions better than others;
-    `fail` does not. A gain above the margin is flagged: quantization does not improve a model.
+    `pass` needs a sensitive gate, and answers that fit their own questions better than others. A
+    gain above the margin is flagged: quantization does not improve a model.
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
     if not all(math.isfinite(value) for value in values):

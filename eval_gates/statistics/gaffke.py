@@ -31,8 +31,7 @@ _FIRST_STEP = 1e-6
 def lower_bound(values: FloatArray, times: FloatArray, alpha: float) -> float:
     """Return the bound that is above the mean with probability at most alpha.
 
-    `values` are distinct, in [-1, 1], at least two; `times` their counts; [d] each. The worst value
-    is -1.
+    `values` are distinct, in [-1, 1], at least two; `times` their counts; [d] each.
     """
     import numpy as np
     from scipy.optimize import brentq
@@ -86,7 +85,7 @@ def _log_chance_about(points: FloatArray, shapes: FloatArray, bound: float) -> f
 def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> float:
     """Return the natural log of the probability that the weighted mean is at most `bound`.
 
-    0 above nine in ten. `shapes` are of the weights' gamma distributions; [d].
+    It is 0 if the probability is above nine in ten. `shapes` are of gamma distributions; [d].
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
 """Planned looks: when a gate may be decided, and with which share of its error rate.
 
-They are at a quarter, a half and all of the values, with 10, 20 and 70 % of alpha (union bound). A
-look uses only the first values of the drawn order.
+They are at a quarter, a half and all of the values, with 10, 20 and 70 % of alpha (union bound), in
+the drawn order.
 """
 
 from __future__ import annotations

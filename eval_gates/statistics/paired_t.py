@@ -1,7 +1,7 @@
 """Student's t of a mean of independent values, such as logarithms of paired speeds.
 
 Student 1908, Biometrika 6:1-25. Exact for normal values; five or six symmetric ones hold the level.
-It may miss what happens in one start of ten.
+It may miss what one start in ten does.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def compare_mean(values: Sequence[float], threshold: float, level: float) -> Mea
 
 
 def chance_above(truth: float, threshold: float, deviation: float, n: int, level: float) -> float:
-    """Return the chance that the lower bound of n normal values exceeds the threshold.
+    """Return the chance that n normal values' lower bound exceeds the threshold.
 
-    `truth` and `deviation` are their mean and standard deviation.
+    `truth` is their mean.
     """
     from scipy.stats import nct, t
 

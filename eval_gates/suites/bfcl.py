@@ -1,7 +1,6 @@
 """BFCL's data, prompts, decoder and checker of single-turn calls (Patil et al. 2025).
 
-`bfcl-eval` is installed without its leaderboard's clients, so a list of both forms of function
-names replaces theirs.
+A list of function names' forms replaces its leaderboard's clients.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def read_category(category: str) -> list[BfclCase]:
 
 
 def prompt_messages(case: BfclCase) -> list[dict[str, str]]:
-    """Return the prompting form's messages: first a system prompt with the functions."""
+    """Return messages, first a system prompt with the functions."""
     bfcl = load_package()
     messages: list[dict[str, str]] = bfcl.handling.system_prompt_pre_processing_chat_model(
         copy.deepcopy(case.messages), _described(case), f"{case.category}_0"
@@ -126,7 +125,7 @@ def openai_tools(case: BfclCase) -> list[dict[str, Any]]:
 
 
 def decode(text: str, category: str) -> Calls | None:
-    """Parse by BFCL's own decoder; None if the text is not a list of calls."""
+    """Parse by BFCL's decoder; None if it is not a list of calls."""
     bfcl = load_package()
     language = bfcl.enums.ReturnFormat[_language(category)]
     if language is not bfcl.enums.ReturnFormat.PYTHON and len(text) > MAX_CHARACTERS:
@@ -229,7 +228,7 @@ def _language(category: str) -> str:
 
 
 def _or_none(work: Callable[[], Any]) -> Any:
-    """Return what BFCL's code returns; None if a model's text makes it fail."""
+    """Return a result; None if a model's text makes BFCL's code fail."""
     try:
         return work()
     except Exception:

@@ -58,10 +58,10 @@ def extract_code(
 
     Chat form: the last fenced block that defines the function, as in LiveCodeBench (arXiv
     2403.07974), with other blocks that only define names that it uses. A stub counts only if all
-    are stubs. Else it is the last block that returns, the first block, or the answer without prose
-    and thoughts. The prompt's imports and other functions precede it. Code without a header is the
-    function's body, if it returns a value. A block without a closing fence loses its last lines
-    until it parses. As in EvalPlus (arXiv 2305.01210), the answer's own tests are not run.
+    are stubs. Else it is the last block that returns, the first block, or the answer without prose.
+    Imports and other functions of the prompt precede it. Code without a header is the function's
+    body. A block without a closing fence loses its last lines until it parses. As in EvalPlus
+    (arXiv 2305.01210), the answer's own tests are not run.
     """
     if form == "completion":
         return ExtractedCode(problem_prompt + _cut_at_stops(completion), is_found=True)
@@ -167,7 +167,7 @@ def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
 
 
 def _dedent(code: str, opening: re.Match[str]) -> str:
-    """Return the code of an indented fence, such as a list's, at the margin."""
+    """Return an indented fence's code at the margin."""
     is_within_line = opening.string[: opening.start()].rpartition("\n")[2] != ""
     return textwrap.dedent(code) if opening["before"] or is_within_line else code
 
@@ -267,7 +267,7 @@ def _parses(code: str) -> bool:
 
 
 def _find_fault(code: str) -> int | None:
-    """Return the first error's line, counted from 1; None if the code parses."""
+    """Return the first error's line, from 1; None if the code parses."""
     try:
         ast.parse(code)
     except SyntaxError as error:

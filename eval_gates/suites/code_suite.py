@@ -174,8 +174,7 @@ def prompt_of(problem: Problem, form: str) -> str:
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Return the unbiased estimate that one of k samples is correct: 1 - C(n - c, k) / C(n, k).
 
-    Chen et al. 2021 (arXiv 2107.03374), section 2.1; n `samples`, c `correct`. ValueError for
-    inconsistent numbers.
+    Chen et al. 2021 (arXiv 2107.03374), section 2.1; n `samples`, c `correct`.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {correct} right in {samples} samples has no meaning")

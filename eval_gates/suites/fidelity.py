@@ -1,8 +1,8 @@
 """Conversations without right answers: which of the baseline's tokens an arm would write, too.
 
-Every arm, the baseline included, reads the conversation with the baseline's greedy answer. A row's
-score is the share of answer tokens that are its first choice. The baseline's own share is the noise
-floor of decoding against prefill. Texts and token ids stay in the store.
+Every arm, the baseline included, reads the baseline's greedy answer; the score is its share of
+first choices. The baseline's own share is the noise floor of decoding against prefill. Texts and
+token ids stay in the store.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Fidelity(SuiteKind[FidelityTask]):
     ) -> list[list[Reply]]:
         """Return one reply per conversation, whose `own` has the scored tokens.
 
-        `baseline` has rows with token ids by id; None for the baseline itself. StageError if the
-        arm renders otherwise, or the server lacks prompts' log-probabilities.
+        `baseline` is by id; None for itself. StageError if the arm renders otherwise, or the server
+        lacks prompts' log-probabilities.
         """
         chats = [self._chats[each.id] for each in batch]
         rendered = client.send(

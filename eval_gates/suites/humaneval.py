@@ -32,7 +32,7 @@ def read_problems(path: Path | None = None) -> list[Problem]:
 
 
 def complete(problem: Problem) -> Problem:
-    """Return the problem with a program as test; it may use the prompt's functions."""
+    """Return the problem with a program as test."""
     before = preamble(problem.header, problem.entry_point)
     return problem._replace(test=f"{before}\n{problem.test}\ncheck({problem.entry_point})\n")
 

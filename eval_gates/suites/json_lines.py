@@ -17,7 +17,7 @@ FIELDS = "fields"  # key of a laid-out row: all of its fields, where clusters ar
 
 
 def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -> list[Path]:
-    """Return the files `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name.
+    """Return `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name.
 
     `but_not` has the starts of other files' names.
     """
@@ -69,7 +69,7 @@ def package_file(package: str, *parts: str) -> Path | None:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line's place (`file, line 3`) and object; empty lines are skipped."""
+    """Yield each line's place (`file, line 3`) and object."""
     for number, line in enumerate(data_lines(path), start=1):
         if line.strip():
             place = f"{path}, line {number}"
@@ -89,12 +89,12 @@ def data_lines(path: Path) -> Iterator[str]:
 
 
 def check_row(row: Mapping[str, Any], place: str, hint: str, **keys: Any) -> None:
-    """Raise EvaluationDataError unless the row has these keys, each as its JSON schema says."""
+    """Raise EvaluationDataError unless the row has these keys, by JSON schema."""
     check_schema(row, {"required": [*keys], "properties": keys}, place, hint)
 
 
 def check_schema(row: Mapping[str, Any], schema: Mapping[str, Any], place: str, hint: str) -> None:
-    """Raise EvaluationDataError, with the key, for a row that does not fit."""
+    """Raise EvaluationDataError for a row that does not fit."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 

@@ -1,4 +1,4 @@
-"""Files and data of an lm-eval task in a user's YAML file, which identify it by content.
+"""Files and data of an lm-eval task in a user's YAML file, which identify it.
 
 Unlike lm-eval's, paths are relative to the YAML file.
 """

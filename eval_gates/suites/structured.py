@@ -82,7 +82,7 @@ class Structured(TextKind[StructuredTask]):
 def find_fault(answer: str, schema: dict[str, Any]) -> str:
     """Return why the answer is not JSON that fits the schema, or "".
 
-    The answer is JSON alone, or in one fenced block.
+    It may be in one fenced block.
     """
     from jsonschema.exceptions import best_match
 

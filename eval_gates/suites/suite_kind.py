@@ -88,7 +88,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     def questions(self, task: Task, order: QuestionOrder) -> Read:
         """Return all questions of the source; runs in the `evaluate` environment.
 
-        EvaluationDataError if there are none, or they are malformed.
+        EvaluationDataError for none or malformed ones.
         """
 
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
@@ -114,7 +114,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     ) -> list[list[Reply]]:
         """Return the replies to a batch, in order; raises as :meth:`Client.ask`.
 
-        `baseline` has its rows by id, private keys included, if the suite reads them.
+        `baseline` has its rows by id, if the suite reads them.
         """
         return client.ask(batch)
 
@@ -151,14 +151,13 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         return None
 
     def estimate(self, task: Task) -> int | None:
-        """Return a number of questions for planning, if laying out may differ."""
+        """Return a planned number of questions, if laying out may differ."""
         return None
 
     def fit(self, name: str, task: Task, max_length: int, note: Callable[[str], None]) -> Task:
         """Return the task without questions that are longer than the served model takes.
 
-        `max_length` counts prompt and answer; `note` receives what was left out. UsageError if
-        nothing is left.
+        `note` receives what was left out. UsageError if nothing is left.
         """
         return task
 
@@ -192,7 +191,7 @@ def kind_of(task: EvalTask) -> SuiteKind[Any]:
 def without_uncontained(policy: Policy) -> tuple[Policy, list[str]]:
     """Return the policy without optional suites that cannot be scored here, and why.
 
-    SandboxError if no other suite is left.
+    SandboxError if none is left.
     """
     reasons: dict[str, PrepareError] = {}
     for name, suite in policy.suites.items():
@@ -213,7 +212,7 @@ def without_uncontained(policy: Policy) -> tuple[Policy, list[str]]:
 def refuse_untried(policy: Policy, what: str, where: str) -> None:
     """Raise UsageError if a suite reads log-probabilities of prompts.
 
-    `what` is an arm without such tests, `where` the option that asks for it.
+    `where` is the option that asks for `what`.
     """
     for name, suite in policy.suites.items():
         if kind_of(suite).reads_baseline:

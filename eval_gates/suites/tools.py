@@ -1,7 +1,7 @@
 """Tool calls: BFCL's single-turn cases, or a user's in its form, scored by its checker.
 
-`form: prompt` lists the functions in the system prompt and reads calls from the text. `form:
-server` sends OpenAI tools, and the server's parser reads the calls.
+`form: prompt` reads calls from the text, with functions in the system prompt. `form: server` sends
+OpenAI tools, and the server's parser reads the calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Worker: quantizes a checkpoint with AutoAWQ, inside the `quantize-autoawq` environment.
 
 AutoAWQ 0.2.9 restores tried weights from a state dict that it takes by ``tensor.cpu()``. On a CPU
-that is the tensor itself: the trials accumulate, and the result is garbage without an error. Here
-the state dict holds copies.
+that is no copy: trials accumulate, and the result is garbage without an error.
 """
 
 from __future__ import annotations
@@ -183,8 +182,8 @@ def linear_layers(model: Any) -> dict[str, Any]:
 def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
     """Return the words that make AutoAWQ leave out the linear layers in `ignore`.
 
-    They are parts of names, for `modules_to_not_convert`; no other layer's name contains them. In
-    the model's layers AutoAWQ scales all linear layers together except the routers of experts.
+    They are parts of names, for `modules_to_not_convert`; no other layer's name contains them.
+    AutoAWQ scales a block's linear layers together, except routers.
     """
     meant = {name for name in linears if is_ignored(name, ignore)}
     words = {".".join(name.split(".")[-2:]) for name in meant if name.split(".")[-1] in ROUTERS}
@@ -214,7 +213,7 @@ def check_rows(linears: Iterable[Any]) -> None:
 def keep_sources_config(source: Path, output: Path) -> None:
     """Replace the saved config.json by the source's, with the quantization added.
 
-    The saved one has transformers 4's form and lacks newer keys.
+    The saved one has transformers 4's form.
     """
     saved = output / "config.json"
     added = read_json_file(saved, finite=False)["quantization_config"]

@@ -33,7 +33,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 def text_or_chat(row: Any, column: str) -> str | list[dict[str, Any]]:
     """Return a row's text, or its messages with `role` and `content`, also from ShareGPT.
 
-    The message of a ValueError is a clause that names the fault.
+    A ValueError's message is a clause.
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"it is {_kind(row)} and not an object with the key '{column}'")
@@ -84,7 +84,7 @@ def calibration_blocks(
 ) -> list[list[int]]:
     """Return texts, shuffled by seed and concatenated, in blocks of exactly max_tokens tokens.
 
-    Packing (as AutoAWQ does) needs no padding, which would distort the statistics.
+    Padding would distort the statistics.
     """
     texts = read_texts(calibration, file, tokenizer)
     random.Random(calibration["seed"]).shuffle(texts)  # noqa: S311 - not for secrets

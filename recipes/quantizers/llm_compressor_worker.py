@@ -98,7 +98,7 @@ def try_first_layers(
 ) -> None:
     """Quantize the first layers, up to one of each kind, with little text; discard the result.
 
-    StageError if the library fails on this architecture: the whole model would fail after an hour.
+    StageError for an architecture on which the whole model would fail after an hour.
     """
     checkpoint = Path(spec["checkpoint"])
     layers = layers_of_each_kind(checkpoint)
@@ -124,7 +124,7 @@ def try_first_layers(
 def layers_of_each_kind(checkpoint: Path) -> int:
     """Return how many of the first layers contain one of each kind.
 
-    A kind is its `layer_types` entry and its tensors' names: dense or experts.
+    A kind is its `layer_types` entry and its tensors' names.
     """
     config = read_json(checkpoint / "config.json")
     named = (config.get("text_config") or config).get("layer_types") or []
@@ -174,7 +174,7 @@ def leave_memory_unpinned() -> None:
 def follow_bars(progress: Progress, kind: str) -> None:
     """Convert the library's progress bars to events: it offers no other hook.
 
-    The sequential pipeline names its bars ``(layer/layers): ...``; a last one is over all modules.
+    The sequential pipeline names its bars ``(layer/layers): ...``.
     """
     import tqdm.std
 
@@ -201,8 +201,7 @@ def carry_mtp(
     """Copy the source's tensors for multi-token prediction (MTP) that the variant lacks.
 
     transformers neither loads nor saves them. `layers` is num_hidden_layers; DeepSeek's heads come
-    after. What `ignore` has for these modules goes into config.json, so that the engine reads them
-    in 16 bits.
+    after. What `ignore` has for them goes into config.json, so that the engine reads 16 bits.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file

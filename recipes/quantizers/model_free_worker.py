@@ -1,7 +1,4 @@
-"""Worker: FP8 and 4-bit floats without calibration, file by file, by `model_free_ptq`.
-
-Names, shapes and config.json tell which tensors it quantizes.
-"""
+"""Worker: FP8 and 4-bit floats without calibration, file by file, by `model_free_ptq`."""
 
 from __future__ import annotations
 
@@ -41,9 +38,8 @@ TRANSPOSED_ARCHITECTURES = ("gpt2", "openai-gpt", "ctrl", "imagegpt", "decision_
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write the quantized checkpoint into `output`, an empty folder.
 
-    The library takes every weight for a linear layer's, so it is to ignore all others; the
-    variant's config names only the linear layers among them. `spec` is as in `Quantization.worker`.
-    Returns facts of QuantizeResult.
+    The library takes every weight for a linear layer's, so it is to ignore all others. `spec` is as
+    in `Quantization.worker`. Returns facts of QuantizeResult.
     """
     source = Path(spec["checkpoint"])
     quantization = spec["quantization"]
@@ -164,7 +160,7 @@ def check_tie(
 def kept_layers(tensors: Mapping[str, TensorEntry], ignore: list[str]) -> list[str]:
     """Return modules that stay unquantized, for the engine.
 
-    Experts in stacks stay: which of a stack's axes are rows differs by architecture.
+    Experts in stacks stay: their axes differ by architecture.
     """
     kept = [
         name.removesuffix(WEIGHT)
@@ -178,7 +174,7 @@ def kept_layers(tensors: Mapping[str, TensorEntry], ignore: list[str]) -> list[s
 def save_contiguous(library: Any) -> None:
     """Make the library save matrices whose last block is cut.
 
-    llm-compressor 0.14 passes views of the padded matrix, which safetensors refuses.
+    llm-compressor 0.14 passes views, which safetensors refuses.
     """
     save = library.save_file
     library.save_file = lambda tensors, path: save(

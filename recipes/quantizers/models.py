@@ -12,8 +12,7 @@ from recipes.checkpoints.module_kind import EXPERT_COUNTS
 class ComputeDtype:
     """Floating-point type of tensors during calibration; None leaves it unchanged.
 
-    Emulated bf16 on a CPU takes five times as long as float32 in a linear layer, fifty times in
-    attention.
+    Emulated bf16 takes five to fifty times as long as float32.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -36,7 +35,7 @@ class ComputeDtype:
     def narrow(self, model: Any) -> None:
         """Convert widened tensors back before packing; new tensors get the model's type.
 
-        Weights and scales are rounded first, as in a 16-bit calibration.
+        Weights and scales are rounded first.
         """
         import torch
 
@@ -71,9 +70,8 @@ def model_class(config: Any) -> Any:
 def check_experts(config: Any, trust: bool, *, where: str) -> None:
     """Check, without the weights, that llm-compressor can separate the model's experts.
 
-    It replaces supported modules by linear layers, and sends every calibration token through every
-    expert. StageError for others: they would stay in 16 bits, or see only the tokens that the
-    router sends.
+    It sends every calibration token through every expert. StageError for others: they would stay in
+    16 bits, or see only the router's tokens.
     """
     import torch
     from llmcompressor.modeling.moe.linearize import get_non_linearized_moes
@@ -93,8 +91,8 @@ def check_experts(config: Any, trust: bool, *, where: str) -> None:
 def load_with_separate_experts(checkpoint: str, config: Any, trust: bool, *, saved: bool) -> Any:
     """Load the model in its own type, each expert as separate linear layers.
 
-    `saved`: the model will be saved under the checkpoint's names, which later loads in this process
-    would not find. llm-compressor's `load_quantizable_moe` needs torchvision.
+    `saved`: it will be saved under the checkpoint's names, which later loads in this process would
+    not find. llm-compressor's `load_quantizable_moe` needs torchvision.
     """
     from llmcompressor.modeling.moe.linearize import get_linearized_moes, linearize_moe
 

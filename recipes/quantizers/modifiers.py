@@ -1,8 +1,8 @@
 """llm-compressor's modifiers for a recipe, on the text model alone.
 
 A mapping of AWQ or SmoothQuant names a norm, and the layers that read its output. If some blocks
-lack one of these (dense blocks have no router), the library pairs norms of several blocks and
-fails. Such a mapping is divided by kind of block.
+lack one (dense blocks have no router), the library pairs norms of several blocks and fails, so it
+is divided.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def awq_mappings(model: Any) -> list[Any]:
 def divide(before: str, layers: Sequence[str], names: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the mapping, or one for each kind of block if some blocks lack a layer of it.
 
-    `before` and `layers` are expressions: of a norm or layer, and of the layers that read its
-    output. `names` are those of all modules.
+    `before` and `layers` are expressions: of a norm or layer, and of its readers.
     """
     present = [
         {block_name(f"{name}.") for name in names if matches(expression, name)}
@@ -76,7 +75,7 @@ def in_blocks(expression: str, blocks: Sequence[str]) -> str:
 
 
 def smoothquant_mappings(model: Any) -> list[tuple[list[str], str]]:
-    """Return llm-compressor's mappings for the model, or others where its table is wrong.
+    """Return llm-compressor's mappings, or others where its table is wrong.
 
     Gemma 2 and 3 have a separate norm before the MLP; the table takes the one after the attention.
     """
@@ -167,7 +166,7 @@ def weights_in_groups(
 def kv_cache_scheme(quantization: dict[str, Any]) -> Any:
     """Return an FP8 KV cache with static scales, which vLLM reads as k_scale and v_scale.
 
-    Calibration follows AWQ's scaling: each modifier has its own pass.
+    Its calibration follows AWQ's scaling.
     """
     from compressed_tensors.quantization import QuantizationArgs
 

@@ -1,7 +1,7 @@
 """A checkpoint saved by transformers 5, prepared for a library that uses transformers 4.
 
-Version 5 has `rope_parameters` and `dtype`, and names tokenizers after their backend. Version 4
-ignores these silently: it uses a `rope_theta` of 10,000 for any model.
+Version 4 silently ignores version 5's `rope_parameters`, `dtype` and tokenizers' names: it uses a
+`rope_theta` of 10,000 for any model.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 
 
 def transformers4_view(checkpoint: Path, view: Path) -> Path:
-    """Return the checkpoint's folder if version 4 reads it correctly, else a converted `view`.
-
-    `view` is an empty folder for links and converted copies.
-    """
+    """Return the checkpoint's folder if version 4 reads it correctly, else a converted `view`."""
     rewritten = {}
     for name, rewrite in ((CONFIG, config_of_4), (TOKENIZER_CONFIG, tokenizer_config_of_4)):
         file = checkpoint / name

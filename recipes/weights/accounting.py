@@ -1,7 +1,7 @@
 """Accounting of every tensor of source and variant, from headers alone.
 
-A source tensor is quantized, kept, or merged (a tied head that equals the embedding). A variant
-tensor is one of these, or a scale of the KV cache.
+A source tensor is quantized, kept, or merged (a tied head that equals the embedding). The variant
+may have scales of the KV cache.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def open_folder(folder: Path) -> TensorFiles:
 class WeightComparison:
     """Tensors of a source and a variant whose numbers must fit, as plain data for the worker.
 
-    `source` and `variant` are folders. `layers` are quantized modules with their format, `kept`
-    unquantized tensors of both. `merged` heads must equal the embedding: (side, name, embedding of
-    the source). `scales` are the variant's of a KV cache. `rescaled`: columns were scaled, and the
-    layers before them by the inverse; None if the norms decide. `rounds`: an unquantized tensor of
-    another type may be rounded.
+    `layers` are quantized modules with their format, `kept` unquantized tensors of both. `merged`
+    heads must equal the embedding: (side, name, embedding of the source). `scales` are the
+    variant's of a KV cache. `rescaled`: columns were scaled, and the layers before them by the
+    inverse; None if the norms decide. `rounds`: an unquantized tensor of another type may be
+    rounded.
     """
 
     source: str
@@ -112,7 +112,7 @@ def account(
 
     `form_of` is a quantized module's format; `chosen` tensors must be quantized. With `tied`, the
     output head need not be stored. `kv_scales` requires scales of the KV cache; None also accepts
-    other programs' additions: such scales, biases of zeros, and rotary frequencies.
+    other programs' scales, biases of zeros, and rotary frequencies.
     """
     found = WeightComparison(
         str(source.folder), str(variant.folder), rescaled=rescaled, rounds=rounds

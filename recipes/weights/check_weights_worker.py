@@ -1,6 +1,6 @@
 """Worker: compares a variant's numbers with its source's, by compressed-tensors' dequantizers.
 
-Rows are read a few at a time. If columns were rescaled, `compare_outputs` runs both models instead.
+If columns were rescaled, `compare_outputs` runs both models instead.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Compare all numbers.
 
     `spec` has comparison (a `WeightComparison`), texts, trust_remote_code. Returns layers: name and
-    measurements of each `LayerCheck`; altered: changes of type by name; rescaled: whether columns
-    were; outputs: of `compare_outputs`, or None.
+    measurements of each `LayerCheck`; altered: changes of type by name; rescaled; outputs: of
+    `compare_outputs`, or None.
     """
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
     comparison = WeightComparison.from_plain(spec["comparison"])
@@ -138,8 +138,7 @@ class Numbers:
     def compare(self, source: StoredTensor, variant: StoredTensor, *, rounds: bool) -> str:
         """Check that a tensor has the source's values; return its change of type, if any.
 
-        A norm stored minus one (Gemma) may have been rounded as 1 + w: llm-compressor calibrates
-        with a plain norm.
+        A norm stored minus one (Gemma) may have been rounded as 1 + w by llm-compressor.
         """
         same_type = source.dtype == variant.dtype
         change = f"changed from {source.dtype} to {variant.dtype}, and its values differ"
@@ -231,7 +230,7 @@ class Noise:
     def add(self, before: Any, after: Any) -> None:
         """Add the next rows (rows x columns, float32), by pieces of a row.
 
-        A piece is the largest divisor of a row up to 128, or the whole row if that is too small.
+        A piece is the largest divisor of a row up to 128, or else the whole row.
         """
         columns = before.shape[1]
         width = max(n for n in range(1, min(columns, PIECE_COLUMNS) + 1) if columns % n == 0)

@@ -1,8 +1,8 @@
 """Whether a variant whose columns were rescaled computes what its source computes.
 
-The scales of AWQ and SmoothQuant move between layers, so single weights cannot be compared. Each
-block of the variant gets the inputs that the source's block got, which locates a fault. The last
-distributions of the whole variant are compared, too.
+Scales of AWQ and SmoothQuant move between layers, so single weights cannot be compared. Each block
+gets the inputs that the source's block got, which locates a fault. The last distributions are
+compared, too.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def compare_outputs(
 ) -> dict[str, Any] | None:
     """Run both models over one text.
 
-    `spec` has texts (a file, see `read_texts`) and trust_remote_code. `output` holds the variant's
-    16-bit weights for a while. Returns tokens: positions compared; divergence_nats: mean
-    Kullback-Leibler divergence of next-token distributions from the source's; same_next_token:
-    share of positions; worst_block and worst_block_db: its signal-to-noise ratio, of what a block
-    adds to its input. None if no library here converts the variant to 16 bits.
+    `spec` has texts (a file, see `read_texts`) and trust_remote_code. Returns tokens: positions
+    compared; divergence_nats: mean Kullback-Leibler divergence of next-token distributions from the
+    source's; same_next_token: share of positions; worst_block and worst_block_db: its
+    signal-to-noise ratio, of what a block adds to its input. None if no library here converts the
+    variant to 16 bits.
     """
     source, variant = Path(comparison.source), Path(comparison.variant)
     trust = spec["trust_remote_code"]
@@ -140,7 +140,7 @@ def first_tokens(source: Path, texts: str, trust: bool) -> Any:
 def load(checkpoint: Path, trust: bool) -> Any:
     """Return a model: in float32 if memory allows, else in its own type.
 
-    CPUs without instructions for bf16 take five to fifty times as long in it.
+    Emulated bf16 takes five to fifty times as long.
     """
     from transformers import AutoConfig
 

@@ -99,8 +99,8 @@ def check_config(source: Path, variant: Path) -> None:
 def check_adopted_files(source: Path, variant: Path) -> list[str]:
     """Check config and tokenizer of a variant that another program saved.
 
-    Returns notes on differences that the gates judge. CheckpointError for another model, or a
-    tokenizer that gives other tokens.
+    Returns notes for differences that the gates judge. CheckpointError for another model or
+    tokenizer.
     """
     notes = []
     for key, before, after in _differences(source, variant):

@@ -179,7 +179,7 @@ def dequantize(
     """Return rows x columns in float32.
 
     `stored` are the layer's suffixes. `rows` starts at a multiple of 128: whole blocks, or rows of
-    a single block. `shape` is of the whole matrix.
+    one. `shape` is of the whole matrix.
     """
     import torch
     from compressed_tensors.compressors import BaseCompressor

@@ -210,7 +210,7 @@ HINT = "the files do not belong together, or a program wrote them wrongly: ask w
 def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Any:
     """Return how a variant is quantized, if anything describes it.
 
-    `quantizer` is ModelOpt's hf_quant_config.json, empty without one.
+    `quantizer` is ModelOpt's hf_quant_config.json.
     """
     for found in quantization_configs(config):
         method = found.get("quant_method")
@@ -229,7 +229,7 @@ def read_quantization(folder: Path) -> Any:
 def adopted_formats(config: Any, where: str) -> StoredFormats:
     """Return the formats of such a config; unquantized for None.
 
-    Raises as :func:`stored_formats`, also for an expression that RE2 refuses.
+    Raises as :func:`stored_formats`.
     """
     if config is not None and not config["quant_method"]:
         raise VerificationError(
@@ -250,7 +250,7 @@ def check_fused_sets(
 ) -> None:
     """Check that modules which vLLM stores as one matrix have one format.
 
-    VerificationError where vLLM would use the first one's, or the matrix's name's.
+    Else vLLM would use the first one's, or the matrix's name's.
     """
     ignored = ignored_modules(config)
     forms = {name: None if is_ignored(name, ignored) else formats.of(name) for name in modules}
