@@ -1,1 +1,1 @@
-"""Configuration models and data: recipes, profiles, policies, engines."""
+"""Recipes, profiles, policies and engines."""

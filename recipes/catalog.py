@@ -1,4 +1,4 @@
-"""Lookup of recipes, profiles, policies and GPUs, by name or as a user's YAML file."""
+"""Lookup of recipes, profiles, policies and GPUs, by name or file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def load_policy(name: str) -> Policy:
-    """Return the policy of that name or YAML file."""
+    """Return a policy by name or file."""
     path = _find(name, RECIPES / "policies", "policy")
     policy = parse(path, "policy", Policy)
     if policy.speed is None:
@@ -69,14 +69,14 @@ def load_policy(name: str) -> Policy:
 
 
 def load_profile(name: str) -> ServingProfile:
-    """Return the profile of that name or YAML file."""
+    """Return a profile by name or file."""
     path = _find(name, RECIPES / "profiles", "profile")
     profile = _extended(path, RECIPES / "profiles", "profile", ServingProfile)
     return profile.model_copy(update={"workloads": _find_files(profile.workloads, path)})
 
 
 def load_shown(name: str) -> ConfigModel:
-    """Return the recipe, profile or policy of that name or YAML file."""
+    """Return a recipe, profile or policy by name or file."""
     if not _is_path(name):
         is_policy, is_profile = name in policy_names(), name in profile_names()
     else:
@@ -127,37 +127,37 @@ def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, A
 
 
 def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    """Return a file of the package, or a YAML file, as `kind`."""
+    """Return a package's or a user's file as `kind`."""
     return parse(_find(name, RECIPES / folder, noun), noun, kind)
 
 
 def load_gpu(name: str) -> GpuType:
-    """Return the GPU of that name or YAML file."""
+    """Return a GPU by name or file."""
     return load_described(name, "gpus", "gpu", GpuType)
 
 
 def gpu_names() -> list[str]:
-    """Return the built-in GPUs, by ascending memory."""
+    """Return GPUs by ascending memory."""
     return sorted(_names(RECIPES / "gpus"), key=lambda name: load_gpu(name).memory_gib)
 
 
 def recipe_names() -> list[str]:
-    """Return the built-in recipes without the baseline."""
+    """Return recipes without the baseline."""
     return [name for name in _names(RECIPES) if name != BASELINE]
 
 
 def profile_names() -> list[str]:
-    """Return the built-in profiles."""
+    """Return built-in profiles."""
     return _names(RECIPES / "profiles")
 
 
 def policy_names() -> list[str]:
-    """Return the built-in policies."""
+    """Return built-in policies."""
     return _names(RECIPES / "policies")
 
 
 def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
-    """Return the built-in profile for a driver's GPU name."""
+    """Return the profile for a driver's GPU name."""
     for profile in map(load_profile, profile_names()):
         # Whole words: an H200 is not an H20, and a GH200 is not an H200.
         words = (rf"\b{re.escape(word)}\b" for word in profile.gpu_name_contains)
@@ -167,7 +167,7 @@ def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
 
 
 def gpu_of_driver(gpu_name: str) -> GpuType | None:
-    """Return the built-in GPU with that driver name."""
+    """Return the GPU of a driver's name."""
     return next((gpu for gpu in map(load_gpu, gpu_names()) if gpu.driver_name == gpu_name), None)
 
 
@@ -180,7 +180,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
-    """Return the file of that name; the error also lists `also`."""
+    """Return the file; the error also lists `also`."""
     is_path = _is_path(name)
     path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
@@ -204,7 +204,7 @@ def _extended(path: Path, folder: Path, noun: str, kind: type[DESCRIBED]) -> DES
 def _merge_file(
     path: Path, before: tuple[Path, ...], folder: Path, noun: str, kind: type[ConfigModel]
 ) -> dict[str, Any]:
-    """Return a file's content merged over its base; `before` are the extending files."""
+    """Return content merged over its base; `before` are the extending files."""
     chain, where = (*before, path.resolve()), f"{path}, key extends"
     data = _find_calibration_file(read(path, noun, kind), path)
     if data.get("extends") is None:

@@ -20,12 +20,12 @@ BRIEF = 120  # characters of a name that a message repeats
 
 
 def parse(path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
-    """Read one YAML file as `kind`; UsageError names a faulty key."""
+    """Read a file as `kind`; UsageError names a faulty key."""
     return validate(read(path, noun, kind), path, noun, kind)
 
 
 def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the keys of a file; raises as :func:`parse`."""
+    """Return the keys; raises as :func:`parse`."""
     with raise_as(
         UsageError, f"the {noun} cannot be read", path, "fix the file", errors=(OSError, ValueError)
     ):
@@ -39,7 +39,7 @@ def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
-    """Return a file's data as `kind`; raises as :func:`parse`."""
+    """Return the data as `kind`; raises as :func:`parse`."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -60,7 +60,7 @@ def shorten(text: str) -> str:
 
 
 def _users_path(fault: ErrorDetails, data: Any) -> list[str]:
-    """Return the keys in the user's file; pydantic inserts the `kind` of a union."""
+    """Return the keys in the file; pydantic inserts a union's `kind`."""
     path: list[str] = []
     location: tuple[Any, ...] = fault["loc"]
     for number, part in enumerate(location, start=1):
@@ -126,7 +126,7 @@ def _written_out(text: Any) -> str:
 def _look_inside(
     node: dict[str, Any], part: int | str, data: Any, schema: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the JSON schema at that part, by the data's `kind` for a union."""
+    """Return the schema at that part, by the data's `kind` for a union."""
 
     def resolve(node: dict[str, Any]) -> dict[str, Any]:
         reference = node.get("$ref", "").rpartition("/")[2]

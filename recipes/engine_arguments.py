@@ -70,16 +70,16 @@ def count_gpus(arguments: Mapping[str, Any]) -> int:
 
 
 def subject_of(name: str) -> str:
-    """Return an argument's name without its switch prefix or its mapping key."""
+    """Return a name without its switch prefix or mapping key."""
     return re.sub(r"^(no-)?((enable|disable)-)?", "", name.partition(".")[0])
 
 
 class EngineArgumentError(ValueError):
-    """A name or value that must not reach the engine."""
+    """Refused name or value."""
 
 
 def explain_ours(name: str, engine: str = DEFAULT) -> str:
-    """Return why only `prepare` sets this argument; "" if a profile may."""
+    """Return why only `prepare` sets this argument, or ""."""
     if name == "kv-cache-dtype":
         return "the profile has a separate key for it"
     serving = find_engine(engine)
@@ -94,7 +94,7 @@ def explain_ours(name: str, engine: str = DEFAULT) -> str:
 
 
 def check_arguments(arguments: Mapping[str, Any], engine: str = DEFAULT) -> None:
-    """Raise EngineArgumentError for an argument that is not permitted.
+    """Raise EngineArgumentError for a refused argument.
 
     Names have no dashes before them; true is a bare flag, false omits it.
     """
@@ -129,7 +129,7 @@ def check_counts(arguments: Mapping[str, Any]) -> None:
 
 
 def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:
-    """Raise EngineArgumentError for a variable that is not permitted."""
+    """Raise EngineArgumentError for a refused variable."""
     serving = find_engine(engine)
     for name, value in variables.items():
         shown = ascii(name)[:80]
@@ -155,7 +155,7 @@ def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None
 
 
 def _fault_in_value(value: Any) -> str:
-    """Return the fault of an argument's value, or ''."""
+    """Return the fault of a value, or ''."""
     if isinstance(value, list):
         if not value or not all(isinstance(word, str) for word in value):
             return "is not a list of words"
@@ -174,7 +174,7 @@ def _fault_in_value(value: Any) -> str:
 
 
 def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
-    """Return the fault of a value that depends on its argument."""
+    """Return a fault that depends on the argument."""
     if value not in words:
         return f"is none of {', '.join(words)}, so the engine would read it as a directory"
     texts = value if isinstance(value, list) else [value]
@@ -186,7 +186,7 @@ def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
 
 
 def _words(text: str, *, keys: bool = False) -> Iterator[str]:
-    """Yield every string, or every key, in the text or its JSON."""
+    """Yield strings, or keys, in the text or its JSON."""
     try:
         pending: list[Any] = [parse_json(text, finite=False)]
     except ValueError:

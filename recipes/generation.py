@@ -1,4 +1,4 @@
-"""Settings of generated answers: prompt format, length, sampling, thoughts."""
+"""Settings of generated answers."""
 
 from __future__ import annotations
 

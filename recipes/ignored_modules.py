@@ -38,7 +38,7 @@ def to_expression(word: str) -> str | None:
 
 
 def check_patterns(words: list[str]) -> list[str]:
-    """Return the words; ValueError for too many, or an expression that RE2 cannot read."""
+    """Return the words; ValueError for too many, or one that RE2 refuses."""
     found = [each for word in words if (each := to_expression(word)) is not None]
     for number, limit, what in (
         (len(words), MAX_WORDS, "entries"),
@@ -53,7 +53,7 @@ def check_patterns(words: list[str]) -> list[str]:
 
 
 def _translate(pattern: str) -> str:
-    """Return a shell pattern's expression; `fnmatch`'s has atomic groups, which RE2 lacks."""
+    """Return an expression; `fnmatch`'s has atomic groups, which RE2 lacks."""
     parts = re.findall(r"\[!?\]?[^\]]*\]|.", pattern, re.DOTALL)
     return "".join(_ANY.get(part) or _translate_set(part) for part in parts) + "$"
 

@@ -1,4 +1,4 @@
-"""Fields whose key `kind` selects a model that a package declares."""
+"""Fields whose key `kind` selects a package's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies: suites, margins and gates that a variant must pass before promotion."""
+"""Policies: requirements on variants."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _models(kind: str) -> type[SuiteModels]:
 
 
 def _is_generating(suite: Any) -> bool:
-    """Return whether these keys are of a suite of generated answers."""
+    """Return whether answers are generated."""
     if not isinstance(suite, dict):
         return False
     try:
@@ -230,11 +230,11 @@ class Policy(ConfigModel):
     promotion: PromotionRule = PromotionRule()
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
-        """Return the speed gates; None for external endpoints."""
+        """Return speed gates; None for external endpoints."""
         return self.speed.claims_on(accelerator) if self.speed is not None else ()
 
     def file_keys(self) -> dict[str, Any]:
-        """Return the keys of the file; its suites lack those that `generation` fills."""
+        """Return the file's keys, without those that `generation` fills."""
         found = self.model_dump(exclude_none=True)
         if self.generation is None:
             return found

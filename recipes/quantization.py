@@ -46,7 +46,7 @@ class Calibration(ConfigModel):
 
 
 def names_file(dataset: str) -> bool:
-    """Return whether a dataset is a file, not a name on the Hub."""
+    """Return whether a dataset is a file."""
     return dataset.startswith((".", "/", "~")) or dataset.endswith((".jsonl", ".txt"))
 
 
@@ -85,12 +85,12 @@ class Quantization(ConfigModel):
     @property
     @abstractmethod
     def weight_formats(self) -> tuple[WeightFormat, ...]:
-        """Possible weight formats: one for each group size, in the order to try."""
+        """Weight formats: one for each group size, in order."""
 
     @property
     @abstractmethod
     def sqnr_floor_db(self) -> float:
-        """Minimum SQNR of a correct layer; a swapped layer has -3 or 0 dB."""
+        """Minimum SQNR in dB; a swapped layer has -3 or 0."""
 
     @property
     def rounding(self) -> Rounding:
@@ -103,34 +103,34 @@ class Quantization(ConfigModel):
 
     @property
     def kv_cache_strategy(self) -> str | None:
-        """Unit of an FP8 KV cache's stored scales, tensor or attn_head; None without any."""
+        """Unit of stored scales: tensor, attn_head, or None without any."""
         return None
 
     @property
     def parts(self) -> tuple[Quantization, ...]:
-        """Kinds of layers by format: one, unless a recipe gives some modules another."""
+        """One kind, unless a recipe gives some modules another format."""
         return (self,)
 
     def part_of(self, module: str) -> int:
-        """Return the place in `parts` of the one for this module."""
+        """Return the place in `parts`."""
         return 0
 
     def for_module(self, module: str) -> Quantization:
-        """Return the one of `parts` that quantizes this module."""
+        """Return the one of `parts` for this module."""
         return self.parts[self.part_of(module)]
 
     @property
     def is_streamed(self) -> bool:
-        """Whether weights are cast file by file, without the model."""
+        """Whether weights are cast file by file."""
         return False
 
     @property
     def keeps_stacked_experts(self) -> bool:
-        """Whether experts in one tensor stay as they are; else such models are refused."""
+        """Whether experts in one tensor stay; else such models are refused."""
         return False
 
     def format_description(self, group_size: int | None) -> str:
-        """Return the number formats of weights and activations, for a model card."""
+        """Return the number formats, for a model card."""
         return self.weight_formats[0].label
 
     @property
@@ -147,23 +147,23 @@ class Quantization(ConfigModel):
         return self.for_module(module).sqnr_floor_db
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        """Return the memory of `size` bytes of weights on a CPU server; `wide`: in float32."""
+        """Return the memory of `size` bytes of weights; `wide`: in float32."""
         return self.weight_formats[0].bytes_on_cpu(size, wide=wide)
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Columns that may share a scale, in the order to try."""
+        """Columns that may share a scale, in order."""
         sizes = (form.shared_columns for form in self.weight_formats)
         return tuple(size for size in sizes if size is not None)
 
     @property
     def rows_of_block(self) -> int | None:
-        """Rows that share a scale; they must divide the rows of merged layers."""
+        """Rows that share a scale and divide merged layers' rows."""
         block = self.weight_formats[0].block if self.weight_formats else None
         return block[0] if block else None
 
     def choose_format(self, columns: Iterable[int]) -> WeightFormat:
-        """Return the first format whose groups divide these columns, else the first."""
+        """Return the first format whose groups divide the columns, else the first."""
         size = find_dividing(self.group_sizes, columns)
         formats = self.weight_formats
         return next((form for form in formats if form.shared_columns == size), formats[0])
@@ -186,7 +186,7 @@ class InGroups(Quantization):
     calibration: Calibration
 
     def in_each_size(self, form: Callable[[int], WeightFormat]) -> tuple[WeightFormat, ...]:
-        """Return a format for each group size, in the order to try."""
+        """Return a format for each group size."""
         return tuple(form(size) for size in (self.group_size, *self.smaller_group_sizes))
 
 
@@ -218,5 +218,5 @@ AnyQuantization = Annotated[Quantization, OfKind(QUANTIZERS, _model)]
 
 
 def for_worker(quantization: Quantization) -> dict[str, str]:
-    """Return how a worker imports the kind's package."""
+    """Return how a worker imports the kind."""
     return find_plugin(QUANTIZERS, quantization.kind).for_worker()

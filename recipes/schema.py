@@ -78,7 +78,7 @@ class Recipe(ConfigModel):
     )
 
     def lacks_kernels_on(self, compute_capability: float) -> str:
-        """Return why a GPU cannot serve such weights; empty if it can."""
+        """Return why a GPU cannot serve such weights."""
         least, most = self.minimum_compute_capability, self.maximum_compute_capability
         if least is not None and compute_capability < least:
             return f"needs a GPU of compute capability {least}"
@@ -87,7 +87,7 @@ class Recipe(ConfigModel):
         return ""
 
     def remark_on(self, compute_capability: float) -> str:
-        """Return how a GPU computes otherwise than the recipe states."""
+        """Return how a GPU computes otherwise than stated."""
         full = self.full_compute_capability
         if full is None or compute_capability >= full:
             return ""
@@ -221,36 +221,36 @@ class ServingProfile(ConfigModel):
 
     @property
     def in_effect(self) -> dict[str, CpuOverride]:
-        """CPU overrides that changed this profile, by name."""
+        """Overrides that changed this profile."""
         return dict(self._in_effect)
 
     @property
     def gpus_a_copy(self) -> int | None:
-        """GPUs of one replica; None where a run chooses them."""
+        """GPUs of one replica; None where a run chooses."""
         value = self.engine_arguments.get("tensor-parallel-size")
         return value if isinstance(value, int) else None
 
     def spread_over(self, gpus: int, *, expert_parallel: bool) -> ServingProfile:
-        """Return the profile with one replica on that many GPUs."""
+        """Return the profile with one replica on so many GPUs."""
         spread: dict[str, EngineValue] = {"tensor-parallel-size": gpus}
         if expert_parallel:
             spread[EXPERT_PARALLEL] = True
         return self.model_copy(update={"engine_arguments": {**self.engine_arguments, **spread}})
 
     def spread_as(self, other: ServingProfile) -> ServingProfile:
-        """Return the profile with its replica on as many GPUs as the other's."""
+        """Return the profile on as many GPUs as the other's."""
         experts = bool(other.engine_arguments.get(EXPERT_PARALLEL))
         return self.spread_over(other.gpus_a_copy or 1, expert_parallel=experts)
 
     def fit_to(self, features: Collection[str]) -> ServingProfile:
-        """Return the profile with the overrides for a CPU with only these features."""
+        """Return the profile for a CPU with only these features."""
         lacking = {
             n: each for n, each in self.cpu_overrides.items() if each.if_missing not in features
         }
         return self.apply_cpu_overrides(lacking)
 
     def apply_cpu_overrides(self, cpu_overrides: Mapping[str, CpuOverride]) -> ServingProfile:
-        """Return the profile with these overrides, on any machine."""
+        """Return the profile with these overrides."""
         arguments, environment = dict(self.engine_arguments), dict(self.environment)
         cache = self.kv_cache_dtype
         for each in cpu_overrides.values():
@@ -268,7 +268,7 @@ class ServingProfile(ConfigModel):
         return changed
 
     def serve_with(self, arguments: Mapping[str, EngineValue]) -> ServingProfile:
-        """Return the profile whose variants are served with these arguments, too."""
+        """Return the profile with these arguments for variants."""
         others = {name: value for name, value in arguments.items() if name != KV_DTYPE}
         return self.model_copy(
             update={

@@ -80,11 +80,11 @@ class SpeculativeConfig(ConfigModel):
                 raise ValueError(fault)
 
     def unfit(self, engine: str) -> str:
-        """Return why a model served this way must not be promoted."""
+        """Return why it must not be promoted."""
         return find_engine(engine).acceptance[self.rejection_sample_method].unfit
 
     def words(self, engine: str) -> str:
-        """Return a description, with a note if decoding is lossy."""
+        """Return a description that notes lossy decoding."""
         by = f" by {self.model}" if self.model else ""
         rule = find_engine(engine).acceptance[self.rejection_sample_method]
         told = (

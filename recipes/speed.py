@@ -1,4 +1,4 @@
-"""Speed gates of a policy: throughput ratios and latency limits."""
+"""Speed gates of a policy."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class SpeedPolicy(ConfigModel):
 
     @property
     def tiers(self) -> dict[str, Tier]:
-        """Tier by gate name, such as `ratio.chat` or `slo.0`."""
+        """Tier by name, such as `ratio.chat` or `slo.0`."""
         return {claim.name: claim.tier for claim in self.claims}
 
 
@@ -170,6 +170,6 @@ class SpeedGate:
 
     @property
     def at(self) -> str:
-        """Request rate as text, or '' if the workload's arrivals apply."""
+        """Rate as text, or '' for the workload's arrivals."""
         rate = self.gate.rate if isinstance(self.gate, SloGate) else None
         return f"{rate:g} requests/s" if rate is not None else ""

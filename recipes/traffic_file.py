@@ -58,7 +58,7 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
 
 
 def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
-    """Summarize the workload's file; UsageError has the line and the key."""
+    """Summarize the file; UsageError has the line and the key."""
     path, key = workload.path, f"{where}, key file: {workload.path}"
     damage = (UntrustedLinesError, UntrustedJsonError)
     with (

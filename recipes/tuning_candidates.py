@@ -63,5 +63,5 @@ class CandidateFile(ConfigModel):
 
 
 def load_candidates(name: str) -> CandidateFile:
-    """Return the candidates of that name or YAML file."""
+    """Return candidates by name or file."""
     return load_described(name, "tuning", "candidates", CandidateFile)

@@ -1,4 +1,4 @@
-"""Storage format of quantized weights, and their size in bytes."""
+"""Storage format of quantized weights, and their size."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class WeightFormat:
 
     @property
     def shared_columns(self) -> int | None:
-        """Columns that share a scale and must divide a matrix's; None for all columns."""
+        """Columns that share a scale and must divide a matrix's, or None."""
         return self.block[1] if self.block else self.group
 
     def scale_shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        """Return the shape of a matrix's scales in compressed-tensors' layout."""
+        """Return the shape of scales in compressed-tensors' layout."""
         if self.strategy == "tensor":
             return (1,)
         if self.block is not None:
@@ -107,7 +107,7 @@ class WeightFormat:
         return size * 8 if wide else size
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
-        """Return the bytes of a matrix with these rows (outputs) and columns (inputs)."""
+        """Return bytes for rows (outputs) and columns (inputs)."""
         weights = rows * columns * self.bits // 8
         if self.strategy == "none":
             return weights

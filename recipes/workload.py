@@ -1,4 +1,4 @@
-"""Workloads of speed measurements: requests and their arrivals."""
+"""Workloads of speed measurements."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class WorkloadBase(ConfigModel):
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest prompt with its answer; None if a file decides."""
+        """Tokens of the longest prompt with its answer, if known."""
         return None
 
     @property
     def declared_hit_rate(self) -> float | None:
-        """Share of prompt tokens that the prefix cache should answer."""
+        """Share of prompt tokens from the prefix cache."""
         return None
 
 
@@ -184,14 +184,14 @@ class NamedWorkload(ConfigModel):
 
 
 def named_in_full(workload: AnyWorkload) -> AnyWorkload:
-    """Return the workload with an absolute file path."""
+    """Return the workload with an absolute path."""
     if not isinstance(workload, FileWorkload):
         return workload
     return workload.model_copy(update={"file": str(workload.path.absolute())})
 
 
 def without_place(workload: AnyWorkload) -> dict[str, Any]:
-    """Return plain data with a file's digest instead of its path."""
+    """Return plain data with the file's digest instead of its path."""
     plain = workload.model_dump()
     if isinstance(workload, FileWorkload):
         plain["file"] = plain.pop("sha256")
@@ -206,6 +206,6 @@ def read_pinned(plain: Mapping[str, Any]) -> AnyWorkload:
 
 
 def change_arrivals(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:
-    """Return the same requests with other arrivals; ValidationError if impossible."""
+    """Return the same requests otherwise; ValidationError if impossible."""
     type(workload).model_validate({**workload.model_dump(), "arrivals": arrivals.model_dump()})
     return workload.model_copy(update={"arrivals": arrivals})

@@ -93,7 +93,7 @@ def load_package() -> Bfcl:
 
 
 def read_category(category: str) -> list[BfclCase]:
-    """Return the package's cases of one category, in order."""
+    """Return a category's cases in order."""
     found = [row for _, row in read_rows(_data_file(f"BFCL_v4_{category}.json"))]
     truths: list[list[Any]] = [[] for _ in found]
     if "relevance" not in category:
@@ -116,7 +116,7 @@ def prompt_messages(case: BfclCase) -> list[dict[str, str]]:
 
 
 def openai_tools(case: BfclCase) -> list[dict[str, Any]]:
-    """Return the functions as OpenAI's tools; KeyError for an unknown type."""
+    """Return OpenAI's tools; KeyError for an unknown type."""
     bfcl = load_package()
     tools: list[dict[str, Any]] = bfcl.handling.convert_to_tool(
         _described(case), bfcl.handling.GORILLA_TO_OPENAPI, bfcl.enums.ModelStyle.OPENAI_COMPLETIONS
@@ -156,7 +156,7 @@ def is_right(case: BfclCase, calls: Calls | None, form: CallForm) -> bool:
 
 
 def right_calls(ground_truth: list[dict[str, dict[str, Any]]]) -> Calls:
-    """Return the calls with each parameter's first allowed value."""
+    """Return calls with each parameter's first allowed value."""
     return [
         {name: _first_values(allowed) for name, allowed in call.items()} for call in ground_truth
     ]
@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
 
 
 def evaluate_arithmetic(expression: str) -> Any:
-    """Return the value of numbers or added texts, else ValueError."""
+    """Return the value of numbers or texts, else ValueError."""
     return _value_of(ast.parse(expression, mode="eval").body)
 
 

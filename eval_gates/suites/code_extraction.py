@@ -131,7 +131,7 @@ def _is_stub(code: str, name: str) -> bool:
 
 
 def _find_method(code: str, name: str) -> str | None:
-    """Return the expression of a class's method of that name."""
+    """Return a class's method of that name as an expression."""
     classes = [each for each in _parse(code) if isinstance(each, ast.ClassDef)]
     for node in classes:
         for method in node.body:
@@ -152,7 +152,7 @@ def _blocks(text: str, depth: int = 0) -> list[str]:
 
 
 def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
-    """Return a block's code and end: the first fence with which it parses."""
+    """Return code and end: the first fence with which it parses."""
     fence = opening["fence"]
     closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
     candidates = list(islice(closing.finditer(text, opening.end()), _MAX_FENCES))
@@ -267,7 +267,7 @@ def _parses(code: str) -> bool:
 
 
 def _find_fault(code: str) -> int | None:
-    """Return the first error's line, from 1; None if the code parses."""
+    """Return the first error's line, from 1."""
     try:
         ast.parse(code)
     except SyntaxError as error:
@@ -290,7 +290,7 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _without_own_tests(code: str, name: str) -> str:
-    """Return the code without statements that call or test the function."""
+    """Return the code without calls or tests of the function."""
     statements = _parse(code)
     kept = [each for each in statements if not _is_own_test(each, name)]
     if len(kept) == len(statements):
@@ -320,7 +320,7 @@ def _with_futures_first(code: str) -> str:
 
 
 def _gives_a_value(code: str, name: str) -> bool:
-    """Return whether the function itself has a `return` or `yield`."""
+    """Return whether the function itself has `return` or `yield`."""
     functions = [n for n in _parse(code) if isinstance(n, ast.FunctionDef) and n.name == name]
     waiting: list[ast.AST] = [each for function in functions[-1:] for each in function.body]
     while waiting:
@@ -333,7 +333,7 @@ def _gives_a_value(code: str, name: str) -> bool:
 
 
 def _with_body(problem_prompt: str, body: str) -> str:
-    """Return the prompt's header and docstring with `body`, at any indentation."""
+    """Return the prompt's header with `body`, at any indentation."""
     body = body.strip("\n").expandtabs(4)
     head = problem_prompt if problem_prompt.endswith("\n") else problem_prompt + "\n"
     if body[:1].isspace():

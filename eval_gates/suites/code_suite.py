@@ -69,7 +69,7 @@ Code = TypeVar("Code", bound=CodeTask)
 
 
 class Problem(NamedTuple):
-    """Problem whose `test` is a program that raises for a wrong solution."""
+    """Problem whose `test` raises for a wrong solution."""
 
     task_id: str
     header: str
@@ -91,7 +91,7 @@ class CodeKind(GeneratingKind[Code]):
         return self.score_batch(task, [Asked(question, replies, question)], NullProgress())[0]
 
     def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Score]:
-        """Run each answer's tests; a problem's score is its pass@k."""
+        """Run the tests; a problem's score is its pass@k."""
         problems = [problem_of(each.question) for each in batch]
         codes: list[list[ExtractedCode | None]] = [
             [
@@ -146,7 +146,7 @@ class CodeKind(GeneratingKind[Code]):
 
 
 def lay_out(task: CodeTask, problems: list[Problem], benchmark: str) -> list[Question]:
-    """Return the policy's problems, or all, with prompts."""
+    """Return problems with prompts."""
     named = {problem.task_id: problem for problem in problems}
     unknown = [name for name in task.problems if name not in named]
     if unknown:
@@ -167,7 +167,7 @@ def problem_of(question: Question) -> Problem:
 
 
 def prompt_of(problem: Problem, form: str) -> str:
-    """Return the function header to complete, or a user's message."""
+    """Return a function header, or a user's message."""
     return problem.header if form == "completion" else _REQUEST.format(prompt=problem.header)
 
 

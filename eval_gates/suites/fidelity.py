@@ -221,7 +221,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         ]
 
     def score(self, task: FidelityTask, question: Question, replies: Sequence[Reply]) -> Score:
-        """Return the share kept, nats per token, and the first different token."""
+        """Return the share kept, nats per token, and the first difference."""
         (reply,) = replies
         own = dict(reply.own)
         scored: list[ScoredToken] = own.pop("scored")
@@ -276,7 +276,7 @@ def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _tokenized(model: str, task: FidelityTask, chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request of `/tokenize`, which renders prompts of any length."""
+    """Return a request of `/tokenize`, which takes prompts of any length."""
     body = {"model": model, "return_token_strs": True}
     if "messages" not in chat:
         return {**body, **chat}

@@ -48,16 +48,16 @@ class GeneratingKind(SuiteKind[Generating]):
 
 
 class TextKind(GeneratingKind[Generating]):
-    """Suite whose samples are scored alone, each in a process with limits."""
+    """Suite whose samples are scored alone, in processes with limits."""
 
     scores_empty = False  # each answer has what an empty one scores
 
     @abstractmethod
     def score_text(self, task: Generating, question: Question, reply: Reply) -> float:
-        """Return the reply's score, 0 to 1; runs in a process with limits."""
+        """Return a score from 0 to 1; runs in a limited process."""
 
     def own(self, task: Generating, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return the suite's own keys of an answer."""
+        """Return the suite's own keys."""
         return {}
 
     def prepare_scoring(self, task: Generating) -> None:

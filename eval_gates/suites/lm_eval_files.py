@@ -20,7 +20,7 @@ _GUIDE = "see lm-eval's task guide"
 
 
 class TaskYaml(NamedTuple):
-    """Files and data of a task's YAML file."""
+    """Files and data of a task."""
 
     path: Path  # the YAML file, absolute
     # Content with its includes; functions are their names.
@@ -31,12 +31,12 @@ class TaskYaml(NamedTuple):
 
 
 def is_task_file(task: str) -> bool:
-    """Return whether a policy's `task` is a YAML file, not a name."""
+    """Return whether a policy's `task` is a YAML file."""
     return task.endswith((".yaml", ".yml"))
 
 
 def read_task_file(path: Path) -> TaskYaml:
-    """Read a task's YAML file and its includes, without running code."""
+    """Read the file and its includes, without running code."""
     path = user_path(path, "key task").resolve()
     code: list[Path] = []
     config = _read_yaml(path, code)
@@ -64,7 +64,7 @@ def read_task_file(path: Path) -> TaskYaml:
 
 
 def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the configuration with absolute paths of local data, globs expanded."""
+    """Return the configuration with absolute paths, globs expanded."""
     dataset, options = config.get("dataset_path"), dict(config.get("dataset_kwargs") or {})
     if dataset in LOCAL_FORMATS:
         if (files := options.get("data_files")) is None:

@@ -1,4 +1,4 @@
-"""The suite `lm_eval`: any lm-eval task, by name or as a YAML file."""
+"""The suite `lm_eval`."""
 
 from __future__ import annotations
 

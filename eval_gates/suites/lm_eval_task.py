@@ -61,12 +61,12 @@ class Metric(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name in reports; `1 - x` if lower values of x are better."""
+        """Name in reports; `1 - x` if lower is better."""
         name = self.name if self.filter == NO_FILTER else f"{self.name},{self.filter}"
         return name if self.higher_is_better else f"1 - {name}"
 
     def score(self, results: dict[str, Any], question: str) -> float:
-        """Return a document's score, higher better; EvaluationDataError unless in [0, 1]."""
+        """Return a score in [0, 1], higher better, else EvaluationDataError."""
         value = results.get(self.name)
         try:
             number = float(value)  # type: ignore[arg-type]
@@ -108,14 +108,14 @@ def choose_metric(
 
 
 class LoadedTask(NamedTuple):
-    """A suite's tasks by name, and their common metric."""
+    """Tasks by name, and their metric."""
 
     members: dict[str, LmRows]
     metric: Metric
     samples: int  # answers for each question
 
     def find(self, question: Question) -> tuple[LmRows, Config]:
-        """Return a question's task and document; EvaluationDataError if it has changed."""
+        """Return task and document; EvaluationDataError if it has changed."""
         rows, number = self.members[question.data["member"]], question.data["doc_index"]
         document = rows.documents[number] if number < len(rows.documents) else {}
         if digest_of(document) != question.data["doc_sha256"]:
@@ -171,7 +171,7 @@ def lay_out(
 
 
 def _asked_digest(task: Any, document: Config) -> str:
-    """Return a digest of a document's prompt, equal for copies."""
+    """Return a digest of the prompt, equal for copies."""
     choices = task.OUTPUT_TYPE == CHOSEN
     # A text that is scored as a continuation belongs to the question; a reference does not.
     is_asked = task.multiple_input or task.OUTPUT_TYPE not in (CHOSEN, GENERATED)
@@ -197,7 +197,7 @@ def scored_choices(rows: LmRows, metric: Metric, document: Config) -> list[tuple
 
 
 def open_task(suite: Config, folder: Path) -> LoadedTask:
-    """Return the tasks that were laid out."""
+    """Return the laid-out tasks."""
     from datasets import load_from_disk
 
     places = json.loads((folder / PLACE).read_text())  # noqa: TID251
@@ -285,7 +285,7 @@ def _used_splits(config: Config) -> dict[str, int | None]:
 
 
 def _dataset_key(config: Config) -> str:
-    """Return a dataset's folder name, which members may share."""
+    """Return a folder's name, which members may share."""
     found = {key: config.get(key) for key in ("dataset_path", "dataset_name", "dataset_kwargs")}
     return digest_of({**found, "splits": _used_splits(config)})[:16]
 

@@ -29,7 +29,7 @@ Document = dict[str, Any]
 
 
 class InMemoryDataset(list[Document]):
-    """Rows with the part of a dataset's interface that lm-eval uses."""
+    """Rows with the interface that lm-eval uses."""
 
     @property
     def features(self) -> Mapping[str, None]:
@@ -37,7 +37,7 @@ class InMemoryDataset(list[Document]):
 
 
 class LmRows:
-    """An lm-eval task over given splits; the config's dataset is ignored."""
+    """An lm-eval task over given splits."""
 
     def __init__(self, config: dict[str, Any], splits: Mapping[str, Any]) -> None:
         from lm_eval.api.task import ConfigurableTask
@@ -53,7 +53,7 @@ class LmRows:
         self.output_type = str(self.task.OUTPUT_TYPE)
 
     def ask(self, question: Question, document: Document, template: Render | None) -> Question:
-        """Return the question as lm-eval asks it, in the chat template if given."""
+        """Return the question as lm-eval asks it."""
         task, is_chat = self.task, template is not None
         task.set_fewshot_seed(FIRST_SEED + int(digest_of(document)[:12], 16))
         context = task.fewshot_context(
@@ -85,7 +85,7 @@ class LmRows:
         )
 
     def score_text(self, document: Document, text: str) -> dict[str, Any]:
-        """Return lm-eval's metrics of a generated answer, after filters."""
+        """Return metrics of a generated answer, after filters."""
         from lm_eval.api.instance import Instance
 
         made = Instance(GENERATED, document, ("", {}), 0, resps=[text])
@@ -98,7 +98,7 @@ class LmRows:
     def score_values(
         self, document: Document, values: Sequence[tuple[float, bool]]
     ) -> dict[str, Any]:
-        """Return lm-eval's metrics of log-probabilities."""
+        """Return metrics of log-probabilities."""
         return dict(self.task.process_results(document, list(values)))
 
 

@@ -67,12 +67,12 @@ class MbppTask(CodeTask):
 
 
 def read_folder(folder: Path) -> list[Problem]:
-    """Return the problems of a folder's files `mbpp*.jsonl[.gz]`."""
+    """Return the problems of `mbpp*.jsonl[.gz]`."""
     return [problem_of(row, place) for place, row in rows_of_files(folder, "mbpp")]
 
 
 def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:
-    """Return a Hub dataset's usable problems, and why others are not."""
+    """Return usable problems, and why others are not."""
     problems: list[Problem] = []
     left_out: list[EvaluationDataError] = []
     for number, row in enumerate(rows):

@@ -74,7 +74,7 @@ def read_folder(folder: Path) -> list[Row]:
 
 
 def read_builtin() -> list[Row]:
-    """Return the included development questions."""
+    """Return the development questions."""
     return [_question(row, place) for place, row in read_rows(DEV_FILE)]
 
 

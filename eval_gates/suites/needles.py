@@ -91,7 +91,7 @@ def build_case(seed: str, needles: Needles, characters: int, depth: float) -> Ne
 
 
 def needle(key: str, number: str) -> str:
-    """Return the sentence that hides a number."""
+    """Return the hiding sentence."""
     return f"One of the special numbers for {key} is {number}."
 
 
@@ -124,7 +124,7 @@ def _draw_numbers(draw: random.Random, count: int, taken: Sequence[str] = ()) ->
 
 
 def _draw_filling(draw: random.Random, characters: int) -> list[str]:
-    """Return sentences in random order; all occur before one repeats."""
+    """Return random sentences; all occur before one repeats."""
     found: list[str] = []
     while characters > 0:
         for sentence in draw.sample(_sentences(), len(_sentences())):
@@ -233,7 +233,7 @@ class NeedlesKind(TextKind[NeedlesTask]):
 
 
 def request_of(task: NeedlesTask, question: Question) -> str:
-    """Return a laid-out case's prompt; EvaluationDataError if the case has changed."""
+    """Return a laid-out prompt; EvaluationDataError if the case has changed."""
     data = question.data
     case = build_case(question.id, data["needles"], data["characters"], data["depth"])
     if _digest(case.text) != data["text_sha256"]:
@@ -255,7 +255,7 @@ def prompt_tokens(task: NeedlesTask, length: int) -> int:
 
 
 def least_length(task: NeedlesTask, length: int) -> int:
-    """Return the tokens of prompt and answer for that length."""
+    """Return the tokens of prompt and answer."""
     answer = task.max_tokens if isinstance(task.max_tokens, int) else 0
     return max(length, prompt_tokens(task, length) + answer)
 

@@ -65,12 +65,12 @@ class Preset:
     assumed_baseline: float = 0.7
 
     def letter_scores(self, document: Row) -> list[tuple[str, float]]:
-        """Return each letter and its score, if answers are chosen."""
+        """Return each letter and its score."""
         letters = ascii_uppercase[: len(document[self.choices])] if self.choices else ""
         return [(letter, float(letter == document[self.expected])) for letter in letters]
 
     def right_answer(self, document: Row) -> str:
-        """Return the right answer for people; ValueError if it is no choice."""
+        """Return the answer for people; ValueError if it is no choice."""
         found = document[self.expected]
         if self.choices:
             options = document[self.choices]
@@ -158,7 +158,7 @@ class PresetKind(TextKind[Any]):
         return str(document[self.preset.subject]) if self.preset.subject else ""
 
     def _try_scores(self, task: Any, documents: Sequence[Row], places: Sequence[str]) -> None:
-        """Raise EvaluationDataError for a row whose answers lm-eval cannot score."""
+        """Raise EvaluationDataError for a row that lm-eval cannot score."""
 
         def attempt() -> None:
             for document, place in zip(documents, places, strict=True):

@@ -70,7 +70,7 @@ class SourceLookup(Protocol):
         pass
 
     def revision_of(self, dataset: str) -> str | None:
-        """Return the dataset's newest commit; None without the Hub."""
+        """Return the newest commit; None without the Hub."""
 
     def note(self, text: str) -> None: ...
 
@@ -96,7 +96,7 @@ class HubQuestions(NamedTuple):
 
 
 class SourcedKind:
-    """Where a kind of suite has its questions from."""
+    """Sources of a kind of suite."""
 
     folder_stem: str = ""  # how the names of its files in a folder of evaluation data begin
     examples_stem: str | None = None  # of files there that hold worked examples
@@ -135,7 +135,7 @@ class SourcedKind:
         )
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        """Return a source's number of questions, if known without laying out."""
+        """Return the number of questions, if known without laying out."""
         if identity.kind == "hub":
             return self.hub.questions if self.hub else None
         if identity.kind == "packages":
@@ -154,7 +154,7 @@ class SourcedKind:
     def count_clusters(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> int | None:
-        """Return a source's number of clusters, if known without laying out."""
+        """Return the number of clusters, if known without laying out."""
         files, field = self.local_files(suite, identity, folder), str(suite.cluster_by)
         rows = [row for path in files for _, row in read_rows(path)]
         if not rows or any(field not in row for row in rows):
@@ -164,7 +164,7 @@ class SourcedKind:
     def local_files(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> list[Path]:
-        """Return the local files whose lines are the questions."""
+        """Return local files whose lines are the questions."""
         if identity.kind == "builtin" and self.carried is not None:
             return [self.carried]
         return self.folder_files(folder) if folder is not None else []

@@ -1,4 +1,4 @@
-"""Answers in JSON that must fit a schema, by free generation or guided decoding."""
+"""Answers in JSON that must fit a schema."""
 
 from __future__ import annotations
 

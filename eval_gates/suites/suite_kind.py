@@ -34,7 +34,7 @@ Render = Callable[..., str]
 
 
 class ChatNeed(Enum):
-    """What a suite needs of the server's chat API."""
+    """Need of the server's chat API."""
 
     NONE = "none"
     CHAT = "chat"
@@ -98,7 +98,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         """
 
     def render(self, task: Task, question: Question, template: Render | None) -> Question:
-        """Return the question as it is asked, in the chat template if given."""
+        """Return the question as it is asked."""
         return question
 
     def settings(self, task: Task) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
 
     @abstractmethod
     def score(self, task: Task, question: Question, replies: Sequence[Reply]) -> Score:
-        """Return the score of one question's replies, one a sample."""
+        """Return one question's score."""
 
     def score_batch(self, task: Task, batch: Sequence[Asked], progress: Progress) -> list[Score]:
         """Return :meth:`score` of each."""
@@ -128,23 +128,23 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
 
     @abstractmethod
     def metric(self, task: Task, laid_out: str | None) -> str:
-        """Return the score's standard name; `laid_out` is the recorded metric, if any."""
+        """Return the score's standard name; `laid_out` is the recorded metric."""
 
     def chat_need(self, task: Task) -> ChatNeed:
-        """Return what the task needs of the chat API."""
+        """Return the task's need."""
         return ChatNeed.NONE
 
     def example_chat(self, task: Task) -> dict[str, Any]:
-        """Return `messages`, and `tools` if any, as the suite's questions have them."""
+        """Return typical `messages`, and `tools` if any."""
         return {"messages": [{"role": "user", "content": "Hello"}]}
 
     def typical_change(self, task: Task) -> float:
-        """Return the typical size of a score's change, under 1 for graded scores."""
+        """Return the typical size of a change, under 1 for graded scores."""
         # Several samples: a standard deviation of 0.2 if 55 % of the questions' scores change.
         return 0.27 if isinstance(task, Generation) and task.samples > 1 else 1.0
 
     def check_machine(self, task: Task) -> None:
-        """Raise PrepareError if this machine cannot score the answers."""
+        """Raise PrepareError if this machine cannot score."""
 
     def known_cluster(self, task: Task) -> str | None:
         """Return a shared field that is known before laying out."""
@@ -162,13 +162,13 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         return task
 
     def title(self, task: Task) -> str | None:
-        """Return the questions' name in a model card, other than the policy's."""
+        """Return another name than the policy's for model cards."""
         return None
 
     def choice_values(
         self, task: Task, likelihoods: Sequence[float], choices: Sequence[str]
     ) -> list[float]:
-        """Return each choice's value; the largest is chosen."""
+        """Return values; the largest is chosen."""
         return list(likelihoods)
 
     def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
@@ -178,7 +178,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
 
 
 def kind_named(name: str) -> SuiteKind[Any]:
-    """Return the kind of that name; raises as :func:`load_class`."""
+    """Return a kind; raises as :func:`load_class`."""
     found: type[SuiteKind[Any]] = load_class(SUITES, name, SuiteKind)
     return found()
 
@@ -225,5 +225,5 @@ def refuse_untried(policy: Policy, what: str, where: str) -> None:
 
 
 def for_worker(task: EvalTask) -> dict[str, str]:
-    """Return how a worker imports the suite's kind."""
+    """Return how a worker imports the kind."""
     return find_plugin(SUITES, task.kind).for_worker()

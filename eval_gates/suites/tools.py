@@ -179,7 +179,7 @@ def case_of(question: Question) -> BfclCase:
 
 
 def calls_in(reply: Reply, category: str, form: CallForm) -> Calls | None:
-    """Return an answer's calls; None if it is not a list of calls."""
+    """Return calls; None if it is not a list of calls."""
     if form == "prompt":
         return decode(reply.text, category)
     try:
@@ -212,7 +212,7 @@ def _question(case: BfclCase, task: ToolsTask) -> Question:
 
 
 def _own_case(row: Row, number: int, place: str) -> BfclCase:
-    """Return a user's case; EvaluationDataError for a malformed row or refused calls."""
+    """Return a case, else EvaluationDataError."""
     question: Any = row.get("question")
     if isinstance(question, str) and question.strip():
         question = [{"role": "user", "content": question}]

@@ -1,4 +1,4 @@
-"""Kind of variants that are not quantized here: another program did, or the server does."""
+"""Kind of variants that are quantized by other programs or the server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AdoptedQuantization(Quantization):
 
     @property
     def made_by(self) -> str:
-        """Maker of the weights, for cards, tags and reports."""
+        """Maker of the weights."""
         if self.is_source:
             return "the source's maker"
         place = f"{self.origin}@{self.revision}" if self.revision else self.origin
@@ -87,7 +87,7 @@ class AdoptedQuantization(Quantization):
 
 
 def _floor_db(bits: int, number: str) -> float:
-    """Return a limit below every recipe's of the same bits, as the method is unknown."""
+    """Return a limit below every recipe's of the same bits."""
     if bits > 8:
         # From a GGUF file of any type, the 2-bit ones too. No floor detects training, which may
         # change weights less than 4-bit rounding.
@@ -96,12 +96,12 @@ def _floor_db(bits: int, number: str) -> float:
 
 
 def words_of(value: bool | int | float | str | list[str]) -> str:
-    """Return an argument's value as on a command line."""
+    """Return a value as on a command line."""
     return " ".join(value) if isinstance(value, list) else str(value)
 
 
 def family_of(form: WeightFormat) -> Literal["fp8", "int8", "int4", "fp4"]:
-    """Return the family whose margins apply; fp8's, the strictest, for 16-bit weights."""
+    """Return the family of margins; fp8's, the strictest, for 16 bits."""
     if form.name == PLAIN or form.bits > 8:
         return "fp8"
     if form.bits > 4:

@@ -55,7 +55,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 def quantize(
     spec: dict[str, Any], readable: Path, progress: Progress, output: Path
 ) -> dict[str, Any]:
-    """Load the model from `readable`, quantize it, and save it with the source's config."""
+    """Load from `readable`, quantize, and save with the source's config."""
     from awq import AutoAWQForCausalLM
     from transformers import AutoTokenizer, set_seed
 
@@ -167,7 +167,7 @@ def mended_quantizer(progress: Progress) -> type:
 
 
 def linear_layers(model: Any) -> dict[str, Any]:
-    """Return the linear layers that AutoAWQ quantizes, by full name."""
+    """Return AutoAWQ's linear layers by full name."""
     from awq.utils.module import exclude_layers_to_not_quantize, get_named_linears, get_op_name
 
     left_out = getattr(model, "modules_to_not_convert", None)
@@ -200,7 +200,7 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
 
 
 def check_rows(linears: Iterable[Any]) -> None:
-    """Raise StageError if a layer's rows cannot be packed."""
+    """Raise StageError if rows cannot be packed."""
     rows = {linear.out_features for linear in linears}
     if any(count % PACKED_ROWS for count in rows):
         raise StageError(

@@ -1,4 +1,4 @@
-"""Calibration texts as blocks of tokens, for the workers that quantize."""
+"""Calibration texts as blocks of tokens."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def calibration_blocks(
 
 
 def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) -> list[str]:
-    """Return the texts of a local JSONL or plain text file, or of a Hub dataset."""
+    """Return the texts of a JSONL or text file, or of a Hub dataset."""
     column = calibration["column"]
     if file is None:
         from datasets import load_dataset
@@ -151,7 +151,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
 
 
 def as_text(value: str | list[dict[str, Any]], tokenizer: Any) -> str:
-    """Return a text unchanged, and messages through the chat template."""
+    """Return text, or messages in the chat template."""
     if isinstance(value, str):
         return value
     if tokenizer.chat_template:

@@ -1,4 +1,4 @@
-"""GPTQ by llm-compressor: 4-bit weights in groups, or 8-bit weights; 8-bit activations."""
+"""GPTQ by llm-compressor."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def group_size_of(spec: dict[str, Any], model: Any) -> int | None:
-    """Return the first group size that divides all layers; StageError if none does."""
+    """Return the first size that divides all layers, else StageError."""
     import torch
 
     ignore = spec["quantization"]["ignore"]

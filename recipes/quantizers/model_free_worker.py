@@ -96,7 +96,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 def check_supported(
     tensors: Mapping[str, TensorEntry], config: dict[str, Any], ignore: list[str], source: Path
 ) -> None:
-    """Refuse transposed or already quantized layers, a tied lm_head, or nothing to quantize."""
+    """Refuse transposed or quantized layers, a tied lm_head, or none to quantize."""
     architecture, place = config.get("model_type"), source / "config.json"
     if architecture in TRANSPOSED_ARCHITECTURES:
         raise StageError(
@@ -133,7 +133,7 @@ def check_tie(
     config: dict[str, Any],
     source: Path,
 ) -> None:
-    """Check that a stored lm_head of a tied model repeats the embedding."""
+    """Check that a tied model's lm_head repeats the embedding."""
     from safetensors import safe_open
 
     head = next(filter(is_head, tensors), None)

@@ -1,4 +1,4 @@
-"""Models as llm-compressor calibrates them: by expert, and in 32 bits on a CPU without bf16."""
+"""Models as llm-compressor calibrates them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ComputeDtype:
         self._model_type: Any = None
 
     def widen(self, model: Any) -> None:
-        """Convert the model's 16-bit tensors to 32 bits."""
+        """Convert 16-bit tensors to 32 bits."""
         import torch
 
         if self.name != "float32":
@@ -59,7 +59,7 @@ def expert_count(config: Any) -> int:
 
 
 def model_class(config: Any) -> Any:
-    """Return transformers' class for a model of text, or of images and text."""
+    """Return transformers' class: of text, or of images and text."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -158,7 +158,7 @@ class ExpertTokenCounter:
         return count
 
     def check_counts(self) -> dict[str, int]:
-        """Return the fewest tokens of any expert; {} for a dense model."""
+        """Return the fewest tokens of an expert, if any."""
         if not self.seen:
             return {}
         expert = min(self.seen, key=lambda name: self.seen[name])
@@ -172,7 +172,7 @@ class ExpertTokenCounter:
 
 
 def load_model(checkpoint: str, trust: bool, layers: int | None = None) -> Any:
-    """Return the model, experts as separate linear layers; for a trial only its first `layers`."""
+    """Return the model with separate experts; for a trial its first `layers`."""
     from transformers import AutoConfig
 
     try:
@@ -193,7 +193,7 @@ def load_model(checkpoint: str, trust: bool, layers: int | None = None) -> Any:
 
 
 def shorten(config: Any, layers: int) -> None:
-    """Have a model's configuration describe its first layers alone."""
+    """Reduce a configuration to the first layers."""
     total = config.num_hidden_layers
     for name, value in vars(config).items():  # layer_types, mlp_layer_types and the like
         if isinstance(value, list) and len(value) == total and name.startswith(("layer", "mlp_l")):

@@ -62,7 +62,7 @@ def divide(before: str, layers: Sequence[str], names: Sequence[str]) -> list[tup
 
 
 def matches(expression: str, name: str) -> bool:
-    """Return whether a target of the library has the module."""
+    """Return whether a target has the module."""
     if expression.startswith(EXPRESSION):
         return re.match(expression.removeprefix(EXPRESSION), name) is not None
     return expression == name
@@ -147,7 +147,7 @@ def weights_in_groups(
     symmetric: bool,
     observer: str = OBSERVERS["minmax"],
 ) -> dict[str, Any]:
-    """Return integer weights that share a scale by groups of columns."""
+    """Return integer weights with scales by groups of columns."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     weights = QuantizationArgs(

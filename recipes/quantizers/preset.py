@@ -1,4 +1,4 @@
-"""Presets of compressed-tensors, rounded to nearest: FP8, NVFP4 and MXFP4, or several of them."""
+"""Presets of compressed-tensors, rounded to nearest."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def transformers4_view(checkpoint: Path, view: Path) -> Path:
 
 
 def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json in the form of transformers 4; one in that form is unchanged."""
+    """Return a config.json in version 4's form, maybe unchanged."""
     converted = dict(config)
     if "dtype" in converted:
         converted.setdefault("torch_dtype", converted.pop("dtype"))
@@ -78,7 +78,7 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_config_of_4(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer_config.json in the form of transformers 4."""
+    """Return a tokenizer_config.json in version 4's form."""
     converted = dict(config)
     if converted.get("tokenizer_class") == "TokenizersBackend":
         converted["tokenizer_class"] = "PreTrainedTokenizerFast"

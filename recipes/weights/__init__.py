@@ -1,1 +1,1 @@
-"""Verification of a variant's weights: complete, in range, and close to the source."""
+"""Verification of a variant's weights."""

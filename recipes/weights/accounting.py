@@ -43,7 +43,7 @@ class TensorFiles:
 
 
 def open_folder(folder: Path) -> TensorFiles:
-    """Read a checkpoint's headers, and check that index and files agree."""
+    """Read headers, and check that index and files agree."""
     tensors: dict[str, StoredTensor] = {}
     index = folder / INDEX
     named = read_index(index) if index.exists() else None
@@ -83,7 +83,7 @@ class WeightComparison:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> WeightComparison:
-        """Return the comparison of a worker's specification, by `dataclasses.asdict`."""
+        """Parse a worker's `dataclasses.asdict`."""
         layers = plain["layers"].items()
         forms = {
             module: WeightFormat(**{**form, "block": form["block"] and tuple(form["block"])})
@@ -156,7 +156,7 @@ def account(
 
 
 def _is_empty(tensor: StoredTensor) -> bool:
-    """Return whether it is frequencies, or the zeros that GPTQ stores."""
+    """Return whether it is frequencies, or zeros of GPTQ."""
     if tensor.name.endswith(FREQUENCIES):
         return True
     is_bias = tensor.name.endswith(".bias") and tensor.dtype in FLOATING
@@ -231,7 +231,7 @@ def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
 
 
 def _kv_scales(source: TensorFiles, variant: TensorFiles) -> list[str]:
-    """Return the variant's scales, one of each kind for every layer of keys."""
+    """Return the variant's scales, one of each kind for every layer."""
     found = []
     for layer in source.tensors:
         if not layer.endswith(tuple(f".{each}" for each in KEY_LAYERS)):

@@ -73,7 +73,7 @@ class Numbers:
         self.opened: dict[Path, Any] = {}
 
     def read(self, tensor: StoredTensor, *where: slice) -> Any:
-        """Return a tensor, or a part of it, in its own type."""
+        """Return a tensor, or a part, in its own type."""
         if tensor.path not in self.opened:
             self.opened[tensor.path] = safe_open(tensor.path, framework="pt")
         file = self.opened[tensor.path]
@@ -86,7 +86,7 @@ class Numbers:
         self.progress.advance("check_weights", self.done, self.total, "bytes")
 
     def check_merged(self) -> None:
-        """Check heads that config.json ties to the embedding."""
+        """Check heads that are tied to the embedding."""
         for side, name, embedding in self.comparison.merged:
             head = (self.before if side == "source" else self.after)[name]
             table = self.before[embedding]
@@ -104,7 +104,7 @@ class Numbers:
     def check_kept(self) -> tuple[bool, dict[str, str]]:
         """Check unquantized tensors.
 
-        Returns whether the layers' columns were rescaled, and how each altered tensor is stored.
+        Returns whether columns were rescaled, and how each altered tensor is stored.
         """
         asked = self.comparison.rescaled
         rescaled = bool(asked)
@@ -164,7 +164,7 @@ class Numbers:
         return altered
 
     def measure(self, module: str, form: WeightFormat, *, rescaled: bool) -> dict[str, Any]:
-        """Return a layer's name and shape, and its rounding noise unless it was rescaled."""
+        """Return name, shape, and rounding noise unless it was rescaled."""
         source = self.before[f"{module}.weight"]
         own = {
             name.removeprefix(f"{module}."): tensor
@@ -248,7 +248,7 @@ class Noise:
         self.rows += len(before)
 
     def found(self) -> dict[str, Any]:
-        """Return the last fields of the layer's `LayerCheck`."""
+        """Return the last fields of `LayerCheck`."""
         faint = FAINT_ROW * self.signal / max(1, self.rows)
         damaged = [(row, column) for row, column, signal in self.suspects if signal >= faint]
         columns = [column for _, column in damaged]
@@ -263,7 +263,7 @@ class Noise:
 
 
 def chunks(tensor: StoredTensor, block: int = 1) -> Iterator[slice]:
-    """Yield ranges of about two million weights: whole blocks, or parts of one block."""
+    """Yield about two million weights: whole blocks, or parts of one."""
     rows = tensor.shape[0] if tensor.shape else 1
     columns = math.prod(tensor.shape[1:])
     step = max(1, CHUNK_ELEMENTS // max(1, columns) // ROW_STEP) * ROW_STEP

@@ -97,7 +97,7 @@ def compare_outputs(
 
 
 def converter_of(comparison: WeightComparison) -> str | None:
-    """Return the converter of a variant's layers, see `convert`: "" for 16 bits, None for none."""
+    """Return the layers' converter: "" for 16 bits, None for none."""
     read = filter(has_numbers, comparison.layers.values())
     forms = {(form.name, form.block is None) for form in read}
     names = {name for name, _ in forms}
@@ -112,7 +112,7 @@ def converter_of(comparison: WeightComparison) -> str | None:
 
 
 def write_sixteen_bits(converter: str, variant: Path, folder: Path) -> Path:
-    """Write the variant's weights in 16 bits; return where."""
+    """Write 16-bit weights; return where."""
     copy = folder / "sixteen-bits"
     copy.mkdir()
     names = {file.name for file in weight_files(variant)}
@@ -123,7 +123,7 @@ def write_sixteen_bits(converter: str, variant: Path, folder: Path) -> Path:
 
 
 def first_tokens(source: Path, texts: str, trust: bool) -> Any:
-    """Return the texts' first tokens as 1 x tokens, at most what the model can take."""
+    """Return the first tokens, 1 x tokens, that the model can take."""
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
@@ -152,7 +152,7 @@ def load(checkpoint: Path, trust: bool) -> Any:
 
 
 def log_probabilities(model: Any, tokens: Any) -> Any:
-    """Return each next token's log-probabilities: tokens x vocabulary, in float32."""
+    """Return log-probabilities: tokens x vocabulary, in float32."""
     with torch.no_grad():
         return model(tokens, use_cache=False).logits[0].float().log_softmax(-1)
 
@@ -175,7 +175,7 @@ def record(model: Any, recorded: dict[str, tuple[Any, Any]]) -> None:
 
 
 def replay(model: Any, recorded: dict[str, tuple[Any, Any]], ratios: dict[str, float]) -> None:
-    """Give each block the recorded input, and compare outputs in dB."""
+    """Give each block its recorded input, and compare outputs in dB."""
     for name, block in blocks_of(model).items():
         if name not in recorded:
             continue
@@ -199,5 +199,5 @@ def replay(model: Any, recorded: dict[str, tuple[Any, Any]], ratios: dict[str, f
 
 
 def hidden_states(output: Any) -> Any:
-    """Return what a block gives to the next one."""
+    """Return a block's output for the next one."""
     return output[0] if isinstance(output, tuple) else output

@@ -1,4 +1,4 @@
-"""Checks of the files next to the weights: the same model, tokens and weights."""
+"""Checks of the files next to the weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HINT = "compare it with the checkpoint that it was made of: prepare model THAT -
 
 
 def check_only_safetensors(variant: Path) -> None:
-    """Reject pickled weights, and safetensors that are not part of the model."""
+    """Reject pickled weights, and additional safetensors."""
     found = [path for path in sorted(variant.iterdir()) if path.suffix in OTHER_WEIGHTS]
     found += sorted(set(variant.glob("*.safetensors")) - set(weight_files(variant)))
     if found:
@@ -57,7 +57,7 @@ def check_only_safetensors(variant: Path) -> None:
 def check_auxiliary_files(source: Path, variant: Path) -> None:
     """Check that tokenizer, templates and similar files are unchanged.
 
-    The generation config may differ in its transformers version.
+    The generation config may have another transformers version.
     """
     names = {path.name for folder in (source, variant) for path in folder.iterdir()}
     for name in sorted(name for name in names if matches(name, AUXILIARY_FILES)):
@@ -136,7 +136,7 @@ def check_adopted_files(source: Path, variant: Path) -> list[str]:
 
 
 def _differences(source: Path, variant: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the differing keys of two config.json, with both values or ABSENT."""
+    """Yield differing keys, with both values or ABSENT."""
     return _compare(read_json(source / "config.json"), read_json(variant / "config.json"), "")
 
 
@@ -154,7 +154,7 @@ def _compare(
 
 
 def _rope_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the rotary embedding's settings in one form, without defaults."""
+    """Return rotary settings in one form, without defaults."""
     found: dict[str, Any] = {}
     if config.get("rope_theta") is not None:
         found["rope_theta"] = config["rope_theta"]
@@ -167,7 +167,7 @@ def _rope_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_tokenizer(source: Path, variant: Path) -> Iterator[str]:
-    """Compare the vocabularies, and yield a note on other parts."""
+    """Compare vocabularies, and yield a note on other parts."""
     if (source / TOKENIZER).is_file() and (variant / TOKENIZER).is_file():
         before, after = read_json(source / TOKENIZER), read_json(variant / TOKENIZER)
         ours, theirs = (
@@ -207,7 +207,7 @@ def _other_tokenizer(where: Path, what: str) -> CheckpointError:
 
 
 def _merges(model: dict[str, Any]) -> list[Any]:
-    """Return the merges in one form: older versions write 'a b' for ['a', 'b']."""
+    """Return the merges in one form: older versions write 'a b'."""
     merges = model.get("merges")
     found = merges if isinstance(merges, list) else []
     return [each.split(" ") if isinstance(each, str) else each for each in found]

@@ -41,12 +41,12 @@ WHOLE_GROUPS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", AWQ_GEMM, MODELO
 
 
 class NotComparableError(VerificationError):
-    """Weights whose layout is not supported; they may be correct."""
+    """Unsupported layout of weights that may be correct."""
 
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A tensor that a format stores for a layer: name suffix, possible types and shapes."""
+    """A tensor of a layer: name suffix, possible types and shapes."""
 
     suffix: str
     dtypes: tuple[str, ...]
@@ -62,7 +62,7 @@ def check_readable(form: WeightFormat) -> None:
 
 
 def has_numbers(form: WeightFormat) -> bool:
-    """Return whether compressed-tensors dequantizes the format, without a column order."""
+    """Return whether compressed-tensors dequantizes it, without a column order."""
     return form.name not in (GPTQ, GPTQ_V2) and not form.reordered
 
 
@@ -82,7 +82,7 @@ def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]
 
 
 def scale_of(form: WeightFormat) -> str:
-    """Return the suffix of an 8-bit layer's scales; DeepSeek's blocks have another."""
+    """Return the suffix of 8-bit scales; DeepSeek's blocks have another."""
     return "weight_scale_inv" if form.name == FP8 and form.block else "weight_scale"
 
 
@@ -211,7 +211,7 @@ def dequantize(
 
 
 def _stored(form: WeightFormat, stored: Container[str], part: Read, rows: slice) -> dict[str, Any]:
-    """Return compressed-tensors' tensors of these rows, scales in float32 where they may be."""
+    """Return compressed-tensors' tensors of these rows, scales in float32 if possible."""
     name = "weight_packed" if "weight_packed" in stored else "weight"
     suffix = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
     weight = part(name, rows)
@@ -242,7 +242,7 @@ def _every(rows: slice, number: int) -> slice:
 def _from_awq(
     form: WeightFormat, stored: Container[str], part: Read, rows: slice
 ) -> dict[str, Any]:
-    """Return these rows of AutoAWQ's layout, a transposed matrix with eight rows in a word."""
+    """Return these rows of AutoAWQ's layout: transposed, eight rows in a word."""
     from compressed_tensors.entrypoints.convert import AutoAWQConverter
 
     words, every = slice(rows.start // 8, rows.stop // 8), slice(None)

@@ -1,7 +1,4 @@
-"""Weight formats that a variant's config.json declares.
-
-An engine selects kernels by `quantization_config`.
-"""
+"""Weight formats that a variant's config.json declares."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class StoredFormats:
         return [target for targets, _ in self.groups for target in targets]
 
     def of(self, module: str) -> WeightFormat | None:
-        """Return a module's format as vLLM finds it, names before classes; None without one."""
+        """Return a module's format as vLLM finds it, names before classes."""
         first = self.groups[0][1]
         if all(form == first for _, form in self.groups):
             return first
@@ -60,7 +57,7 @@ class StoredFormats:
         return self.of_name(module) or next(linear, None)
 
     def of_name(self, module: str) -> WeightFormat | None:
-        """Return the first format whose group names the module."""
+        """Return the first format that names the module."""
         return next((form for targets, form in self.groups if is_ignored(module, targets)), None)
 
     def of_quantized(self, module: str) -> WeightFormat:
@@ -151,7 +148,7 @@ def _pair(block: Any) -> tuple[int, int]:
 
 
 def names_and_expressions(words: Any) -> tuple[str, ...]:
-    """Return the words of a compressed-tensors config that can match: it has no patterns."""
+    """Return the words that can match in compressed-tensors, which lacks patterns."""
     texts = [word for word in (words if isinstance(words, list) else []) if isinstance(word, str)]
     return tuple(word for word in texts if word.startswith("re:") or to_expression(word) is None)
 
@@ -276,7 +273,7 @@ def check_fused_sets(
 
 
 def ignored_modules(config: Any) -> list[str]:
-    """Return the names and expressions of modules that stay in 16 bits."""
+    """Return names and expressions of modules in 16 bits."""
     value = config.get("ignore") if isinstance(config, dict) else None
     if isinstance(config, dict) and config["quant_method"] == "compressed-tensors":
         return [*names_and_expressions(value)]
