@@ -26,6 +26,7 @@ import traceback
 from pathlib import Path
 
 from eval_gates.answer_log import AnswerLog
+from eval_gates.rows import Answer
 from pipeline.core.errors import StoreError
 from pipeline.core.events import NullProgress
 from pipeline.core.lots import Needs, Node
@@ -130,8 +131,8 @@ def ask(store: Store, name: str, file: Path) -> str:
             log = AnswerLog(book, IDS, writer=1)
             for start in range(len(log.rows()), QUESTIONS, 4):
                 time.sleep(0.004)
-                log.append([{"id": each} for each in IDS[start : start + 4]])
-    return write(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+                log.append([Answer(each, "0" * 64, 0.0) for each in IDS[start : start + 4]])
+    return write(file, "".join(json.dumps(row.to_row()) + "\n" for row in rows).encode())
 
 
 def write(file: Path, content: bytes) -> str:

@@ -17,15 +17,15 @@ from pathlib import Path
 PRODUCT = ("pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "recipes": 9_980,
-    "pipeline": 22_330,
-    "eval_gates": 10_950,
-    "artifacts": 6_790,
-    "tests": 50_550,
-    "benchmarks": 1_678,
-    "words_in_written_pages": 15_230,
-    "words_in_docstrings": 42_570,
-    "files_in_a_folder": 31,
+    "recipes": 9_300,
+    "pipeline": 22_550,
+    "eval_gates": 10_460,
+    "artifacts": 6_740,
+    "tests": 51_130,
+    "benchmarks": 1_690,
+    "words_in_written_pages": 15_800,
+    "words_in_docstrings": 30_300,
+    "files_in_a_folder": 27,
 }
 """The goal is 36,000 lines of the four rooms, 40,000 of tests, 2,000 of benchmarks, 13,000 words of
 pages and 30,000 of docstrings, and 25 files in a folder."""
