@@ -10,13 +10,12 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -226,14 +225,15 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
         order.seek(0)
         with raise_as(SandboxError, "bubblewrap cannot be started", way.program):
             process = subprocess.Popen(line, stdin=order, stdout=output, stderr=errors, env={})
-        # Not `wait(timeout)`, which polls. All inside ends with bubblewrap.
-        limit, started = _START_SECONDS + WALL_FACTOR * seconds, time.monotonic()
-        timer = threading.Timer(limit, process.kill)
-        timer.start()
+        # Not `wait(timeout)`, which polls; nor `kill`, which may reap what `wait4` waits for.
+        end, watch = os.pidfd_open(process.pid), select.poll()
+        watch.register(end, select.POLLIN)
+        is_late = not watch.poll(1000 * (_START_SECONDS + WALL_FACTOR * seconds))
+        if is_late:
+            signal.pidfd_send_signal(end, signal.SIGKILL)  # all inside ends with bubblewrap
+        os.close(end)
         _, status, usage = os.wait4(process.pid, 0)
-        timer.cancel()
         code = process.returncode = os.waitstatus_to_exitcode(status)
-        is_late = time.monotonic() - started >= limit
         output.seek(0)
         said = output.read(FILE_BYTES)
         size = errors.seek(0, os.SEEK_END)

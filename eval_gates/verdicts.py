@@ -209,4 +209,5 @@ def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
     if others:
         passed = len(gates) - len(others)
         return "pass", f"{passed} of {len(gates)} gates passed ({'; '.join(others)})", p_value
-    return "pass", f"all {len(gates)} gates passed", p_value
+    words = f"all {len(gates)} gates" if len(gates) > 1 else "the gate"
+    return "pass", f"{words} passed", p_value

@@ -55,7 +55,7 @@ def call_limited(
         os.waitpid(child, 0)
     try:
         found = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LimitError(f"it takes more than {seconds:g} s or too much memory") from error
     if "error" in found:
         raise from_dict(found["error"])

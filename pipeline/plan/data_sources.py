@@ -5,7 +5,7 @@ A source is plain data that identifies its content, as a part of stage keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -64,12 +64,18 @@ class SourceResolver:
             self._suites[asked] = kind_of(suite).find_source(name, suite, self)
         return self._suites[asked]
 
-    def faults(self, policy: Policy) -> Iterator[EvaluationDataError]:
-        """Yield why suites have no valid questions."""
+    def faults(
+        self, policy: Policy, laid_out: Collection[tuple[str, QuestionSource]] = ()
+    ) -> Iterator[EvaluationDataError]:
+        """Yield why suites have no valid questions.
+
+        `laid_out` sources, by kind of suite, were valid before.
+        """
         for name, suite in policy.suites.items():
             try:
                 found = self.suite(name, suite)
-                if found.identity.kind == "folder" and found.folder is not None:
+                is_new = (suite.kind, found.identity) not in laid_out
+                if is_new and found.identity.kind == "folder" and found.folder is not None:
                     self._read(suite, found.identity, found.folder)
             except EvaluationDataError as error:
                 yield error

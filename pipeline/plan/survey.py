@@ -29,6 +29,8 @@ from pipeline.plan.machine import existing_folder, find_driver_fault, find_missi
 from pipeline.plan.power import check_power
 from pipeline.plan.preflight import Preflight
 from pipeline.plan.resolved_options import Choice, registry_uri
+from pipeline.stages import known_of
+from pipeline.stages.questions import QUESTIONS
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.policy import Policy
@@ -93,7 +95,7 @@ def survey(
         )
         faults += preflight.faults()
         faults += _disk_faults(preflight, choices)
-    faults += _question_faults(choices, policy, sources, progress)
+    faults += _question_faults(choices, policy, sources, settings, progress)
     if registers:
         faults += _registry_faults(choices, settings)
     notes = (*choices.left_out, *(preflight.notes() if preflight else ()))
@@ -111,10 +113,16 @@ def _find_hub_fault(reference: CheckpointReference) -> HubError | None:
 
 
 def _question_faults(
-    choices: Choice, policy: Policy, sources: SourceResolver, progress: Progress
+    choices: Choice,
+    policy: Policy,
+    sources: SourceResolver,
+    settings: Settings,
+    progress: Progress,
 ) -> Iterator[PrepareError]:
     """Yield faults of questions, or an undecidable gate."""
-    missing = list(sources.faults(policy))
+    records = settings.open_store().records(QUESTIONS.name, leave_out_damaged=True)
+    made = [QUESTIONS.parameters_of(each.record) for each in known_of(records)]
+    missing = list(sources.faults(policy, [(each.kind, each.source) for each in made]))
     yield from missing
     if not missing and not choices.asked.screen:  # without gates nothing is to be decided
         try:

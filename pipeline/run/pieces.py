@@ -13,7 +13,6 @@ from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import PrepareError
 from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage import StageSpec
-from pipeline.environments.definition import Accelerator
 from pipeline.plan.data_sources import check_laid_out
 from pipeline.plan.plan import Arm
 from pipeline.plan.power import check_counted
@@ -26,7 +25,6 @@ from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
 from pipeline.run.work import Copy, Failures, Piece, forget_tries
 from pipeline.stages.judge import JUDGE
-from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.questions import QUESTIONS
 
 
@@ -151,7 +149,7 @@ class Pieces:
     def _find_making(self) -> Iterator[Piece]:
         for variant in self._open:
             if self._undone(made := variant.making):
-                yield self._piece("make", made, self._needs_to_make(made))
+                yield self._piece("make", made, self._stages.needs_to_make(made))
 
     def _find_verdicts(self, failures: Failures) -> Iterator[Piece]:
         for variant in self._open:
@@ -232,12 +230,6 @@ class Pieces:
     def _is_measured(self, variant: Arm) -> bool:
         return not self._undone(list(self._state.fresh(variant).values()))
 
-    def _needs_to_make(self, made: Sequence[StageSpec]) -> Needs:
-        if not any(spec.stage == QUANTIZE.name and self._undone([spec]) for spec in made):
-            return NOTHING
-        on_gpus = self._stages.accelerator is Accelerator.CUDA
-        return Needs(gpus=1) if on_gpus else Needs(cores=True)
-
     def _drop_failed(self, failures: Failures) -> None:
         """Add failures to variants' reports, with earlier results."""
         if error := failures.get(_name_of_serving(self._plan.baseline)):
@@ -283,8 +275,7 @@ class Pieces:
 
     def _weights(self, variant: Arm) -> int | None:
         spec = variant.stages.get("quantize")
-        record = self._stages.store.find(spec.stage, spec.key) if spec else None
-        return QUANTIZE.result_of(record).weights_bytes if record else None
+        return self._stages.weights_bytes(spec) if spec else None
 
 
 def _name_of_serving(variant: Arm) -> str:

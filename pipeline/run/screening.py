@@ -13,15 +13,12 @@ from eval_gates.rows import Answer
 from eval_gates.speed.load_run import LOADS, read_loads
 from eval_gates.verdicts import check_paired
 from pipeline.core.errors import ExitCode, PrepareError
-from pipeline.core.lots import Needs
 from pipeline.core.stage import StageSpec
-from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import MAKING, Arm, Plan
 from pipeline.plan.screening import screening_stages
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.stage_run import StageRunner
-from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.speed import ROLE, SPEED
 
 
@@ -81,10 +78,7 @@ class ScreeningRun:
         )
 
     def _make(self, specs: Sequence[StageSpec], name: str) -> None:
-        if all(self._stages.reuse(spec) is not None for spec in specs):
-            return
-        is_cuda = self._stages.accelerator is Accelerator.CUDA
-        needs, progress = Needs(gpus=1) if is_cuda else Needs(cores=True), self._stages.progress
+        needs, progress = self._stages.needs_to_make(specs), self._stages.progress
         with self._serving.node.take(
             needs, f"makes {name}", lambda who: progress.note(f"waiting for {who}")
         ):
@@ -100,7 +94,4 @@ class ScreeningRun:
 
     def _weights(self, arm: Arm) -> int | None:
         spec = arm.stages.get("quantize")
-        if spec is None:
-            return self._baseline_bytes
-        record = self._stages.store.find(spec.stage, spec.key)
-        return QUANTIZE.result_of(record).weights_bytes if record else None
+        return self._stages.weights_bytes(spec) if spec else self._baseline_bytes

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import StoreError
 from pipeline.core.events import Progress
+from pipeline.core.lots import NOTHING, Needs
 from pipeline.core.private_files import private_umask
 from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import Store
@@ -17,6 +18,7 @@ from pipeline.environments.definition import Accelerator
 from pipeline.stages.block import BLOCK
 from pipeline.stages.context import Servers, advance
 from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.speed import SPEED
 
 PythonOf = Callable[[str], Path]
@@ -124,6 +126,17 @@ class StageRunner:
             )
         self._found[spec.key] = record
         return record
+
+    def needs_to_make(self, made: Sequence[StageSpec]) -> Needs:
+        """Return what unfinished stages of making take."""
+        if not any(s.stage == QUANTIZE.name and self.reuse(s) is None for s in made):
+            return NOTHING
+        return Needs(gpus=1) if self.accelerator is Accelerator.CUDA else Needs(cores=True)
+
+    def weights_bytes(self, made: StageSpec) -> int | None:
+        """Return the size of made weights, or None."""
+        record = self.store.find(made.stage, made.key)
+        return QUANTIZE.result_of(record).weights_bytes if record else None
 
     def with_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:
         """Return the stage with further runtime values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,13 +74,19 @@ def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Re
 def _render_limited(template: str, arguments: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = call_limited(
-            lambda: _render_all(template, json.loads(arguments)),  # noqa: TID251
+            lambda: _render_alone(template, json.loads(arguments)),  # noqa: TID251
             seconds=CPU_SECONDS,
             memory_bytes=MEMORY_BYTES,
         )
     except (LimitError, CallError) as error:
         return {"error": str(error)}
     return found
+
+
+def _render_alone(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:
+    """Render in a process of its own, without this one's environment, which holds tokens."""
+    os.environ.clear()
+    return _render_all(template, arguments)
 
 
 def _render_all(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:

@@ -74,4 +74,4 @@ def policy_digest(judge: StageRecord) -> str:
     return digest_json(judge.parameters.get("policy"))
 
 
-JUDGE = Stage("judge", 5, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 6, JudgeParameters, JudgeRuntime, JudgeResult)

@@ -248,9 +248,9 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         "counts clusters, and the suite has none",
     ),
     "the stage 'judge' itself": (result("judge", p_value=0.01), "'judge': p_value: kept 0.01"),
-    "words that were added": (first(reason="all 1 gates passed, we vouch"), "reason: kept"),
+    "words that were added": (first(reason="the gate passed, we vouch"), "reason: kept"),
     "words of a promotion": (
-        first(reason="all 1 gates passed; registered, but not preferred"),
+        first(reason="the gate passed; registered, but not preferred"),
         "there was no promotion yet",
     ),
     "another source": (

@@ -145,7 +145,7 @@ class TestPromoteRun:
         assert len(version.tags["prepare.weights"]) == 64
         (entry,) = mixed.registry.history("model")
         assert (entry.action, entry.run, entry.verdict) == ("promote", mixed.report.run, "pass")
-        assert entry.reason == "all 1 gates passed"
+        assert entry.reason == "the gate passed"
 
     def test_the_version_has_its_evidence(self, mixed: FakeRun) -> None:
         mixed.promote(variant=ONE, override="why not", name="other")
@@ -160,7 +160,7 @@ class TestPromoteRun:
     def test_what_passed_needs_no_override(self, mixed: FakeRun) -> None:
         mixed.promote(variant=TWO, override="to be sure")
         (entry,) = mixed.registry.history("model")
-        assert (entry.action, entry.reason) == ("promote", "all 1 gates passed")
+        assert (entry.action, entry.reason) == ("promote", "the gate passed")
         (version,) = mixed.registry.versions("model")
         assert version.tags["prepare.override"] == ""
 

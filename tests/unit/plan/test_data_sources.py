@@ -317,6 +317,14 @@ class TestHowMany:
         counts = Resolving(tmp_path, data).resolver.counts(policy)
         assert counts == {"knowledge": 1, "code": 164, "task": None}
 
+    def test_rows_that_were_laid_out_are_not_read_again(self, tmp_path: Path, data: Path) -> None:
+        suites = {"mmlu": {"kind": "mmlu", "num_fewshot": 0, "margins": {"fp8": 0.1}}}
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+        resolver = Resolving(tmp_path, data).resolver
+        source = resolver.suite("mmlu", policy.suites["mmlu"]).identity
+        assert len(list(resolver.faults(policy))) == 1  # its row is '{}'
+        assert list(resolver.faults(policy, [("mmlu", source)])) == []
+
 
 TASK = b"task: mine\ninclude: base.yaml\n"
 BASE = b"dataset_path: json\ndataset_kwargs: {data_files: {test: qa*.jsonl}}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -119,3 +120,13 @@ def test_tools_and_documents_are_none_as_in_transformers() -> None:
 def test_a_tokens_text_is_no_template() -> None:
     other = ModelGeneration("here", "{{ eos_token }}</think>", {"eos_token": "{{ 7 * 7 }}"})
     assert render(other, [{}]).prompts == ("{{ 7 * 7 }}</think>",)
+
+
+def test_it_is_rendered_without_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def escape(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"names": [], "prompts": [os.environ.get("HF_TOKEN", "none")]}
+
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr("recipes.checkpoints.template_renderer._render_all", escape)
+    assert render(model("one that leaves jinja2's sandbox"), [{}]).prompts == ("none",)
+    assert os.environ["HF_TOKEN"] == "hf_secret"
