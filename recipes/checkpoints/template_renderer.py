@@ -84,7 +84,7 @@ def _render_limited(template: str, arguments: str) -> dict[str, Any]:
 
 
 def _render_alone(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:
-    """Render in a process of its own, without this one's environment, which holds tokens."""
+    """Render in a separate process without this one's environment, which holds tokens."""
     os.environ.clear()
     return _render_all(template, arguments)
 
