@@ -60,28 +60,16 @@ def drafting_lines(report: RunReport) -> list[str]:
     ]
 
 
-def further_tables(report: RunReport) -> dict[str, list[dict[str, str]]]:
-    """Return the rows of `--screen` and `--ablate` by title."""
-    found = {}
-    if report.screened:
-        found["screened: nothing was gated"] = front_rows(report.screened)
-    for variant in report.variants:
-        for each in variant.ablation:
-            note = f"; KV cache: {each.note}" if each.note else ""
-            title = f"{variant.recipe}, {each.suite}: loss of {each.n:,} conversations{note}"
-            found[title] = each.rows
-    return found
+SCREENED = "screened: nothing was gated"
 
 
-def front_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
-    """Return a row per arm, the smallest first."""
-    baseline, *variants = screened
+def screened_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
+    """Return a row per arm, the smallest first, and those of `--ablate` last."""
+    variants = [each for each in screened[1:] if not each.is_part]
     rows = []
-    for each in sorted(screened, key=lambda each: each.weights_bytes or math.inf):
-        is_measured = each.effect is not None
-        place = "" if each is baseline or not is_measured else "front"
-        if any(each.is_beaten_by(other) for other in variants):
-            place = ""
+    for each in sorted(screened, key=lambda each: (each.is_part, each.weights_bytes or math.inf)):
+        is_beaten = any(each.is_beaten_by(other) for other in variants)
+        place = "front" if each in variants and each.effect and not is_beaten else ""
         cells = each.effect.cells if each.effect else {}
         rate = each.output_tokens_per_s
         rows.append(
@@ -139,7 +127,8 @@ def headline(report: RunReport) -> str:
         who = report.tuning.winner or "no candidate"
         return f"{who} against the defaults: {report.tuning.verdict}: {report.tuning.reason}"
     if report.screened:
-        measured = sum(each.effect is not None for each in report.screened[1:])
+        variants = [each for each in report.screened[1:] if not each.is_part]
+        measured = sum(each.effect is not None for each in variants)
         return f"{measured} variants were screened, and nothing was gated"
     names = ", ".join(list_passed(report))
     return {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from artifacts.command_line import RecordedCommand, RunKind, read_command
-from eval_gates.attribution import AttributionReport, Effect
+from eval_gates.effect import Effect
 from eval_gates.gate_result import Verdict
 from eval_gates.quality_result import QualityResult
 from eval_gates.spec_decode_stats import SpecDecodeStats
@@ -62,6 +62,9 @@ class ScreenedModel(Record):
     output_tokens_per_s: float | None = Field(None, description="of one load; no evidence")
     stages: dict[str, str] = Field({}, description="keys of what was measured, by stage")
     reason: str = Field("", description="why it was not measured")
+    is_part: bool = Field(
+        False, description="of `--ablate`: what a variant's weights or its KV cache cost alone"
+    )
 
     def is_beaten_by(self, other: ScreenedModel) -> bool:
         """Return whether the other loses and weighs no more, is no slower, and differs."""
@@ -150,12 +153,6 @@ class VariantReport(Record):
         {},
         description="what speculative decoding drafted and had accepted, by suite; "
         "empty without it",
-    )
-    ablation: list[AttributionReport] = Field(
-        [],
-        fail_fast=True,
-        description="which of weights and KV cache costs what, where it was asked for; no verdict "
-        "depends on it",
     )
 
     @property

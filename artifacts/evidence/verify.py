@@ -52,7 +52,7 @@ from recipes.workload import read_pinned
 CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
 UNREADABLE = (*CONTRADICTIONS, OSError, PrepareError)
 # No verdict depends on these.
-NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "ablation")
+NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes")
 # Sums of floating-point numbers differ in the last digits on other machines.
 RELATIVE_TOLERANCE = 1e-9
 

@@ -103,12 +103,12 @@ def tuple_table(evidence: RunEvidence) -> Table:
     )
 
 
-def further_tables(report: RunReport) -> dict[str, Table]:
-    """Return the tables of `--screen` and `--ablate`, by title."""
-    return {
-        title: Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
-        for title, rows in run_outcome.further_tables(report).items()
-    }
+def screened_table(report: RunReport) -> Table | None:
+    """Return the arms of `--screen`, if any."""
+    if not report.screened:
+        return None
+    rows = run_outcome.screened_rows(report.screened)
+    return Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
 def stage_table(report: RunReport) -> Table:
@@ -169,7 +169,8 @@ def run_page(evidence: RunEvidence) -> str:
             *run_outcome.drafting_lines(report),
         ],
         variants=sections,
-        further=further_tables(report),
+        screened=screened_table(report),
+        screened_title=run_outcome.SCREENED,
         tradeoff=tradeoff,
         examples=answers.changed_answers(evidence),
         command=command_line(report.kind, report.command),

@@ -91,12 +91,11 @@ def model(
     GPU, and with --on a cluster's engine starts them. With --run, any process joins.
 
     With --no-promote nothing is registered; `prepare promote RUN` does it later.
-    --ablate shows how much weights and KV cache contribute to the loss of a variant
-    that failed or came close; it serves two more models. --screen orders candidates
-    without judging any; --until pass gates them from the smallest up. If a disturbed machine left
-    a gate undecided, the same command continues its measurement; --remeasure repeats
-    any gate's. In a CI job (--ci) a JUnit file and a summary report the
-    outcome.
+    --screen orders candidates without judging any, with --ablate the weights and the
+    KV cache of each alone, too; --until pass gates them from the smallest up.
+    If a disturbed machine left a gate undecided, the same command continues its
+    measurement; --remeasure repeats any gate's. In a CI job (--ci) a JUnit file and
+    a summary report the outcome.
 
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 a gate failed, 5 undecided, 130 interrupted. A joined process: 0 done.
@@ -123,7 +122,7 @@ def model(
             trust_remote_code=trust_remote_code,
             promote=promote,
             ablate=ablate,
-            screen=screen,
+            screen=screen or ablate,
             until_pass=until is not None,
             remeasured=tuple(remeasure or ()),
             sign=sign,

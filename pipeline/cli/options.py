@@ -176,7 +176,7 @@ AblateOption = Annotated[
     bool,
     setting(
         "--ablate",
-        "Measure the loss by weights and by KV cache, if a variant failed or came close.",
+        "As --screen, and measure the weights and the KV cache of each variant alone.",
     ),
 ]
 ScreenOption = Annotated[

@@ -75,9 +75,10 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     from rich.text import Text
 
     from artifacts.run_outcome import (
+        SCREENED,
         baseline_lines,
         drafting_lines,
-        further_tables,
+        screened_rows,
         serving_lines,
     )
 
@@ -96,8 +97,9 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     last += [*baseline_lines(report), *serving_lines(report.options), *drafting_lines(report)]
     for line in last:
         print_line(out, Text(line))
-    for title, rows in further_tables(report).items():
-        print_table(list(rows[0]), [list(row.values()) for row in rows], title=title)
+    if report.screened:
+        rows = screened_rows(report.screened)
+        print_table(list(rows[0]), [list(row.values()) for row in rows], title=SCREENED)
     print_ending(report, store, is_shown=is_shown)
 
 

@@ -42,7 +42,7 @@ class ModelRequest:
     eval_data: Path | None = None
     trust_remote_code: bool = False
     promote: bool = True
-    ablate: bool = False
+    ablate: bool = False  # with `screen`: weights and KV cache alone, too
     screen: bool = False  # measure without gates
     until_pass: bool = False  # gate from the smallest variant up to the first pass
     remeasured: tuple[str, ...] = ()

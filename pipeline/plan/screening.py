@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +12,7 @@ from pipeline.plan.plan import MAKING, Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
+from recipes.engines.engine import KV_DTYPE
 from recipes.policy import Policy
 from recipes.schema import Family
 
@@ -49,6 +51,38 @@ def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
         load = load_stage(arm, claim, gate.environment, gate.machine, loads=1)
         stages[f"{ROLE}screening"] = load
     return stages
+
+
+def kv_dtype(arm: Arm) -> str:
+    """Return the type of its KV cache."""
+    assert arm.arguments is not None
+    return str(arm.arguments.engine_arguments[KV_DTYPE])
+
+
+def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
+    """Return the arm with this KV cache type, to answer the judged stage's conversations."""
+    assert arm.arguments is not None
+    engine_arguments = {**arm.arguments.engine_arguments, KV_DTYPE: dtype}
+    arguments = replace(arm.arguments, engine_arguments=engine_arguments)
+    name, asked = f"{arm.recipe.name}.kv-{dtype.replace('_', '-')}", arm.stages[suite]
+    inputs = {r: i for r, i in asked.inputs.items() if r in ("weights", "questions")}
+    answered = EVALUATE.spec(
+        name,
+        EVALUATE.parameters_of(asked).model_copy(update={"serving": arguments, "rule": None}),
+        {"baseline": judged.inputs["baseline"], **inputs},
+        EVALUATE.runtime_of(asked).model_copy(update={"counted": None}),
+        Path(asked.store),
+    )
+    return replace(
+        arm,
+        recipe=arm.recipe.model_copy(update={"name": name}),
+        arguments=arguments,
+        stages={
+            **{role: arm.stages[role] for role in MAKING if role in arm.stages},
+            suite: answered,
+        },
+        served=(),
+    )
 
 
 def load_stage(

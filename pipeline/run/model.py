@@ -25,7 +25,6 @@ from pipeline.plan.preflight import Preflight
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose, registry_uri
 from pipeline.plan.survey import Survey, refuse, survey
-from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.pieces import carry_out
 from pipeline.run.recorder import RunRecorder
@@ -96,16 +95,13 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
         if not is_main:
             return ExitCode.SUCCESS
         serving, size = session.serving(state), found.source.weights_bytes
-        return ScreeningRun(plan, stages, serving, session.log, size).run()
+        ablate = choices.asked.ablate
+        return ScreeningRun(plan, stages, serving, session.log, size, ablate=ablate).run()
     memory = known.memory_to_make() if known is not None else 0
     copies = count_copies(plan, choices, session, memory)
     carry_out(state, session, further_copies=copies - 1)
     if not session.log.take_over():
         return ExitCode.SUCCESS  # the main copy tells what came of it
-    if choices.asked.ablate:
-        serving = session.serving(state)
-        note = choices.profile.kv_cache_note or ""
-        AblationRun(plan, stages, serving, session.log, note).run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
     return promote_passed(

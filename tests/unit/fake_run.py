@@ -46,7 +46,6 @@ from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
-from pipeline.run.ablation import AblationRun
 from pipeline.run.copies import Lead
 from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RunRecorder
@@ -179,8 +178,8 @@ class FakeRun:
         identities: of the environments.
         trust_remote_code: serve with code of the checkpoint's own.
         uri: of the registry that the run names; a file in the store if not given.
-        ablate: measure the loss by weights and by KV cache.
         screen: measure every variant once, without gates.
+        ablate: and the weights and the KV cache of each alone.
         until_pass: gate one variant after another, up to the first that passes.
         adopted: variants that are not quantized here.
         run_id: of a run that other processes work on as well.
@@ -295,14 +294,13 @@ class FakeRun:
         serving = Serving(PlanProgress(plan, store), stages, self.models, node)
         copy = Copy(store, log.folder, node, stages.progress)
         if self.screen:
-            code = ScreeningRun(plan, stages, serving, log, checkpoint.weights_bytes).run()
+            size, ablate = checkpoint.weights_bytes, self.ablate
+            code = ScreeningRun(plan, stages, serving, log, size, ablate=ablate).run()
             log.finish("finished", code)
             self.report = log.report()
             return self.report
         with Lead(log, stages.progress, store) as lead:
             Pieces(stages, serving, log, self.before_asking).do(copy, lead.try_to)
-        if self.ablate:
-            AblationRun(plan, stages, serving, log, "queries are quantized, too").run()
         for served in ("baseline", *command["recipes"]):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
         log.finish("finished", 0)

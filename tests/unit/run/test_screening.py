@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_run import ONE, TWO, FakeRun, equal, lost, policy
+from fake_run import ONE, SERVING, TWO, FakeRun, equal, lost, policy
 from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_run
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_outcome import (
-    further_tables,
     headline,
     next_command,
     next_steps,
     outcome,
+    screened_rows,
 )
 from pipeline.cli.tables import print_run
 from pipeline.core.errors import ExitCode, ServingError
@@ -44,9 +44,19 @@ def to_screen() -> Policy:
     return screening_policy(Policy.model_validate(asked))
 
 
-def screened(root: Path, **models: object) -> FakeRun:
-    pretended = PretendModels(lost(4), questions=64, nats=NATS, **models)  # type: ignore[arg-type]
-    made = FakeRun(root / "store", pretended, to_screen(), (ONE, TWO), screen=True)
+def screened(root: Path, *, ablate: bool = False, **models: object) -> FakeRun:
+    options = {"nats": NATS, "questions": 64, **models}
+    pretended = PretendModels(lost(4), **options)  # type: ignore[arg-type]
+    caches = {**SERVING, "baseline_kv_cache_dtype": "auto"} if ablate else SERVING
+    made = FakeRun(
+        root / "store",
+        pretended,
+        to_screen(),
+        (ONE, TWO),
+        serving=caches,
+        screen=True,
+        ablate=ablate,
+    )
     made.run()
     return made
 
@@ -81,9 +91,48 @@ def test_every_variant_is_served_once_and_nothing_is_gated(
 
 
 def test_what_another_beats_in_all_three_is_not_on_the_front(tmp_path: Path) -> None:
-    (rows,) = further_tables(screened(tmp_path).report).values()
+    rows = screened_rows(screened(tmp_path).report.screened)
     places = {row["variant"]: row[""] for row in rows}
     assert places == {"baseline": "", ONE: "", TWO: "front"}
+
+
+WEIGHTS, CACHE = f"{ONE}.kv-auto", "baseline.kv-fp8"
+
+
+def test_weights_and_kv_cache_are_measured_alone(tmp_path: Path) -> None:
+    run = screened(
+        tmp_path, ablate=True, nats={**NATS, WEIGHTS: 0.65, f"{TWO}.kv-auto": 0.6, CACHE: 0.55}
+    )
+    assert sorted(run.models.served) == sorted(
+        ["baseline", ONE, TWO, WEIGHTS, f"{TWO}.kv-auto", CACHE]
+    )
+    parts = {each.name: each for each in run.report.screened if each.is_part}
+    assert set(parts) == {WEIGHTS, f"{TWO}.kv-auto", CACHE}
+    for name, nats in ((WEIGHTS, 0.15), (CACHE, 0.05)):
+        effect = parts[name].effect
+        assert effect is not None
+        assert effect.nats == pytest.approx(nats)
+    rows = screened_rows(run.report.screened)
+    assert {row["variant"] for row in rows if row[""] == "front"} <= {ONE, TWO}
+    assert rows[0]["variant"] not in parts
+    assert "2 variants were screened" in headline(run.report)
+
+
+def test_a_cache_that_is_not_read_is_not_measured(tmp_path: Path) -> None:
+    nats = {**NATS, WEIGHTS: 0.65, CACHE: NATS["baseline"]}
+    models = PretendModels(equal, questions=64, nats=nats)
+    caches = {**SERVING, "baseline_kv_cache_dtype": "auto"}
+    run = FakeRun(tmp_path, models, to_screen(), (ONE,), serving=caches, screen=True, ablate=True)
+    (part,) = [each for each in run.run().screened if each.name == CACHE]
+    assert part.effect is None
+    assert "not measured" in part.reason
+
+
+def test_with_one_type_of_cache_no_part_is_served(tmp_path: Path) -> None:
+    run = FakeRun(
+        tmp_path, PretendModels(equal, nats=NATS), to_screen(), (ONE,), screen=True, ablate=True
+    )
+    assert [each.name for each in run.run().screened] == ["baseline", ONE]
 
 
 def test_screened_again_nothing_runs(tmp_path: Path) -> None:
