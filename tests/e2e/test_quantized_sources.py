@@ -141,7 +141,7 @@ def test_released_weights_are_served_as_the_baseline(
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
     assert report["checkpoint"]["source"]["quantized"] == "FP8"
-    (card,) = (store / "stages" / "evidence").glob("*/output/README.md")
+    (card,) = (store / "versions").glob("*/README.md")
     assert "against the released FP8 weights" in card.read_text()
     stages = {path.name for path in (store / "stages").iterdir()}
     assert {"dequantize", "quantize", "check_weights"} <= stages

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,9 @@ def test_a_killed_drivers_locks_last_until_its_last_child_is_gone(store: Store) 
         assert not is_held
     with store.hold("key") as is_held:  # once the child is gone
         assert is_held
+    deadline = time.monotonic() + 30  # its files are closed one after the other
+    while is_alive(run) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not is_alive(run)
     with store.collect():
         pass
