@@ -1,0 +1,211 @@
+"""Broken models that short questions take for sound: conversations find each, and no sound one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from port_server import PortServer
+from prepare_command import prepare
+
+from pipeline.core.events import NullProgress
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+from pipeline.serving.served_model import SERVED_NAME
+from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
+from recipes.schema import ServingProfile
+
+pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
+
+PLUGIN = Path(__file__).parent / "few_kv_bits"
+LOG = Path(__file__).parents[2] / "eval_gates" / "data" / "summaries.jsonl"
+ROWS = 200
+POLICY = """
+name: conversations
+summary: conversations alone
+suites:
+  quiz:
+    {kind: mmlu, prompt_format: cloze, num_fewshot: 0, sources: [builtin], tier: supporting,
+     margins: {int4: 0.2}}
+  traffic:
+    {kind: fidelity, prompt_format: chat, data: LOG, max_tokens: 24, questions: 200,
+     scored_tokens: 512, margins: {int4: 0.08}}
+"""
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
+}
+
+
+def conversations() -> list[dict[str, Any]]:
+    """A log in OpenAI's form: tools, unicode, empty turns, and texts beyond the context."""
+    texts = [json.loads(line)["document"] for line in LOG.read_text().splitlines()]
+    rows = []
+    for number in range(ROWS):
+        text = texts[number % len(texts)]
+        asked = {"role": "user", "content": f"{number}. {text[: 200 + 3 * number]} Sum up."}
+        row: dict[str, Any] = {"id": str(number), "messages": [asked]}
+        if number % 10 == 1:
+            row["tools"] = [WEATHER]
+        elif number % 10 == 2:
+            asked["content"] = f"«{number}» Übersetze: 你好 мир 🌍🏽 … {text[:300]}"
+        elif number % 10 == 3:
+            empty = [{"role": "assistant", "content": ""}, {"role": "user", "content": "Go on."}]
+            row["messages"] += empty
+        elif number % 50 == 4:
+            asked["content"] = " ".join(texts[:40])
+        elif number % 10 == 5:
+            row = {"id": str(number), "prompt": text[:400]}
+        rows.append(row)
+    return rows
+
+
+@contextmanager
+def served(
+    model: Path, profile: ServingProfile, log: Path, variables: dict[str, str] | None = None
+) -> Iterator[Server]:
+    arguments = ServingArguments.of(profile, is_baseline=True)
+    exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
+    arguments.engine_arguments.update(exact)
+    arguments.environment.update(variables or {})
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    server = PortServer(python, model, arguments, log)
+    try:
+        server.start(profile.ready_timeout_seconds, NullProgress())
+        yield server
+    finally:
+        server.stop()
+
+
+def four_bits(folder: Path, model: Path) -> dict[str, str]:
+    """A KV cache of four bits, by a plugin of the engine."""
+    about = folder / "few_kv_bits-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: few-kv-bits\nVersion: 1\n")
+    plugin = "[vllm.general_plugins]\nfew_kv_bits = few_kv_bits:register\n"
+    (about / "entry_points.txt").write_text(plugin)
+    return {"PYTHONPATH": f"{folder}:{PLUGIN}", "FEW_KV_BITS": "4"}
+
+
+def change_weights(model: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> None:
+    """Rewrite each tensor of 16 bits (bfloat16: the first half of a float) in its place."""
+    (file,) = model.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    (size,) = struct.unpack("<Q", data[:8])
+    for name, about in json.loads(data[8 : 8 + size]).items():
+        if about.get("dtype") == "BF16":
+            start, end = (8 + size + offset for offset in about["data_offsets"])
+            bits = np.frombuffer(data[start:end], np.uint16).astype(np.uint32) << 16
+            changed = change(name, bits.view(np.float32)).astype(np.float32)
+            data[start:end] = (changed.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    file.write_bytes(data)
+
+
+def another_revision(folder: Path, model: Path) -> dict[str, str]:
+    """Every weight a tenth of its deviation away, as by further training."""
+    drawn = np.random.default_rng(0)
+    change_weights(model, lambda _, was: was + drawn.normal(0, 0.1 * was.std(), was.shape))
+    return {}
+
+
+def doubled_scale(folder: Path, model: Path) -> dict[str, str]:
+    """One projection is twice as large, as by a scale that is applied twice."""
+    change_weights(model, lambda name, was: was * (1 + ("layers.10.mlp.down_proj" in name)))
+    return {}
+
+
+def another_template(folder: Path, model: Path) -> dict[str, str]:
+    """The chat template says one word more."""
+    config = model / "tokenizer_config.json"
+    found, file = json.loads(config.read_text()), model / "chat_template.jinja"
+    template = file.read_text() if file.exists() else found["chat_template"]
+    file.write_text("Hello. " + template)
+    config.write_text(json.dumps({k: v for k, v in found.items() if k != "chat_template"}))
+    return {}
+
+
+def another_tokenizer(folder: Path, model: Path) -> dict[str, str]:
+    """Two words have changed places."""
+    file = model / "tokenizer.json"
+    found = json.loads(file.read_text())
+    words = found["model"]["vocab"]
+    words["Ġthe"], words["Ġa"] = words["Ġa"], words["Ġthe"]
+    file.write_text(json.dumps(found))
+    return {}
+
+
+@pytest.fixture(scope="module")
+def gate(server: Server, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Gate a server against the sound one."""
+    root = tmp_path_factory.mktemp("gate")
+    log, policy = root / "log.jsonl", root / "policy.yaml"
+    log.write_text("".join(json.dumps(row) + "\n" for row in conversations()))
+    policy.write_text(POLICY.replace("LOG", str(log)))
+
+    def run(candidate: Server) -> Any:
+        started = time.monotonic()
+        done = prepare(
+            root / "store",
+            "gate",
+            *("--baseline", server.url, "--baseline-model", SERVED_NAME),
+            *("--candidate", candidate.url, "--candidate-model", SERVED_NAME),
+            *("--tokenizer", str(demo_model), "--policy", str(policy)),
+            *("--family", "int4", "--json"),
+        )
+        print(f"exit {done.returncode} after {time.monotonic() - started:.0f} s")
+        return done
+
+    return run
+
+
+def test_the_same_model_passes(gate: Any, server: Server) -> None:
+    done = gate(server)
+    assert done.returncode == 0, done.stderr
+    (variant,) = json.loads(done.stdout)["variants"]
+    found = {each["name"]: each for each in variant["gates"]}
+    assert found["traffic"]["verdict"] == "pass"
+    assert found["traffic"]["n"] == ROWS
+
+
+@pytest.mark.parametrize("broken", [four_bits, another_revision, doubled_scale])
+def test_what_answers_short_questions_as_before_loses_conversations(
+    broken: Any, gate: Any, demo_model: Path, cpu_profile: ServingProfile, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(demo_model, model)
+    variables = broken(tmp_path, model)
+    with served(model, cpu_profile, tmp_path / "server.log", variables) as candidate:
+        done = gate(candidate)
+    assert done.returncode == 4, done.stderr
+    (variant,) = json.loads(done.stdout)["variants"]
+    found = {each["name"]: each for each in variant["gates"]}
+    print({name: (each["estimate"], each["n"], each["verdict"]) for name, each in found.items()})
+    assert found["traffic"]["verdict"] == "fail"
+
+
+@pytest.mark.parametrize("broken", [another_template, another_tokenizer])
+def test_what_reads_another_text_is_refused_before_a_score(
+    broken: Any, gate: Any, demo_model: Path, cpu_profile: ServingProfile, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(demo_model, model)
+    broken(tmp_path, model)
+    with served(model, cpu_profile, tmp_path / "server.log") as candidate:
+        done = gate(candidate)
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert "renders the conversation" in done.stderr
+    assert os.fspath(demo_model) not in done.stdout
