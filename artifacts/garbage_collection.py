@@ -22,9 +22,8 @@ from artifacts.run_record import RunReport, read_run
 from eval_gates.answer_log import book_of_part
 from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
-from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage import StageRecord, StageReference, StageSpec
-from pipeline.core.store import RECORD, Store
+from pipeline.core.store import RECORD, RunFolders, Store
 from pipeline.stages.evaluate.run import book_key
 
 

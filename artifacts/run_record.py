@@ -18,8 +18,7 @@ from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from pipeline.core.errors import ExitCode, StoreError, UsageError
 from pipeline.core.record import Record
-from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
-from pipeline.core.store import Store
+from pipeline.core.store import RUN_RECORD, RunFolders, Store, is_alive
 from pipeline.core.untrusted import (
     MAX_RECORD_BYTES,
     MAX_RECORD_VALUES,

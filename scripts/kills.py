@@ -31,9 +31,8 @@ from pipeline.core.errors import StoreError
 from pipeline.core.events import NullProgress
 from pipeline.core.lots import Needs, Node
 from pipeline.core.private_files import write_atomically
-from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage import StageRecord
-from pipeline.core.store import RECORD, Store
+from pipeline.core.store import RECORD, RunFolders, Store
 from pipeline.run.work import Copy, Failures, Piece, forget_tries
 from pipeline.stages.evaluate.answer_logs import book_file, open_book
 

@@ -29,8 +29,7 @@ from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.serving.argument_check import engine_version
-from pipeline.serving.front import open_front, reserve
-from pipeline.serving.listening_host import HOST, check_host
+from pipeline.serving.front import HOST, check_host, open_front, reserve
 from pipeline.serving.server import Server
 from recipes.checkpoints.folder import inspect_folder
 from recipes.engines import find_engine

@@ -28,12 +28,6 @@ EVENT_INTERVAL_S = 0.5
 @contextmanager
 def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Progress]:
     """Yield a Progress on standard error; `plain` means lines."""
-    with _open(as_json=as_json, plain=plain) as progress:
-        yield progress
-
-
-@contextmanager
-def _open(*, as_json: bool, plain: bool) -> Iterator[Progress]:
     if as_json:
         yield JsonLines()
     elif sys.stderr.isatty() and not plain:

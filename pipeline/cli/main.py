@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -32,19 +31,12 @@ from pipeline.cli import (
     tune,
     verify,
 )
-from pipeline.cli.follow_up import repeat_options
 from pipeline.cli.options import PATH, setting
 from pipeline.cli.terminal import guard_streams
-from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
+from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.interruption import interrupt_on_signals, is_interruption
 from pipeline.core.redaction import redact
-from pipeline.environments.settings_file import unread_settings_file, use_settings
-
-NO_TEMPORARY_FOLDER = UsageError(
-    "no temporary folder can be written to",
-    where="/tmp",  # noqa: S108
-    hint="mount one there (podman run --tmpfs /tmp; in Kubernetes an emptyDir), or set TMPDIR",
-)
+from pipeline.environments.settings_file import use_settings
 
 app = typer.Typer(
     name="prepare",
@@ -101,40 +93,22 @@ def root(
     """Define the options of the whole command."""
     if settings is not None:
         context.with_resource(use_settings(settings))
-    elif unread := unread_settings_file():
-        words = f"prepare --settings {unread} {context.invoked_subcommand}"
-        print(f"note: ./{unread} is not read; with it: {words} ...", file=sys.stderr)
 
 
 def main(command: Callable[..., Any] = app) -> NoReturn:
     """Run the command line and exit with its code."""
     with guard_streams():
-        run(command)
-
-
-def run(command: Callable[..., Any]) -> NoReturn:
-    """Run the command, report its outcome, and exit."""
-    interrupt_on_signals()
-    try:
-        # Outside its standalone mode the parser returns a command's exit code, and makes an exit
-        # of an interruption.
-        code = command(standalone_mode=False) or ExitCode.SUCCESS
-        sys.stdout.flush()  # reports write errors below, not at the interpreter's end
-        if code == ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt
-        sys.exit(code)
-    except (Exception, KeyboardInterrupt) as error:
-        sys.exit(report_error(error))
-
-
-def has_temporary_folder() -> bool:
-    """Return whether a temporary file can be written."""
-    import tempfile
-
-    with suppress(FileNotFoundError):
-        tempfile.gettempdir()
-        return True
-    return False
+        interrupt_on_signals()
+        try:
+            # Outside its standalone mode the parser returns a command's exit code, and makes an
+            # exit of an interruption.
+            code = command(standalone_mode=False) or ExitCode.SUCCESS
+            sys.stdout.flush()  # reports write errors below, not at the interpreter's end
+            if code == ExitCode.INTERRUPTED:
+                raise KeyboardInterrupt
+            sys.exit(code)
+        except (Exception, KeyboardInterrupt) as error:
+            sys.exit(report_error(error))
 
 
 def report_error(error: BaseException) -> int:
@@ -146,26 +120,14 @@ def report_error(error: BaseException) -> int:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        error = full_disk(error)
-    if not isinstance(error, PrepareError) and not has_temporary_folder():
-        error = NO_TEMPORARY_FOLDER
+        error = StoreError(
+            "the disk is full",
+            where=str(error.filename or "the store, or where standard output goes"),
+            hint="free some space, then run the same command again",
+        )
     if isinstance(error, PrepareError):
-        print(f"error: {repeat_options(str(error))}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    return report_unexpected(error)
-
-
-def full_disk(error: OSError) -> StoreError:
-    """Return the error for writes outside of stages."""
-    return StoreError(
-        "the disk is full",
-        where=str(error.filename or "the store, or where standard output goes"),
-        hint="free some space, then run the same command again",
-    )
-
-
-def report_unexpected(error: BaseException) -> int:
-    """Print a usage error, or write a traceback to a file."""
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()
         return int(error.exit_code)

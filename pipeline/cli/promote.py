@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.display import open_display
-from pipeline.cli.follow_up import given
 from pipeline.cli.options import (
     IfCurrentOption,
     JsonOption,
@@ -17,7 +16,7 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
-from pipeline.cli.tables import print_json
+from pipeline.cli.tables import given, print_json
 
 
 def promote(

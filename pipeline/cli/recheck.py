@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.display import open_display
-from pipeline.cli.follow_up import repeat_options
 from pipeline.cli.options import (
     EvalDataOption,
     JsonOption,
@@ -131,7 +130,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
     print_table(["gate", "then", "", "now", ""], rows)
     words = {True: "the verdict stands", False: "the verdict does not stand", None: "no verdict"}
     print(f"{name}: {words[outcome.stands]}: {now.verdict}: {now.reason}")
-    print(repeat_options(next_step(outcome)))
+    print(next_step(outcome))
 
 
 def gate_cells(gate: GateResult | None) -> list[str]:

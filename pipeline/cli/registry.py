@@ -68,13 +68,9 @@ def registry(
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
         title = log_line(f"{version.name} version {version.version}{aliases}")
         print(f"{title}\n  {log_line(version.source)}")
-        shown = {tag: show_tag(value) for tag, value in sorted(version.tags.items()) if value}
-        print_table(["tag", "value"], [[tag, value] for tag, value in shown.items()])
-
-
-def show_tag(value: str) -> str:
-    """Return a digest's beginning, or another value whole."""
-    return value[:SHORT] if _DIGEST.fullmatch(value) else value
+        tags = sorted((tag, value) for tag, value in version.tags.items() if value)
+        shown = [[tag, v[:SHORT] if _DIGEST.fullmatch(v) else v] for tag, v in tags]
+        print_table(["tag", "value"], shown)
 
 
 def print_history(moves: Sequence[Move], *, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pipeline.cli.follow_up import given
 from pipeline.cli.options import (
     IfCurrentOption,
     JsonOption,
@@ -14,7 +13,7 @@ from pipeline.cli.options import (
     option,
 )
 from pipeline.cli.registry import open_asked
-from pipeline.cli.tables import print_json
+from pipeline.cli.tables import given, print_json
 
 
 def rollback(

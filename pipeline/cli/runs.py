@@ -75,7 +75,7 @@ def runs(
 def print_runs(store: Store, *, as_json: bool) -> None:
     """Print a line for each run, newest last."""
     from artifacts.run_record import read_run
-    from pipeline.core.run_folders import RunFolders
+    from pipeline.core.store import RunFolders
 
     found = []
     for folder in RunFolders(store).all():

@@ -19,7 +19,6 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
-from pipeline.serving.listening_host import HOST, format_for_url, reachable_address
 
 
 def serve(
@@ -35,7 +34,7 @@ def serve(
             "VLLM_API_KEY.",
             show_default=True,
         ),
-    ] = HOST,
+    ] = "127.0.0.1",
     weights: WeightsOption = None,
     draft_model: Annotated[
         Path | None,
@@ -80,6 +79,7 @@ def serve(
     """
     from artifacts.deploy.serve import Deployment
     from pipeline.environments.settings import load_settings
+    from pipeline.serving.front import format_for_url, reachable_address
 
     settings = load_settings(store, public_key=public_key)
     _, version = find_asked(reference, registry, settings)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.follow_up import given
+from pipeline.cli.options import parse_path
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import PrepareError, from_dict
 from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, log_line
@@ -34,6 +36,16 @@ def console(width: int = WIDTH_WITHOUT_TERMINAL) -> Console:
 def print_json(value: Any) -> None:
     """Print one JSON value."""
     print(json.dumps(value, indent=1))
+
+
+def given(store: Path | None, registry: str | None = None) -> str:
+    """Return ` --store PATH --registry URI` for the next command, as far as needed."""
+    named, words = os.environ.get("PREPARE_STORE"), []
+    if store is not None and not (named and parse_path(named) == store):
+        words += ["--store", str(store)]
+    if registry and registry != os.environ.get("PREPARE_REGISTRY"):
+        words += ["--registry", registry]
+    return f" {shlex.join(words)}" if words else ""
 
 
 @contextmanager
@@ -89,11 +101,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
         print_line(out, Text(title_of(report)))
     for variant in report.variants:
         print_reasons(out, variant)
-    last = [
-        *floor_lines(report),
-        *length_lines(report),
-        *speed_lines(report),
-    ]
+    last = [*floor_lines(report), *length_lines(report), *speed_lines(report)]
     last += [*baseline_lines(report), *serving_lines(report.options), *drafting_lines(report)]
     for line in last:
         print_line(out, Text(line))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.display import open_display
-from pipeline.cli.follow_up import given
 from pipeline.cli.options import (
     PATH,
     GpusACopyOption,
@@ -22,7 +21,7 @@ from pipeline.cli.options import (
     argument,
     option,
 )
-from pipeline.cli.tables import errors_as_json, print_table
+from pipeline.cli.tables import errors_as_json, given, print_table
 from pipeline.cli.verify import is_version, registered_folder
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import from_dict

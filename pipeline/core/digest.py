@@ -23,8 +23,6 @@ BLOCK_BYTES = 8 * 1024 * 1024
 SETTLED_AFTER_NS = 2_000_000_000
 
 CACHE_SCHEMA = 1
-# Work that a kill can lose. The cache is written as a whole each time.
-CACHE_INTERVAL_BYTES = 2**30
 
 
 class FileDigests:
@@ -49,23 +47,16 @@ class FileDigests:
         CheckpointError: a file cannot be read, or changed meanwhile.
         """
         progress = progress or NullProgress()
-        known, fresh, unsaved, before = self._read_cache(), dict[str, Any](), 0, 0
+        known, before = self._read_cache(), 0
         with raise_as(CheckpointError, "the file cannot be read", Path()):
             total = sum(path.stat().st_size for path in paths)
-        try:
-            for path in paths:
-                report = partial(_report, progress, before, total)
-                sha256, size, entry = self._look_up(path, known, report)
-                before += size
-                fresh |= entry
-                unsaved += size if entry else 0
-                if unsaved >= CACHE_INTERVAL_BYTES:
-                    self._remember(fresh, progress)
-                    fresh, unsaved = {}, 0
-                yield sha256
-        finally:
-            if fresh:
-                self._remember(fresh, progress)
+        for path in paths:
+            report = partial(_report, progress, before, total)
+            sha256, size, entry = self._look_up(path, known, report)
+            before += size
+            if entry:
+                self._remember(entry, progress)
+            yield sha256
 
     def bytes_to_hash(self, paths: Iterable[Path]) -> int:
         """Return the size of uncached files."""
@@ -115,10 +106,8 @@ class FileDigests:
             return {}
         if not isinstance(cache, dict) or cache.get("schema_version") != CACHE_SCHEMA:
             return {}
-        files = cache.get("files")
-        if not isinstance(files, dict):
-            return {}
-        return {path: entry for path, entry in files.items() if _is_sound(entry)}
+        found: dict[str, dict[str, Any]] = cache["files"]
+        return found
 
     def _remember(self, fresh: Mapping[str, Any], progress: Progress) -> None:
         from filelock import FileLock
@@ -136,15 +125,6 @@ class FileDigests:
 
 def _identity(status: os.stat_result) -> list[int]:
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def _is_sound(entry: object) -> bool:
-    return (
-        isinstance(entry, dict)
-        and isinstance(entry.get("identity"), list)
-        and isinstance(entry.get("sha256"), str)
-        and len(entry["sha256"]) == 64
-    )
 
 
 def _hash(file: Any, size: int, report: Callable[[int], None]) -> tuple[str, int]:

@@ -51,11 +51,11 @@ def hold_for_children(descriptor: int) -> Iterator[None]:
 
 
 @contextmanager
-def doing(what: str) -> Iterator[str]:
+def doing(what: str) -> Iterator[None]:
     """Describe this process's work to waiting processes."""
     _work.append((what, datetime.now(UTC).strftime("%H:%M UTC")))
     try:
-        yield this_process()
+        yield
     finally:
         _work.pop()
 
@@ -65,7 +65,9 @@ def this_process() -> str:
     outer_and_inner = [*_work[:1], *_work[1:][-1:]]
     words = [what for what, _ in outer_and_inner]
     since = [f"since {when}" for _, when in outer_and_inner[-1:]]
-    return ", ".join([*words, *since, f"process {os.getpid()} of {_user()} on {platform.node()}"])
+    return ", ".join(
+        [*words, *since, f"process {os.getpid()} of {user_name(os.getuid())} on {platform.node()}"]
+    )
 
 
 def holder_of(path: Path) -> str:
@@ -209,8 +211,9 @@ def _read_holder(descriptor: int) -> str:
     return told if told.isprintable() and told else "another process"
 
 
-def _user() -> str:
+def user_name(number: int) -> str:
+    """Return a user's name; a container may have none."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container
-        return f"user {os.getuid()}"
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"

@@ -97,15 +97,16 @@ def query_driver(*arguments: str) -> str | None:
 
 def _gpus_with_slices() -> list[list[VisibleGpu]]:
     lines = (query_driver("-L") or "").splitlines()
-    facts = _query_rows("name,driver_version,memory.total", len(lines))
-    capabilities = _query_rows("compute_cap", len(lines))
+    fields = "--query-gpu=driver_version,memory.total,compute_cap"
+    answer = query_driver(fields, "--format=csv,noheader") if lines else None
+    facts = [re.split(r",\s*", line.strip()) for line in (answer or "").splitlines()]
     gpus: list[VisibleGpu] = []
     slices: list[list[VisibleGpu]] = []
     for line in lines:
         if found := _GPU.match(line):
-            _, driver, memory = (*facts[len(gpus)], "", "", "")[:3]
-            capability = _parse_number((*capabilities[len(gpus)], "")[0])
-            gpus.append(VisibleGpu(found["name"], found["uuid"], driver, memory, capability))
+            known = facts[len(gpus)] if len(gpus) < len(facts) else ["", "", ""]
+            capability = float(known[2]) if re.fullmatch(r"\d+\.\d+", known[2]) else None
+            gpus.append(VisibleGpu(found["name"], found["uuid"], known[0], known[1], capability))
             slices.append([])
         elif gpus and (found := _SLICE.match(line)):
             name = f"{gpus[-1].name} MIG {found['name']}"
@@ -143,19 +144,6 @@ def _find_named(
     # A unique prefix of a UUID is valid.
     named = [gpu for gpu in everything if word and gpu.uuid.startswith(word)]
     return named[0] if len(named) == 1 else None
-
-
-def _query_rows(fields: str, count: int) -> list[tuple[str, ...]]:
-    answer = query_driver(f"--query-gpu={fields}", "--format=csv,noheader") if count else None
-    rows = [tuple(re.split(r",\s*", line.strip())) for line in (answer or "").splitlines()]
-    return [*rows, *[()] * count]
-
-
-def _parse_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:  # "[N/A]"
-        return None
 
 
 MIN_SHARE = 0.01

@@ -16,8 +16,19 @@ from pipeline.core.record import Record, SparseRecord
 
 CPU_FEATURES_VARIABLE = "PREPARE_CPU_FEATURES"
 """`avx2` makes a whole run behave as on a machine with no other feature: recorded facts, the
-engine's kernel library, the kernels of torch and oneDNN."""
-NO_FEATURES = "none"
+engine's kernel library, the kernels of torch and oneDNN. `none` leaves not even this one."""
+_LIMITS = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "none": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    },
+}
 FLAGS: dict[str, frozenset[str]] = {
     "avx2": frozenset({"avx2"}),
     # torch requires all of these before it reports AVX-512.
@@ -32,68 +43,32 @@ FEATURES = tuple(FLAGS)
 def cpu_features(
     facts: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """Return the CPU's permitted features."""
-    flags = parse_flags(Path("/proc/cpuinfo").read_text() if facts is None else facts)
+    """Return the CPU's permitted features; `facts` is /proc/cpuinfo."""
+    facts = Path("/proc/cpuinfo").read_text() if facts is None else facts
+    lines = [line for line in facts.splitlines() if line.startswith("flags")]
+    flags = set(lines[0].partition(":")[2].split()) if lines else set()
     found: list[str] = []
     for name, needed in FLAGS.items():
         # AMX implies AVX512_BF16 in hardware, but a virtual machine may hide any flag.
         if not needed <= flags:
             break
         found.append(name)
-    wanted = requested_features(environ)
-    if wanted is None:
-        return tuple(found)
-    if lacking := [name for name in wanted if name not in found]:
-        raise UsageError(
-            f"this CPU has no {lacking[0]}",
-            where=CPU_FEATURES_VARIABLE,
-            hint=f"use features from: {', '.join(found) or NO_FEATURES}",
-        )
-    return wanted
+    limit = limiting_variables(environ).get(CPU_FEATURES_VARIABLE)
+    return tuple(name for name in found if limit is None or name == limit)
 
 
-def limiting_variables(
-    facts: str | None = None, environ: Mapping[str, str] = os.environ
-) -> dict[str, str]:
-    """Return variables that restrict a process to these features."""
-    wanted = requested_features(environ)
-    if wanted is None or wanted == cpu_features(facts, {}):
+def limiting_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that restrict a process to the permitted features."""
+    limit = environ.get(CPU_FEATURES_VARIABLE)
+    if not limit:
         return {}
-    limits = {CPU_FEATURES_VARIABLE: ",".join(wanted) or NO_FEATURES}
-    if "avx512f" not in wanted:
-        return {
-            **limits,
-            "ATEN_CPU_CAPABILITY": "avx2" if wanted else "default",
-            "ONEDNN_MAX_CPU_ISA": "AVX2" if wanted else "SSE41",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX2" if wanted else "SSE4_2",
-        }
-    with_bf16 = "avx512_bf16" in wanted
-    return {**limits, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16" if with_bf16 else "AVX512_CORE"}
-
-
-def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the requested features; None if unset."""
-    text = environ.get(CPU_FEATURES_VARIABLE, "").strip()
-    if not text:
-        return None
-    words = {word.strip() for word in text.split(",")} - {NO_FEATURES}
-    wanted = tuple(name for name in FEATURES if name in words)
-    if words - set(FEATURES) or wanted != FEATURES[: len(wanted)]:
-        lists = [",".join(FEATURES[:length]) for length in range(1, len(FEATURES) + 1)]
+    if limit not in _LIMITS:
         raise UsageError(
-            f"'{text}' is not a list of CPU features",
+            f"'{limit}' is not a limit of CPU features",
             where=CPU_FEATURES_VARIABLE,
-            hint=f"write one of: {NO_FEATURES}; {'; '.join(lists)}",
+            hint=f"write one of: {', '.join(_LIMITS)}",
         )
-    return wanted
-
-
-def parse_flags(facts: str) -> frozenset[str]:
-    """Return the first CPU's flags; `facts` is /proc/cpuinfo."""
-    for line in facts.splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+    return {CPU_FEATURES_VARIABLE: limit, **_LIMITS[limit]}
 
 
 class Hardware(SparseRecord):
@@ -158,7 +133,7 @@ def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = Tr
         cores=len(os.sched_getaffinity(0)),
         all_cores=os.cpu_count() or 1,
         cpu_features=cpu_features(environ=variables),
-        cpu_limits=limiting_variables(environ=variables),
+        cpu_limits=limiting_variables(variables),
         memory_bytes=memory_bytes(),
         gpus=tuple(visible_gpus(variables)) if with_gpus else (),
         visible_devices=variables.get("CUDA_VISIBLE_DEVICES"),

@@ -19,7 +19,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import pwd
 import stat
 import tempfile
 import time
@@ -30,9 +29,8 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.core.errors import UsageError
-from pipeline.core.file_locks import hold_for_children
+from pipeline.core.file_locks import hold_for_children, user_name
 from pipeline.core.gpus import VisibleGpu, allottable_gpus, busy_gpus
-from pipeline.core.untrusted import open_regular
 
 FOLDERS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 FOLDER_VARIABLE = "PREPARE_NODE_LOCKS"
@@ -101,7 +99,6 @@ class Node:
     def take(
         self,
         needs: Needs,
-        doing: str = "",
         on_wait: Waits = lambda text: None,
         *,
         wait: bool = True,
@@ -112,7 +109,6 @@ class Node:
         """
         self._check(needs)
         with ExitStack() as held:
-            held.enter_context(self._note(doing))
             lot: Lot | None = None
             try:
                 lot = self._take(needs, held, on_wait, wait=wait)
@@ -176,8 +172,6 @@ class Node:
                 hint="let CUDA see as many GPUs of one kind, or choose a profile for fewer",
             )
 
-    # --- locks --------------------------------------------------------------------------------
-
     @contextmanager
     def acquire(
         self,
@@ -218,36 +212,13 @@ class Node:
         for pid in _lockers(self._path(name)):
             if pid == os.getpid():
                 continue
-            over = "" if Path(f"/proc/{pid}").exists() else " (killed; its last processes end)"
-            with contextlib.suppress(OSError, ValueError):
-                with open_regular(self._note_path(pid), None) as file:
-                    note = file.read(300).decode(errors="replace")
-                if note.isprintable() and note:
-                    return note + over
-            with contextlib.suppress(OSError, KeyError):
-                user = pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
-                return f"process {pid} of {user}{over}"
+            with contextlib.suppress(OSError):
+                return f"process {pid} of {user_name(Path(f'/proc/{pid}').stat().st_uid)}"
+            return f"process {pid}, which was killed and whose last processes end"
         return "another process"
 
     def _path(self, name: str) -> Path:
         return self.folder / f"prepare.{name.replace('/', '_')}.lock"
-
-    def _note_path(self, pid: int) -> Path:
-        return self.folder / f"prepare.holder.{pid}"
-
-    @contextmanager
-    def _note(self, doing: str) -> Iterator[None]:
-        path = self._note_path(os.getpid())
-        with contextlib.suppress(OSError):  # it is for messages alone
-            path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(doing)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
 
     def _open(self, path: Path) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -39,7 +39,9 @@ from pipeline.core.private_files import (
 from pipeline.core.stage import StageRecord
 from pipeline.core.untrusted import MAX_RECORD_BYTES, UntrustedFileError, parse_record, read_regular
 
-RECORD = "stage.json"
+RECORD, RUN_RECORD = "stage.json", "run.json"
+ALIVE = "alive"
+"""Lock of a run's main process."""
 PARTIAL, DEAD, DISCARDED = ".partial", ".dead", ".discarded"
 LOCK, LOCKS = "lock", "locks"
 TOKEN_LETTERS = 12
@@ -270,7 +272,7 @@ class Store:
 
     def _in_use_error(self) -> StoreError:
         runs = self.root / "runs"
-        alive = [path.parent.name for path in sorted(runs.glob("*/alive")) if is_locked(path)]
+        alive = [path.parent.name for path in sorted(runs.glob(f"*/{ALIVE}")) if is_locked(path)]
         return StoreError(
             f"{f'run {alive[0]}' if alive else 'a process'} works on this store, and what it will "
             "use is not known yet",
@@ -304,6 +306,43 @@ class Store:
             hint="free some space, or use another folder with --store DIR; "
             "finished stages stay and will be reused",
         )
+
+
+class RunFolders:
+    """Run directories of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._folder = store.root / "runs"
+
+    def make(self, run_id: str, *, is_new: bool = True) -> Path:
+        """Create and return a run's folder; StoreError if that fails.
+
+        Unless `is_new`, it may exist.
+        """
+        folder, store = self._folder / run_id, self._store
+        store.make_root()
+        with store.explain_errors(), private_umask(store.root):
+            folder.mkdir(parents=True, exist_ok=not is_new)
+        return folder
+
+    def all(self) -> list[Path]:
+        if not self._folder.is_dir():
+            return []
+        return sorted(path for path in self._folder.iterdir() if path.is_dir())
+
+    @contextmanager
+    def hold_alive(self, folder: Path) -> Iterator[bool]:
+        """Show that the main process lives; yield whether this is it."""
+        with ExitStack() as held:
+            with self._store.explain_errors():
+                is_main = held.enter_context(locked(folder / ALIVE, wait=False))
+            yield is_main
+
+
+def is_alive(folder: Path) -> bool:
+    """Return whether the run's main process lives, anywhere."""
+    return is_locked(folder / ALIVE)
 
 
 def _means_full_disk(error: OSError) -> bool:

@@ -7,33 +7,21 @@ from pathlib import Path
 
 from pipeline.core.errors import UsageError
 
-MAX_BYTES = 4095  # Linux's PATH_MAX without the final NUL
+MAX_BYTES, MAX_NAME_BYTES = 4095, 255  # Linux's PATH_MAX without the final NUL, and NAME_MAX
 
 
 def user_path(text: str | Path, where: str) -> Path:
-    """Return the path with `~` expanded."""
-    problem = _find_problem(str(text))
-    if not problem:
-        try:
+    """Return the path with `~` expanded; UsageError if no file can have it."""
+    try:
+        written = os.fsencode(text)
+        longest = max(map(len, written.split(b"/")))
+        if b"\0" not in written and len(written) <= MAX_BYTES and longest <= MAX_NAME_BYTES:
             return Path(text).expanduser()
-        except RuntimeError:
-            problem = "it contains the home folder of an unknown user"
+        problem = f"it has a NUL, or more than {MAX_BYTES:,} bytes, or {MAX_NAME_BYTES} in a name"
+    except (UnicodeEncodeError, RuntimeError) as error:  # half a surrogate pair; no such user
+        problem = str(error)
     raise UsageError(
-        f"{str(text)[:80]!r} is not a path: {problem}",
+        f"{str(text)[:80]!r} is not a path: {problem[:200]}",
         where=where,
         hint="correct the path; an absolute path starts with /, a path in your home folder with ~/",
     )
-
-
-def _find_problem(text: str) -> str:
-    try:
-        length = len(os.fsencode(text))
-    except UnicodeEncodeError:
-        return "it has an unpaired surrogate"
-    if "\0" in text:
-        return "it has a NUL"
-    if length > MAX_BYTES:
-        return f"it is longer than {MAX_BYTES:,} bytes"
-    if any(len(os.fsencode(part)) > 255 for part in text.split("/")):
-        return "a name in it is longer than 255 bytes"
-    return ""

@@ -1,27 +1,25 @@
-"""A worker's protocol: spec JSON in, result JSON out, progress events.
+"""A worker's protocol: ``python worker_protocol.py MODULE SPEC.json RESULT.json OUTPUT``.
 
-A PrepareError is returned in the result file.
+It calls the module's `run` in a managed environment, with progress events. A PrepareError is
+returned in the result file. At module level only the standard library can be imported.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
+import importlib.util
 import json
 import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import PrepareError, StoreError, WorkerError
-from pipeline.core.events import Progress, worker_progress
-from pipeline.core.plugins import PLUGINS, use_given
-from pipeline.core.redaction import redact_streams
-
-Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
+if TYPE_CHECKING:
+    from pipeline.core.errors import PrepareError
 
 
 def peak_memory_bytes() -> int:
@@ -42,6 +40,8 @@ def versions_of(*libraries: str) -> dict[str, str]:
 
 def explain(error: Exception) -> PrepareError:
     """Return an unexpected exception as a PrepareError."""
+    from pipeline.core.errors import StoreError, WorkerError
+
     # Libraries in other languages have the system's error in their message only.
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
         return StoreError(
@@ -56,19 +56,40 @@ def explain(error: Exception) -> PrepareError:
     )
 
 
-def main(load: Callable[[], Run]) -> None:
-    """Run a worker's `run` by the arguments ``SPEC.json RESULT.json OUTPUT_FOLDER``.
+def register_packages(root: Path) -> None:
+    """Make only our packages importable from `root`: our other site-packages would conflict."""
+    for name in ("pipeline", "recipes", "eval_gates"):
+        folder = root / name
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{folder} is not a package")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
 
-    Loading follows plugin registration, as the worker may be in a plugin.
+
+def main() -> None:
+    """Run the worker.
+
+    Its module is imported after plugin registration, as it may be in a plugin.
     """
+    from pipeline.core.errors import PrepareError
+    from pipeline.core.events import worker_progress
+    from pipeline.core.plugins import PLUGINS, use_given
+    from pipeline.core.redaction import redact_streams
+
     redact_streams()
+    sys.argv.pop(0)  # the script's own name: the worker's takes its place
     spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])
     answer: dict[str, Any]
     try:
         spec = json.loads(spec_path.read_text())
         for plugin in spec.pop(PLUGINS, ()):
             use_given(plugin)
-        result = load()(spec, worker_progress(), output)
+        run = importlib.import_module(sys.argv[0]).run
+        result = run(spec, worker_progress(), output)
         answer = {"ok": True, "result": result}
     except PrepareError as error:
         answer = {"ok": False, "error": error.to_dict()}
@@ -81,3 +102,12 @@ def main(load: Callable[[], Run]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if answer["ok"] else 1)
+
+
+if __name__ == "__main__":
+    # The script's own folder would shadow modules by its files' names; PYTHONSAFEPATH (Python 3.11)
+    # leaves it out.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)
+    register_packages(Path(__file__).resolve().parents[2])
+    main()

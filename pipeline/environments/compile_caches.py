@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from pipeline.core.events import Progress
-from pipeline.core.private_files import private_umask
+from pipeline.core.private_files import private_umask, untrusted_reason
 
 VARIABLES = {
     "VLLM_CACHE_ROOT": "vllm",  # includes torch.compile's cache
@@ -18,7 +18,6 @@ VARIABLES = {
 }
 
 _IDENTITY_CHARACTERS = 16
-_FOR_OTHERS_TO_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def caches_folder(home: Path) -> Path:
@@ -30,16 +29,15 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
     """Return variables for a server's compile cache; {} if it is not private."""
     folder = caches_folder(home) / identity[:_IDENTITY_CHARACTERS]
     try:
-        is_ours = (_is_volume(folder.parent) or _make_private(folder.parent)) and _make_private(
-            folder
-        )
-        if is_ours:
-            os.utime(folder)  # for `prepare gc`
-    except OSError:
-        is_ours = False
-    if is_ours:
+        with private_umask():
+            folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)  # for `prepare gc`
+        reason = untrusted_reason(*([] if _is_volume(folder.parent) else [folder.parent]), folder)
+    except OSError as error:
+        reason = str(error)
+    if not reason:
         return {name: str(folder / place) for name, place in VARIABLES.items()}
-    progress.note(f"compiled code is not cached in {folder}: the folder is not private")
+    progress.note(f"compiled code is not cached in {folder}: {reason}")
     return {}
 
 
@@ -49,14 +47,3 @@ def _is_volume(folder: Path) -> bool:
         return False
     facts = folder.stat()
     return facts.st_uid == 0 and not facts.st_mode & stat.S_IWOTH
-
-
-def _make_private(folder: Path) -> bool:
-    with private_umask():
-        folder.mkdir(parents=True, exist_ok=True)
-    facts = folder.lstat()  # does not follow links
-    return (
-        stat.S_ISDIR(facts.st_mode)
-        and facts.st_uid == os.geteuid()
-        and not facts.st_mode & _FOR_OTHERS_TO_WRITE
-    )

@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -52,7 +50,6 @@ __all__ = [
     "detect_accelerator",
     "ensure",
     "identity",
-    "interpreters",
     "status",
 ]
 
@@ -128,24 +125,18 @@ def ensure(
     )
 
 
-def interpreters(
-    accelerator: Accelerator, settings: Settings, progress: Progress
-) -> Callable[[str], Path]:
-    """Return a function that ensures each environment once."""
-
-    @cache
-    def python_of_environment(name: str) -> Path:
-        return ensure(name, accelerator, settings, progress).python
-
-    return python_of_environment
-
-
 def ensure_defined(
     definition: EnvironmentDefinition, home: Path, progress: Progress, *, force: bool = False
 ) -> Environment:
     """Ensure a defined environment; see :func:`ensure`."""
     folder = environment_folder(home, definition)
-    _check_trusted(folder, definition.key)
+    if why := _distrust(folder):
+        raise EnvironmentBuildError(
+            f"the {definition.key} environment is not trusted: {why}",
+            where=str(folder),
+            hint="if all files there are yours, `chmod -R go-w` it; or set PREPARE_HOME to a "
+            "folder that only you or root can write to",
+        )
     record = None if force else usable_record(definition, folder)
     if record is None:
         record = _build_once(definition, folder, progress, force=force)
@@ -204,27 +195,17 @@ def defined_status(definition: EnvironmentDefinition, home: Path) -> Environment
     """Return the state of a definition's environment."""
     folder = environment_folder(home, definition)
     record, reason, size = usable_record(definition, folder), "", 0
-    is_held = False
+    state = EnvironmentState.MISSING
     with suppress(OSError):  # a place that cannot be written to has no builder
-        is_held = is_locked(lock_file(folder))
-    if is_held:
-        state = EnvironmentState.BUILDING
-    elif not folder.is_dir():
-        state = EnvironmentState.MISSING
-    else:
+        if is_locked(lock_file(folder)):
+            state = EnvironmentState.BUILDING
+    if state is EnvironmentState.MISSING and folder.is_dir():
         reason = _distrust(folder) or ("" if record else "its build did not finish")
         size = record.size_bytes if record else folder_bytes(folder)
         state = EnvironmentState.BROKEN if reason else EnvironmentState.READY
-    return EnvironmentStatus(
-        definition.key,
-        definition.name,
-        definition.accelerator,
-        state,
-        folder,
-        size,
-        definition.identity,
-        reason,
-    )
+    key, name, accelerator = definition.key, definition.name, definition.accelerator
+    own = definition.identity
+    return EnvironmentStatus(key, name, accelerator, state, folder, size, own, reason)
 
 
 def _build_once(
@@ -261,16 +242,6 @@ def _distrust(folder: Path) -> str:
     """Return why another user may have changed the environment, or ''."""
     code = folder.glob("lib/python3*/site-packages")
     return untrusted_reason(folder.parents[1], folder.parent, folder, folder / "bin", *code)
-
-
-def _check_trusted(folder: Path, key: str) -> None:
-    if why := _distrust(folder):
-        raise EnvironmentBuildError(
-            f"the {key} environment is not trusted: {why}",
-            where=str(folder),
-            hint="if all files there are yours, `chmod -R go-w` it; or set PREPARE_HOME to a "
-            "folder that only you or root can write to",
-        )
 
 
 def _describe(

@@ -89,8 +89,3 @@ def check_compilers() -> Iterator[DoctorCheck]:
             "install Python's headers, such as Debian's python3-dev, or run prepare with a Python "
             "that has them",
         )
-    for program in ("nvcc", "ninja"):
-        place = shutil.which(program)
-        page = "docs/how-to/recipes-and-profiles.md#profiles"
-        words = place or f"not on PATH; the carried profiles need none ({page})"
-        yield DoctorCheck(program, Severity.OK, words)

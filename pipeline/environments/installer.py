@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError, raise_as
@@ -82,26 +82,15 @@ def run_uv(
 
 
 def installer_variables() -> dict[str, str]:
-    """Return uv's process environment, with pip's package sources."""
+    """Return uv's process environment, with pip's package sources where uv has none."""
     environment = {key: value for key, value in os.environ.items() if key not in _REMOVED_VARIABLES}
-    return environment | package_source_variables(environment)
-
-
-def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make uv use pip's package sources; uv's own take precedence."""
-    wanted = {
-        option: names[0]
-        for option, names in _UV_VARIABLES.items()
-        if not any(environment.get(name) for name in names)
-    }
-    settings = pip_settings() if wanted else {}
-    added = {}
-    for option, variable in wanted.items():
+    settings = pip_settings()
+    for option, names in _UV_VARIABLES.items():
         value = environment.get("PIP_" + option.upper().replace("-", "_")) or settings.get(option)
-        if value:
+        if value and not any(environment.get(name) for name in names):
             # pip separates values by white space, uv by commas.
-            added[variable] = ",".join(value.split())
-    return added
+            environment[names[0]] = ",".join(value.split())
+    return environment
 
 
 def pip_settings() -> dict[str, str]:

@@ -11,7 +11,6 @@ from pipeline.core.errors import UsageError
 from pipeline.core.user_path import user_path
 
 VARIABLE = "PREPARE_SETTINGS"
-SUGGESTED_NAME = "prepare.yaml"
 
 
 def find_settings_file() -> Path | None:
@@ -27,14 +26,6 @@ def find_settings_file() -> Path | None:
             hint="correct the path; without it the user's default file or the defaults apply",
         )
     return named
-
-
-def unread_settings_file() -> str | None:
-    """Return an unused settings file in the working directory."""
-    if os.environ.get(VARIABLE):
-        return None
-    # Path.is_file raises if the folder is not searchable.
-    return SUGGESTED_NAME if os.path.isfile(SUGGESTED_NAME) else None  # noqa: PTH113
 
 
 @contextmanager

@@ -34,8 +34,7 @@ from pipeline.core.events import Progress, forward_progress
 from pipeline.core.private_files import create_exclusively, make_folder, open_log, write_atomically
 from pipeline.core.process_environment import without_registry
 from pipeline.core.record import Record
-from pipeline.core.run_folders import RUN_RECORD, RunFolders, is_alive
-from pipeline.core.store import Store
+from pipeline.core.store import RUN_RECORD, RunFolders, Store, is_alive
 from pipeline.core.supervisor import SupervisedProcess
 from pipeline.core.untrusted import (
     MAX_RECORD_BYTES,

@@ -25,8 +25,7 @@ from pipeline.core.errors import PrepareError
 from pipeline.core.events import EventWriter, Progress
 from pipeline.core.file_locks import doing
 from pipeline.core.private_files import make_folder, private_umask, write_atomically
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.store import Store
+from pipeline.core.store import RUN_RECORD, RunFolders, Store
 from recipes.checkpoints.source_info import CheckpointReport
 
 COPIES = "copies"

@@ -86,7 +86,7 @@ class ScreeningRun:
     def _measure(self, arm: Arm) -> ScreenedModel:
         suite, is_part = self._suite, "screen" not in arm.stages
         stages = arm.stages if is_part else screening_stages(self._plan, arm)
-        self._make(arm.making, arm.recipe.name)
+        self._make(arm.making)
         served = {role: spec for role, spec in stages.items() if role not in MAKING}
         self._serving.hold(replace(arm, stages=served), list(served.values()))
         own, first = self._answers(stages[suite]), self._plan.baseline.stages[suite]
@@ -112,11 +112,9 @@ class ScreeningRun:
             stages={role: spec.key for role, spec in stages.items()},
         )
 
-    def _make(self, specs: Sequence[StageSpec], name: str) -> None:
+    def _make(self, specs: Sequence[StageSpec]) -> None:
         needs, progress = self._stages.needs_to_make(specs), self._stages.progress
-        with self._serving.node.take(
-            needs, f"makes {name}", lambda who: progress.note(f"waiting for {who}")
-        ):
+        with self._serving.node.take(needs, lambda who: progress.note(f"waiting for {who}")):
             for spec in specs:
                 self._stages.run(spec)
 

@@ -213,8 +213,8 @@ class Serving:
             self._stages.progress.note(f"waiting for {who}")
 
         with ExitStack() as held:
-            words = held.enter_context(doing(f"serves {variant.recipe.name}"))
-            lot = held.enter_context(self.node.take(self.needs(variant, specs), words, tell))
+            held.enter_context(doing(f"serves {variant.recipe.name}"))
+            lot = held.enter_context(self.node.take(self.needs(variant, specs), tell))
             assert lot is not None
             self.run(variant, specs, lot)
         self.check_screened(variant)

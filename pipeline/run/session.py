@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from artifacts.command_line import RunKind
@@ -14,7 +15,7 @@ from pipeline.core.events import Progress
 from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.lots import Node
 from pipeline.environments.compile_caches import open_caches
-from pipeline.environments.environment import Accelerator, identity, interpreters
+from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.copies import JoinedRun
@@ -50,7 +51,7 @@ class RunSession:
         self.log = RunRecorder(store, kind, command, progress.note, run_id=run_id, index=index)
         self._shown = progress
         self.progress = RecordingProgress(progress, self.log)
-        python_of = interpreters(accelerator, settings, self.progress)
+        python_of = cache(lambda name: ensure(name, accelerator, settings, self.progress).python)
         self.stages = StageRunner(store, python_of, self.log, self.progress, accelerator)
 
     def serving(self, state: PlanProgress) -> Serving:

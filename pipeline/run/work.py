@@ -79,11 +79,11 @@ class Copy:
     def _try(self, piece: Piece, *, wait: bool = False) -> bool:
         """Do the piece, or find it done; return whether so."""
         with ExitStack() as held:
-            words = held.enter_context(doing(piece.title))
+            held.enter_context(doing(piece.title))
             tell = self._tell if wait else lambda text: None
             # First the node's resources, then the piece: a process never waits while it holds a
             # piece.
-            lot = held.enter_context(self.node.take(piece.needs, words, tell, wait=wait))
+            lot = held.enter_context(self.node.take(piece.needs, tell, wait=wait))
             if lot is None or not held.enter_context(self.store.hold(piece.name, wait=False)):
                 return False
             if not piece.is_done():

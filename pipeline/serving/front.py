@@ -15,11 +15,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from pipeline.core.errors import ServingError, raise_as
+from pipeline.core.errors import ServingError, UsageError, raise_as
 
+HOST = "127.0.0.1"
 MAX_HEAD_BYTES = 1 << 16
 HEAD_SECONDS, LINGER_SECONDS = 30.0, 2.0
 _CHUNK = 1 << 16  # bytes
@@ -40,11 +41,50 @@ class _RefusedError(Exception):
     """The request is refused with this status."""
 
 
+def check_host(text: str, key: str, key_variable: str) -> str:
+    """Return the listening address for a user's input."""
+    where = f"--host {text}"
+    try:
+        address = ip_address(HOST if text == "localhost" else text)
+        with socket.socket(_family(address)) as probe:
+            probe.bind((str(address), 0))
+    except (ValueError, OSError) as error:
+        raise UsageError(
+            f"a server cannot listen there: {error}",
+            where=where,
+            hint="use an IP address of this machine, or 0.0.0.0 for all of them",
+        ) from error
+    if not address.is_loopback and not key.strip():
+        raise UsageError(
+            "other machines can reach this address, so it needs an API key",
+            where=where,
+            hint=f"set {key_variable} to a key for its clients, or omit --host and put your own "
+            "proxy in front",
+        )
+    return str(address)
+
+
+def reachable_address(host: str) -> str:
+    """Return this process's address of `host`."""
+    address = ip_address(host)
+    if not address.is_unspecified:
+        return host
+    return HOST if address.version == 4 else "::1"
+
+
+def format_for_url(host: str) -> str:
+    """Format the address for a URL."""
+    return f"[{host}]" if ip_address(host).version == 6 else host
+
+
+def _family(address: IPv4Address | IPv6Address) -> int:
+    return socket.AF_INET6 if address.version == 6 else socket.AF_INET
+
+
 @contextmanager
 def reserve(host: str, port: int) -> Iterator[socket.socket]:
     """Yield a socket bound to the port; ServingError if it is taken."""
-    family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
-    with socket.socket(family) as bound:
+    with socket.socket(_family(ip_address(host))) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with _refuse_taken(host, port):
             bound.bind((host, port))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
+
+from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
-from pipeline.core.untrusted import parse_json
+from pipeline.core.untrusted import MEBIBYTE, parse_json
 from recipes.checkpoints.folder import MAX_CONTEXT
 
-if TYPE_CHECKING:
-    from pipeline.serving.bounded_http import HttpResponse
-
+MAX_BYTES = 16 * MEBIBYTE
 # For an endpoint that does not report its limit; vLLM does.
 DEFAULT_MAX_LENGTH = 4096
 ANSWER_TIMEOUT_S = 30.0
@@ -59,30 +61,23 @@ class OpenAIEndpoint:
         adapts = str(served[model].get("parent") or "")
         return replace(self, model=model, max_length=length, adapts=adapts)
 
-    def request(self, method: str, path: str, json: Any = None) -> HttpResponse:
+    def request(self, method: str, path: str, json: Any = None) -> httpx.Response:
         """Send one request with the environment's API key.
 
         ValueError: no complete response of status 200.
         """
-        import httpx
-
-        from pipeline.serving.bounded_http import send_request
-
         key = os.environ.get(ENDPOINT_KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         address = f"{self.url}{path}"
         try:
             answer = send_request(
-                method,
-                address,
-                headers=headers,
-                timeout_s=ANSWER_TIMEOUT_S,
-                json=json,
+                method, address, headers=headers, timeout_s=ANSWER_TIMEOUT_S, json=json
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ValueError(f"it does not respond: {error}") from error
-        if answer.status != 200:
-            raise ValueError(f"it responded with {answer.status}: {answer.text[:300]}")
+        if answer.status_code != 200:
+            words = answer.content[:300].decode(errors="replace")
+            raise ValueError(f"it responded with {answer.status_code}: {words}")
         return answer
 
     def check_stream(self) -> None:
@@ -126,3 +121,49 @@ class OpenAIEndpoint:
                 hint="use the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; "
                 f"set {ENDPOINT_KEY} if it requires a key",
             ) from error
+
+
+def send_request(
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    json: Any = None,
+    headers: dict[str, str] | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> httpx.Response:
+    """Send one request to an untrusted server, without proxy or retries.
+
+    A library's timeout applies to one read, `timeout_s` to all. A compressed response is rejected:
+    10 MB of gzip can expand to 10 GB.
+
+    httpx.HTTPError: no complete response within the limits. httpx.InvalidURL: the URL is invalid.
+    """
+    address = restore_credentials(url)
+    sent = {**(headers or {}), "Accept-Encoding": "identity"}
+
+    async def exchange() -> httpx.Response:
+        transport = httpx.AsyncHTTPTransport()  # which reads SSL_CERT_FILE, and no proxies
+        async with (
+            httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport) as client,
+            client.stream(method, address, json=json, headers=sent) as response,
+        ):
+            encoding = response.headers.get("Content-Encoding", "identity")
+            if encoding != "identity":
+                raise httpx.DecodingError(f"the response is compressed ({encoding[:20]})")
+            parts, size = [], 0
+            async for part in response.aiter_raw():
+                parts.append(part)
+                size += len(part)
+                if size > max_bytes:
+                    raise httpx.ReadError(f"the response is larger than {max_bytes:,} bytes")
+            return httpx.Response(response.status_code, content=b"".join(parts))
+
+    try:
+        return asyncio.run(asyncio.wait_for(exchange(), timeout_s))
+    except httpx.NetworkError as error:
+        if str(error):
+            raise
+        raise httpx.NetworkError("the connection broke") from error
+    except TimeoutError as error:
+        raise httpx.ReadTimeout(f"no complete response within {timeout_s:g} s") from error

@@ -22,7 +22,7 @@ from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
 from pipeline.core.supervisor import SupervisedProcess
 from pipeline.environments.cuda_home import compiler_variables
-from pipeline.serving.listening_host import HOST
+from pipeline.serving.front import HOST
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.engines import Engine, LaunchSpec, find_engine

@@ -29,7 +29,7 @@ from pipeline.stages import stage_code, stage_named
 
 # Waiting threads sleep: spinning ones take the core from the process that they wait for.
 WORKER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
-BOOTSTRAP = Path(__file__).parents[1] / "core" / "worker_bootstrap.py"
+BOOTSTRAP = Path(__file__).parents[1] / "core" / "worker_protocol.py"
 
 
 class Servers(Protocol):

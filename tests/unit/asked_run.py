@@ -52,8 +52,7 @@ def install_driver(programs: Path, gpu: str, capability: str) -> None:
         "#!/bin/sh\n"
         'case "$1" in\n'
         f'-L) echo "GPU 0: {gpu} (UUID: GPU-1)"; echo "GPU 1: {gpu} (UUID: GPU-2)";;\n'
-        f'--query-gpu=name,*) echo "{gpu}, 580.9, 1 MiB"; echo "{gpu}, 580.9, 1 MiB";;\n'
-        f'--query-gpu=compute_cap) echo "{capability}"; echo "{capability}";;\n'
+        f'--query-gpu=*) echo "580.9, 1 MiB, {capability}"; echo "580.9, 1 MiB, {capability}";;\n'
         "*) exit 2;;\n"
         "esac\n"
     )

@@ -40,8 +40,7 @@ from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.core.digest import FileDigests
 from pipeline.core.lots import Node
 from pipeline.core.private_files import write_atomically
-from pipeline.core.run_folders import RUN_RECORD
-from pipeline.core.store import Store
+from pipeline.core.store import RUN_RECORD, Store
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan

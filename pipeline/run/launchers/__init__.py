@@ -12,7 +12,7 @@ from typing import Protocol
 from artifacts.run_record import RunReport, read_run
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.store import RUN_RECORD, RunFolders
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.copies import join_run, write_request

@@ -30,8 +30,7 @@ from artifacts.registry import Cause, Registry
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.store import RECORD
+from pipeline.core.store import RECORD, RUN_RECORD, RunFolders
 from recipes.checkpoints.weight_files import BUNDLE
 
 

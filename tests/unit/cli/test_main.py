@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +20,10 @@ from sample_reports import run_report
 from typer.testing import CliRunner
 
 from pipeline import __version__
-from pipeline.cli.main import app, main, report_error
+from pipeline.cli.main import app, main
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.interruption import INTERRUPTIONS
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.store import Store
+from pipeline.core.store import RUN_RECORD, RunFolders, Store
 
 HEAVY = {
     *("torch", "transformers", "vllm", "llmcompressor", "awq", "lm_eval", "rouge_score"),
@@ -242,7 +240,7 @@ WAITS = """
 import sys
 from pathlib import Path
 from pipeline.cli.main import main
-from pipeline.core.store import Store
+from pipeline.core.store import RUN_RECORD, RunFolders, Store
 
 def command(standalone_mode):
     with Store(Path(sys.argv[1])).hold("key", lambda text: print(text, flush=True)):
@@ -371,17 +369,6 @@ def test_a_path_that_no_file_can_have(words: tuple[str, ...], path: str) -> None
     assert "is not a path" in error.message
 
 
-def test_without_a_temporary_folder_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As in a container whose file system is read-only, for any first error."""
-    monkeypatch.setattr(tempfile, "_get_default_tempdir", fail)
-    monkeypatch.setattr(tempfile, "tempdir", None)
-
-    assert report_error(OSError("something cannot be written")) == ExitCode.USAGE
-    assert "TMPDIR" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", ["--version", "show", "show --json"])
 def test_output_that_a_full_disk_does_not_take_is_an_expected_error(words: str) -> None:
     with Path("/dev/full").open("w") as full:
@@ -391,7 +378,3 @@ def test_output_that_a_full_disk_does_not_take_is_an_expected_error(words: str) 
     assert done.returncode == ExitCode.EXPECTED_ERROR
     assert "disk is full" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def fail() -> None:
-    raise FileNotFoundError("No usable temporary directory found")

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from pipeline.cli.main import app
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.private_files import write_atomically
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.store import Store
+from pipeline.core.store import RUN_RECORD, RunFolders, Store
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 

@@ -19,8 +19,7 @@ from pipeline.cli.main import app
 from pipeline.core import file_locks
 from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
 from pipeline.core.private_files import write_atomically
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.store import Store
+from pipeline.core.store import RUN_RECORD, RunFolders, Store
 from pipeline.run.recorder import RunRecorder
 from pipeline.stages.attempts import History
 

@@ -54,11 +54,8 @@ def test_nothing_of_it_runs(checkpoint: Path, words: str) -> None:
     assert done.returncode in (0, 1, 2), done.stderr
     assert not (checkpoint.parent / "ran").exists()
     assert not (checkpoint.parent / "theirs").exists()
-    assert "./prepare.yaml" in done.stderr
-    assert "--settings prepare.yaml" in done.stderr
 
 
 def test_it_is_read_where_it_is_asked_for(checkpoint: Path) -> None:
-    done = call(checkpoint, "--settings", "prepare.yaml", "doctor")
+    call(checkpoint, "--settings", "prepare.yaml", "doctor")
     assert (checkpoint.parent / "ran").exists()
-    assert "not read" not in done.stderr

@@ -25,12 +25,11 @@ def driver(
     folder: Path, listing: str, monkeypatch: pytest.MonkeyPatch, version: str = "580.9"
 ) -> None:
     names = [line.split(": ")[1].split(" (")[0] for line in listing.splitlines() if line[0] == "G"]
-    facts = "\n".join(f"{name}, {version}, 81559 MiB" for name in names)
-    capabilities = "\n".join("8.9" if "L4" in name else "9.0" for name in names)
+    facts = "\n".join(f"{version}, 81559 MiB, {'8.9' if 'L4' in name else '9.0'}" for name in names)
     program = folder / "nvidia-smi"
     program.write_text(
         f"#!/bin/sh\ncase \"$*\" in\n-L) echo '{listing}';;\n"
-        f"*name,driver_version*) echo '{facts}';;\n*compute_cap*) echo '{capabilities}';;\n"
+        f"*driver_version*compute_cap*) echo '{facts}';;\n"
         "*) exit 2;;\nesac\n"
     )
     program.chmod(0o755)

@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import StoreError
-from pipeline.core.run_folders import RunFolders, is_alive
-from pipeline.core.store import Store
+from pipeline.core.store import RunFolders, Store, is_alive
 
 # A driver with a child in a supervisor, as a worker or a server is; the child needs a while to end.
 DRIVER = """
 import subprocess, sys
 from pathlib import Path
 from pipeline.core.file_locks import held_descriptors
-from pipeline.core.run_folders import RunFolders
-from pipeline.core.store import Store
+from pipeline.core.store import RunFolders, Store
 from pipeline.core.supervisor import SupervisedProcess
 store = Store(Path(sys.argv[1]))
 run = RunFolders(store).make("r")

@@ -16,8 +16,7 @@ from pipeline.core import store as store_module
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, StoreError
 from pipeline.core.private_files import write_atomically
-from pipeline.core.run_folders import RunFolders
-from pipeline.core.store import RECORD, Store
+from pipeline.core.store import RECORD, RunFolders, Store
 
 NOBODY = 65534
 

@@ -31,7 +31,6 @@ from pipeline.environments.environment import (
     ensure,
     ensure_defined,
     identity,
-    interpreters,
     lock_file,
     status,
 )
@@ -301,10 +300,6 @@ class TestExternal:
         assert not (tmp_path / "other").exists()
         with pytest.raises(EnvironmentBuildError, match="built for CUDA"):
             ensure("serve", Accelerator.CUDA, settings, NullProgress())
-        python_of = interpreters(Accelerator.CPU, settings, NullProgress())
-        assert python_of("serve") == built.python
-        (site_packages(built) / "vllm.py").unlink()
-        assert python_of("serve") == built.python, "it is described once"
 
     def test_identity_follows_its_packages(self, built: Environment, tmp_path: Path) -> None:
         settings = self.settings(tmp_path, built.python)

@@ -18,7 +18,6 @@ from pipeline.environments.build import describe
 from pipeline.environments.installer import (
     has_cpu_torch,
     installer_variables,
-    package_source_variables,
     pip_settings,
     run_uv,
 )
@@ -95,7 +94,7 @@ def _runs(process: int) -> bool:
             {"UV_FIND_LINKS": "/wheels,/more", "UV_DEFAULT_INDEX": "https://mirror/simple"},
         ),
         ({"find-links": "\n/wheels\n/more"}, {}, {"UV_FIND_LINKS": "/wheels,/more"}),
-        ({"index-url": "https://a"}, {"UV_FIND_LINKS": "/b", "UV_INDEX_URL": "https://c"}, {}),
+        ({"index-url": "https://a"}, {"UV_DEFAULT_INDEX": "b"}, {"UV_DEFAULT_INDEX": "b"}),
         ({}, {}, {}),
     ],
 )
@@ -105,8 +104,14 @@ def test_package_sources_of_pip_are_handed_on(
     added: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "UV_FIND_LINKS", "UV_DEFAULT_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(installer, "pip_settings", lambda: settings)
-    assert package_source_variables(environment) == added
+    found = installer_variables()
+    chosen = {name: found[name] for name in ("UV_FIND_LINKS", "UV_DEFAULT_INDEX") if name in found}
+    assert chosen == added
 
 
 def test_real_pip_is_asked_and_no_pip_is_no_error(

@@ -33,8 +33,7 @@ def test_the_driver_is_asked_only_where_gpus_matter(tmp_path: Path, programs: Pa
     program.write_text(
         '#!/bin/sh\ncase "$1" in\n'
         "-L) echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA L4 (UUID: GPU-2)';;\n"
-        "--query-gpu=name,*) echo 'NVIDIA L4, 535.1, 23034 MiB';;\n"
-        "--query-gpu=compute_cap) echo 8.9; echo 8.9;;\nesac\n"
+        "--query-gpu=*) echo '535.1, 23034 MiB, 8.9'; echo '535.1, 23034 MiB, 8.9';;\nesac\n"
     )
     program.chmod(0o755)
     assert machine_of(this_node(with_gpus=False), tmp_path, with_gpu=False).gpu is None

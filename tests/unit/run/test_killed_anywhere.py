@@ -23,9 +23,8 @@ from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import read_run
-from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.stage import StageSpec
-from pipeline.core.store import RECORD, Store
+from pipeline.core.store import RECORD, RUN_RECORD, RunFolders, Store
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.chmod"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

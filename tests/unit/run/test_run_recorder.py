@@ -16,8 +16,7 @@ from sample_reports import COMMAND, failed_variant_report, stage_report, variant
 from artifacts.run_record import RunReport, find_run, read_run
 from pipeline.core.errors import ServingError, StoreError, UsageError
 from pipeline.core.private_files import write_atomically
-from pipeline.core.run_folders import ALIVE, RUN_RECORD, RunFolders, is_alive
-from pipeline.core.store import Store
+from pipeline.core.store import ALIVE, RUN_RECORD, RunFolders, Store, is_alive
 from pipeline.run.recorder import RecordingProgress, RunRecorder
 from recipes.checkpoints.source_info import CheckpointReport
 

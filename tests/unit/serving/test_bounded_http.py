@@ -13,8 +13,7 @@ import pytest
 
 from eval_gates import ask
 from pipeline.core.errors import ServingError, StageError
-from pipeline.serving.bounded_http import send_request
-from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.serving.openai_endpoint import OpenAIEndpoint, send_request
 from pipeline.stages.screen import run as screen
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -55,7 +54,7 @@ def dripping(first: bytes, drop: bytes) -> Answering:
 def test_an_answer_is_read() -> None:
     with server(with_body(b'{"a": NaN}')) as url:
         answer = send_request("GET", f"{url}/x", timeout_s=10)
-    assert answer.status == 200
+    assert answer.status_code == 200
     assert answer.content == b'{"a": NaN}'
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.serving.listening_host import (
+from pipeline.serving.front import (
     check_host,
     format_for_url,
     reachable_address,
