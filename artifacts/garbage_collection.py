@@ -24,7 +24,7 @@ from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
 from pipeline.core.stage import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, RunFolders, Store
-from pipeline.stages.evaluate.run import book_key
+from pipeline.stages.evaluate import book_key
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import StageRecord, StageReference, TypedStageRecord
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.adopt import ADOPT, AdoptParameters
+from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
-from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeResult, policy_digest
+from pipeline.stages.judge import JUDGE, JudgeResult, policy_digest
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
 from pipeline.stages.screen import SCREEN, ScreenResult
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult

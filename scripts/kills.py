@@ -34,7 +34,7 @@ from pipeline.core.private_files import write_atomically
 from pipeline.core.stage import StageRecord
 from pipeline.core.store import RECORD, RunFolders, Store
 from pipeline.run.work import Copy, Failures, Piece, forget_tries
-from pipeline.stages.evaluate.answer_logs import book_file, open_book
+from pipeline.stages.evaluate import book_file, open_book
 
 COPIES, VARIANTS, QUESTIONS, LOADS, FILES = 3, 3, 40, 12, 6
 IDS = [f"q/{number}" for number in range(QUESTIONS)]

@@ -33,10 +33,9 @@ from pipeline.core.store import Store
 from pipeline.core.untrusted import read_record
 from pipeline.stages import newest_revision
 from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.consistency import find_served_otherwise
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JUDGE, JudgeResult, policy_digest
-from pipeline.stages.judge.consistency import find_served_otherwise
-from pipeline.stages.judge.verdict import StageInputs, judge_evidence
+from pipeline.stages.judge import JUDGE, JudgeResult, StageInputs, judge_evidence, policy_digest
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import SPEED
 from recipes.checkpoints.weight_files import (

@@ -27,8 +27,7 @@ from pipeline.core.stage import (
 )
 from pipeline.core.store import Store
 from pipeline.stages.check_weights import CHECK_WEIGHTS
-from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
-from pipeline.stages.evaluate.run import TEXTS
+from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.questions import QUESTIONS as ASKED
 from recipes.catalog import BASELINE

@@ -36,7 +36,7 @@ from pipeline.core.private_files import (
     private_umask,
     share_with_group,
 )
-from pipeline.core.stage import StageRecord
+from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.untrusted import MAX_RECORD_BYTES, UntrustedFileError, parse_record, read_regular
 
 RECORD, RUN_RECORD = "stage.json", "run.json"
@@ -86,6 +86,17 @@ class Store:
                 where=str(path),
                 hint=f"delete the folder to have the stage run again: {path.parent}",
             ) from error
+        return record
+
+    def get(self, reference: StageReference) -> StageRecord:
+        """Return the record of a stage that another one depends on; StoreError if it is gone."""
+        record = self.find(reference.stage, reference.key)
+        if record is None:
+            raise StoreError(
+                f"the stage '{reference.stage}' that another one depends on is gone",
+                where=str(self.stage_folder(reference.stage, reference.key)),
+                hint="run the whole command again; what is still there is reused",
+            )
         return record
 
     def records(

@@ -14,8 +14,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import Choice
 from pipeline.plan.serving_profile import draft_reference
-from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
-from pipeline.stages.demo_checkpoint.demo_package import DEMO_LOCK
+from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DEMO_LOCK, DemoParameters
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.folder import Checkpoint, CheckpointReference, inspect_folder, read_config

@@ -9,8 +9,9 @@ from pathlib import Path
 from pipeline.core.stage import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.plan.plan import Arm, Plan, repeat_role
+from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
+from pipeline.stages.judge import JUDGE, JudgeRuntime
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED

@@ -17,8 +17,17 @@ from pipeline.plan.plan import Arm
 from pipeline.run.serving import Serving
 from pipeline.run.stage_run import StageRunner
 from pipeline.run.work import Copy, Failures, Piece
-from pipeline.stages.block import BASELINE, BlockArm, BlockParameters, BlockRuntime
-from pipeline.stages.block.run import Block, block_spec, collect, digest_of, find_blocks
+from pipeline.stages.block import (
+    BASELINE,
+    Block,
+    BlockArm,
+    BlockParameters,
+    BlockRuntime,
+    block_spec,
+    collect,
+    digest_of,
+    find_blocks,
+)
 from pipeline.stages.speed import SPEED
 from recipes.engine_arguments import count_gpus
 

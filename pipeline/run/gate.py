@@ -44,7 +44,7 @@ from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalEndpoint, ExternalModel, ServedModel
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.context import StageContext
-from pipeline.stages.evaluate.run import worker_spec
+from pipeline.stages.evaluate import worker_spec
 from recipes.catalog import load_policy
 from recipes.checkpoints.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
 from recipes.checkpoints.folder import SMALL_FILES

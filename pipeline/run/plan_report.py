@@ -32,7 +32,7 @@ from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
-from pipeline.stages.evaluate.run import is_answered
+from pipeline.stages.evaluate import is_answered
 from pipeline.stages.screen import ScreenResult
 from pipeline.stages.speed import SpeedParameters
 from recipes.checkpoints.folder import Checkpoint

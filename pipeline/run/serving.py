@@ -26,8 +26,7 @@ from pipeline.run.stage_run import StageRunner
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.served_model import SERVED_NAME, ExternalEndpoint, ServingSpec
 from pipeline.serving.server import URL, Server
-from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.evaluate.run import is_answered
+from pipeline.stages.evaluate import EVALUATE, is_answered
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
 from recipes.engine_arguments import count_gpus

@@ -1,11 +1,9 @@
-"""The stages: one folder each, with declaration and code (`run.py`)."""
+"""The stages: one module each, with its declaration and its `run`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.core.errors import EvidenceError
@@ -15,33 +13,35 @@ from pipeline.core.stage import Stage, StageRecord, TypedStageRecord
 if TYPE_CHECKING:
     from pipeline.stages.context import StageContext
 
+STAGES = (
+    *("adopt", "block", "check_weights", "demo_checkpoint", "dequantize", "evaluate", "judge"),
+    *("questions", "quantize", "screen", "speed"),
+)
+
 
 class StageImplementation(Protocol):
-    """A module `run.py`; names in `RESUMED` survive an interruption."""
+    """A stage's module; names in `RESUMED` survive an interruption."""
 
     def run(self, context: StageContext[Any, Any], /) -> Record:
         """Return the declared result."""
 
 
 def stage_code(name: str) -> StageImplementation:
-    """Import the stage's code, or raise KeyError."""
-    return cast(StageImplementation, import_module(f"{_stage_folders()[name]}.run"))
-
-
-def stage_names() -> list[str]:
-    """Return the sorted names of all stages."""
-    return sorted(_stage_folders())
+    """Import the stage's module, or raise KeyError."""
+    if name not in STAGES:
+        raise KeyError(name)
+    return cast(StageImplementation, import_module(f"{__name__}.{name}"))
 
 
 def stage_named(name: str) -> Stage[Any, Any, Any]:
     """Import the stage's declaration, or raise KeyError."""
-    stage: Stage[Any, Any, Any] = getattr(import_module(_stage_folders()[name]), name.upper())
+    stage: Stage[Any, Any, Any] = getattr(stage_code(name), name.upper())
     return stage
 
 
 def newest_revision(name: str) -> int:
     """Return a stage's revision, or 0."""
-    return stage_named(name).revision if name in stage_names() else 0
+    return stage_named(name).revision if name in STAGES else 0
 
 
 def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record, Record]]:
@@ -53,12 +53,3 @@ def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record
         except (KeyError, EvidenceError):  # from another version
             continue
         yield kept
-
-
-@cache
-def _stage_folders() -> dict[str, str]:
-    return {
-        module.name: f"{__name__}.{module.name}"
-        for module in iter_modules(import_module(__name__).__path__)
-        if module.ispkg
-    }

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
+from eval_gates.gate_rule import GateRule, gate_rule_of
 from eval_gates.statistics.multiplicity import gate_level
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError, raise_as
@@ -23,6 +24,7 @@ from pipeline.core.record import Record
 from pipeline.core.store import Store
 from pipeline.core.untrusted import MAX_RECORD_BYTES, read_regular
 from recipes.policy import Policy
+from recipes.schema import AcceleratorName, Family, ServingProfile
 
 RESTORE = "restore it: without it the number of attempts is not known"
 _UNLIKE_CRITERIA = {"concurrency", "noise_floor_questions", "sources", "usual"}
@@ -93,6 +95,31 @@ class Counted(Record):
     trial: Trial
     gate: str = Field(description="that is measured")
     run: str = Field("", description="id of the run")
+
+
+class JudgeParameters(Record):
+    """All that a verdict and its gates' rules depend on."""
+
+    policy: Policy
+    recipe: str | None = Field(None, description="of the variant")
+    trial: Trial = Field(description="that the variant belongs to")
+    family: Family
+    profile: ServingProfile | None = Field(
+        None, description="that both sides are served by, as carried out; None of endpoints"
+    )
+
+    @property
+    def accelerator(self) -> AcceleratorName | None:
+        """Both sides' accelerator; None for endpoints."""
+        return self.profile.accelerator if self.profile is not None else None
+
+    @property
+    def gates(self) -> dict[str, GateRule]:
+        level = self.trial.level
+        return {
+            name: gate_rule_of(suite, self.family, level)
+            for name, suite in self.policy.suites.items()
+        }
 
 
 def trial_of(baseline: dict[str, str], variants: dict[str, str], policy: Policy) -> Trial:

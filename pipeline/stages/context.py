@@ -70,16 +70,8 @@ class StageContext(Generic[Parameters, Runtime]):
         return self.store.stage_folder(reference.stage, reference.key)
 
     def input_record(self, role: str) -> StageRecord:
-        """Return the earlier stage's record, or raise StageError."""
-        reference = self.spec.inputs[role]
-        record = self.store.find(reference.stage, reference.key)
-        if record is None:
-            raise errors.StageError(
-                f"the stage '{self.spec.stage}' needs '{reference.stage}' done before",
-                where=str(self.store.stage_folder(reference.stage, reference.key)),
-                hint="run the whole command again",
-            )
-        return record
+        """Return the earlier stage's record; raises as `Store.get`."""
+        return self.store.get(self.spec.inputs[role])
 
     def input_digests(self) -> dict[str, str]:
         """Digest the inputs' results."""

@@ -23,7 +23,7 @@ from sound_variants import (
 )
 
 from pipeline.core.errors import VerificationError
-from pipeline.stages.check_weights.run import VerificationResult, check_variant
+from pipeline.stages.check_weights import VerificationResult, check_variant
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.weights.accounting import Compare
 

@@ -20,7 +20,7 @@ from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import BOOTSTRAP
-from pipeline.stages.demo_checkpoint.demo_package import fetch_demo_package
+from pipeline.stages.demo_checkpoint import fetch_demo_package
 from recipes.schema import ServingProfile
 
 # In the background (nohup, a CI runner) Ctrl-C is ignored, also by all that is started from there.

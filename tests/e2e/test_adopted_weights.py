@@ -27,7 +27,7 @@ from sound_variants import (
 from weight_comparer import comparer
 
 from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
-from pipeline.stages.check_weights.run import VerificationResult, check_variant
+from pipeline.stages.check_weights import VerificationResult, check_variant
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.weights.accounting import Compare
 

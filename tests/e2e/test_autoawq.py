@@ -24,15 +24,15 @@ from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.check_weights.run import check_variant
+from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import (
     QUANTIZE,
     CalibrationCompute,
     QuantizeParameters,
     QuantizeRuntime,
+    copy_carried_over,
 )
-from pipeline.stages.quantize.run import copy_carried_over
 from recipes.catalog import load_recipe
 from recipes.checkpoints.folder import inspect_folder
 from recipes.quantization import AnyQuantization, Quantization

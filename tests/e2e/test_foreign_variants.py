@@ -26,7 +26,7 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.adopted_variants import read_variant
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
-from pipeline.stages.check_weights.run import check_variant
+from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from recipes.catalog import load_recipe

@@ -20,8 +20,7 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.attempts import trial_of
-from pipeline.stages.block import BlockArm, BlockParameters, BlockRuntime
-from pipeline.stages.block.run import block_spec, find_blocks
+from pipeline.stages.block import BlockArm, BlockParameters, BlockRuntime, block_spec, find_blocks
 from pipeline.stages.context import advance
 from recipes.catalog import load_policy
 from recipes.workload import Arrivals, RandomWorkload

@@ -16,7 +16,7 @@ from free_port import free_port
 from locked_environment import make_environment
 from prepare_command import prepare
 
-from pipeline.stages.demo_checkpoint.demo_package import fetch_demo_package
+from pipeline.stages.demo_checkpoint import fetch_demo_package
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 

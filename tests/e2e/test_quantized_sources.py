@@ -24,7 +24,7 @@ from pipeline.core.stage import StageSpec
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
-from pipeline.stages.check_weights.run import check_variant
+from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import execute
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime

@@ -33,8 +33,7 @@ from pipeline.run.recorder import RecordingProgress
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.served_model import ServingSpec
 from pipeline.stages import stage_code
-from pipeline.stages.check_weights import CHECK_WEIGHTS
-from pipeline.stages.check_weights.run import check_variant
+from pipeline.stages.check_weights import CHECK_WEIGHTS, check_variant
 from pipeline.stages.context import Servers, StageContext
 from recipes.checkpoints.weight_files import digest_auxiliary_files
 

@@ -27,7 +27,7 @@ from pipeline.core.private_files import private_umask, write_atomically
 from pipeline.core.store import RECORD, Store
 from pipeline.run.recorder import RunRecorder
 from pipeline.stages.attempts import AttemptLedger, Counted
-from pipeline.stages.evaluate.answer_logs import book_file, open_book
+from pipeline.stages.evaluate import book_file, open_book
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 GROUP, ANN, BOB, STRANGER = 31_400, 31_401, 31_402, 31_403

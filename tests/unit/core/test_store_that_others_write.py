@@ -13,7 +13,7 @@ from artifacts.run_record import read_run
 from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.store import RECORD, Store
-from pipeline.stages.evaluate.answer_logs import book_file, open_book
+from pipeline.stages.evaluate import book_file, open_book
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 BOOK = "b" * 64

@@ -23,7 +23,7 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.plan.progress import PlanProgress
-from pipeline.stages.judge import JudgeParameters
+from pipeline.stages.attempts import JudgeParameters
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.checkpoints.folder import Checkpoint
 from recipes.policy import RESERVED_SUITE_NAMES, Policy

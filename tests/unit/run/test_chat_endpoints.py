@@ -24,8 +24,8 @@ from pipeline.core.stage import StageRecord
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.run.gate import GateRequest, check_policy, model_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.stages.consistency import find_other_forms
 from pipeline.stages.evaluate import EvaluateParameters
-from pipeline.stages.judge.consistency import find_other_forms
 from recipes.catalog import load_policy
 from recipes.generation import Sampling
 from recipes.policy import Policy

@@ -11,8 +11,7 @@ from spoilt_bundle import check_bundle, opened
 from artifacts.deploy.recorded_verdict import read_past
 from artifacts.deployable import Deployable
 from artifacts.evidence.verify import check_run
-from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.evaluate.run import round_of
+from pipeline.stages.evaluate import EVALUATE, round_of
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED

@@ -19,8 +19,7 @@ from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.core.store import Store
-from pipeline.stages.judge import JUDGE
-from pipeline.stages.judge.verdict import rule_of
+from pipeline.stages.judge import JUDGE, rule_of
 from pipeline.stages.speed import SPEED
 from recipes.catalog import load_policy
 from recipes.speed import SpeedPolicy

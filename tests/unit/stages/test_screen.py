@@ -19,8 +19,7 @@ from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.context import execute
-from pipeline.stages.screen import SCREEN
-from pipeline.stages.screen.run import PROMPTS, TOKENS, find_fault
+from pipeline.stages.screen import PROMPTS, SCREEN, TOKENS, find_fault
 
 ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "deployment_id": "s", "tokenizer": "t"}
 

@@ -19,9 +19,9 @@ from eval_gates.speed.schedule import draw_block
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.store import Store
+from pipeline.stages import speed
 from pipeline.stages.context import StageContext
 from pipeline.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
-from pipeline.stages.speed import run as speed
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
 RULE = {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 3, "starts": "once"}

@@ -12,10 +12,10 @@ from spoilt_bundle import RECIPE, check_bundle, rename_stage, rewrite_manifest, 
 
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
-from pipeline.stages import known_of, newest_revision, stage_code, stage_named, stage_names
+from pipeline.stages import STAGES, known_of, newest_revision, stage_code, stage_named
 
 
-@pytest.mark.parametrize("name", stage_names())
+@pytest.mark.parametrize("name", STAGES)
 def test_is_declared_and_has_its_code(name: str) -> None:
     assert stage_named(name).name == name
     assert newest_revision(name) == stage_named(name).revision >= 1

@@ -11,8 +11,8 @@ from some_attempt import some_trial
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, build_rule
-from pipeline.stages.judge import JudgeParameters
-from pipeline.stages.judge.verdict import speed_of
+from pipeline.stages.attempts import JudgeParameters
+from pipeline.stages.judge import speed_of
 from pipeline.stages.speed import ROLE
 from recipes.catalog import load_profile
 from recipes.policy import Policy

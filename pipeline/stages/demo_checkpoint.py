@@ -1,14 +1,42 @@
-"""Weights of the demo model: SmolLM2-135M-Instruct as GGUF in a small Python package."""
+"""Makes the demo checkpoint: a small real model in bf16."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
+
+from pydantic import Field
 
 from pipeline.core.errors import CheckpointError
 from pipeline.core.events import NullProgress, Progress
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.environments.definition import LOCKS
 from pipeline.environments.installer import run_uv
+from pipeline.stages.context import StageContext
+
+
+class DemoParameters(Record):
+    """Which demo."""
+
+    model: str = Field(description="its name")
+    package: str = Field(description="digest of the package's lock")
+    environment: str = Field(description="identity of the one that converts")
+
+
+class DemoResult(Record):
+    """What was converted."""
+
+    source: str = Field(description="file of the package")
+    name: str = Field(description="of the model, by its metadata")
+    tensors: int
+    parameters: int
+    dtype: str
+
+
+DEMO_CHECKPOINT = Stage("demo_checkpoint", 1, DemoParameters, WorkerRuntime, DemoResult)
+
 
 DEMO_LOCK = LOCKS / "demo-model.txt"
 TASK = "fetch demo model"
@@ -40,3 +68,14 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
             hint=f"correct the package in the lock: {DEMO_LOCK}",
         )
     return found[0]
+
+
+def run(context: StageContext[DemoParameters, WorkerRuntime]) -> DemoResult:
+    """Convert the package's GGUF file."""
+    output = context.output_folder()
+    with tempfile.TemporaryDirectory(dir=context.folder) as temporary:
+        gguf = fetch_demo_package(Path(temporary), context.progress)
+        facts = context.run_worker(
+            "recipes.checkpoints.convert_gguf_worker", {"gguf": str(gguf)}, output=output
+        )
+    return DemoResult.model_validate(facts)

@@ -8,36 +8,109 @@ and suite grows, so another margin begins with it. An insensitive gate
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers
 from eval_gates.clusters import labels_of
+from eval_gates.gate_rule import GateRule
 from eval_gates.rows import Answer, Question
+from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.statistics.assay_sensitivity import check_sensitivities
 from eval_gates.stopping import BATCH, StoppingPlan, StoppingRule
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import for_worker, kind_of
-from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import StageError, StoreError
+from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.errors import StageError
+from pipeline.core.private_files import make_folder
 from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.stage import StageRecord, StageSpec
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage, StageSpec
 from pipeline.core.store import Store
+from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.serving.serving_arguments import draft_counters
-from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.context import StageContext
-from pipeline.stages.evaluate import (
-    EVALUATE,
-    EvaluateParameters,
-    EvaluateResult,
-    EvaluateRuntime,
-    log_key,
-)
-from pipeline.stages.evaluate.answer_logs import book_file, open_book
 from pipeline.stages.questions import QUESTIONS as ASKED
 from recipes.engines import find_engine
+from recipes.policy import AnyTask
+
+
+class EvaluateParameters(ServedModel):
+    """The model, and the questions."""
+
+    suite: AnyTask = Field(description="of the policy")
+    environment: str = Field(description="identity of the one that asks")
+    max_length: int = Field(description="tokens that a prompt and its answer may have together")
+    max_questions: int | None = Field(None, description="questions at most")
+    rule: GateRule | None = Field(None, description="None of the baseline")
+    repeat_id: int = Field(0, description="1 where the baseline is asked again")
+    measurement: int = Field(1, ge=1, description="number of the measurement")
+
+    @property
+    def kind(self) -> str:
+        return f"{self.suite.kind}{' again' if self.repeat_id else ''}"
+
+
+class EvaluateRuntime(ServerRuntime):
+    """How they are asked."""
+
+    suite: str = Field("", description="its name in the policy")
+    tokenizer: str = Field("", description="folder")
+    concurrency: int = 1
+    halved: bool = Field(
+        False, description="an engine ended over the suite's scored_tokens: half of them are read"
+    )
+    counted: Counted | None = Field(
+        None, description="None of the baseline, and of answers that no gate depends on"
+    )
+
+
+class EvaluateResult(Record):
+    """Facts of the answers."""
+
+    metric: str
+    n: int = Field(description="questions answered")
+    answers_digest: str
+    available: int | None = None
+    score: float | None = Field(None, description="mean")
+    state: str = Field("open", description="pass, fail or open")
+    requests: dict[str, int] = Field({}, description="by the way that they were asked")
+    spec_decode: SpecDecodeStats | None = Field(
+        None, description="by its last worker, where the engine drafts and counts that"
+    )
+
+
+EVALUATE = Stage("evaluate", 8, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+
+# Limits and opponents, on which a question's answer does not depend.
+NOT_OF_THE_ANSWER = ("max_questions", "rule")
+NOT_OF_THE_MODEL = ("baseline", "screen")
+# Unknown for adopted weights, which are compared with the version's own digests.
+NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
+
+
+FOLDER = "answers"
+
+
+def book_file(store: Store, key: str) -> Path:
+    """Return the path from which the parts' names follow."""
+    return store.root / FOLDER / f"{key}.jsonl"
+
+
+@contextmanager
+def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterator[None]:
+    """Hold a log exclusively."""
+    with store.hold(book.stem, waits):
+        make_folder(book.parent)
+        yield
+
 
 TEXTS = "texts.jsonl"
 """Private keys of the rows; no bundle has the file."""
@@ -73,7 +146,8 @@ def run(context: Context) -> EvaluateResult:
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {}
     with open_book(context.store, todo.book_file, context.progress.note):
-        count_answers(context)
+        if (counted := context.runtime.counted) is not None:  # before any answer
+            AttemptLedger(context.store).begin(counted, context.parameters.measurement)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             facts = context.run_worker(
@@ -105,26 +179,20 @@ def run(context: Context) -> EvaluateResult:
             for row in rows
         ]
     write_rows(context.folder / ANSWERS, [row.to_row() for row in rows])
+    laid_out = ASKED.result_of(context.input_record("questions"))
     finding = todo.stopping.decided(rows)
     state = finding.state if finding is not None else "open"
     if state != "open":
         context.note(f"{context.runtime.suite}: decided after {len(rows)} questions ({state})")
     return EvaluateResult(
         **facts,
-        metric=metric_of(context),
+        metric=kind_of(context.parameters.suite).metric(context.parameters.suite, laid_out.metric),
         n=len(rows),
         available=todo.available,
         score=sum(row.score for row in rows) / len(rows),
         state=state,
         answers_digest=digest_bytes((context.folder / ANSWERS).read_bytes()),
     )
-
-
-def metric_of(context: Context) -> str:
-    """Return the score's usual name."""
-    suite = context.parameters.suite
-    laid_out = ASKED.result_of(context.input_record("questions")).metric
-    return kind_of(suite).metric(suite, laid_out)
 
 
 def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
@@ -141,7 +209,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
         baseline = read_answers(folder_of(spec, store, "baseline"))
         max_questions = min(max_questions, len(baseline))
     if wanted := parameters.rule:
-        guessing = ASKED.result_of(record_of(spec, store, "questions")).guessing
+        guessing = ASKED.result_of(store.get(spec.inputs["questions"])).guessing
         checks = check_sensitivities(baseline, guessing, wanted.comparison)
         is_sensitive = all(each.p_insensitive <= wanted.alpha for each in checks)
         rule = wanted.stopping(can_pass=is_sensitive)
@@ -161,14 +229,21 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
 
 
 def book_key(spec: StageSpec, store: Store) -> str:
-    """Return the answer log's key; StoreError if an input is missing."""
-    return log_key(spec, lambda role: record_of(spec, store, role).result)
-
-
-def count_answers(context: Context) -> None:
-    """Record the attempt before any answer; raises as `AttemptLedger.begin`."""
-    if (counted := context.runtime.counted) is not None:
-        AttemptLedger(context.store).begin(counted, context.parameters.measurement)
+    """Return the digest of all that an answer depends on; StoreError if an input is missing."""
+    known = {}
+    for role, reference in spec.inputs.items():
+        if role not in NOT_OF_THE_MODEL:
+            result = store.get(reference).result
+            known[role] = digest_json(
+                {k: v for k, v in result.items() if k not in NOT_ALWAYS_KNOWN}
+            )
+    suite = EVALUATE.parameters_of(spec).suite
+    if kind_of(suite).reads_baseline and "baseline" in spec.inputs:
+        known["baseline"] = store.get(spec.inputs["baseline"]).result["answers_digest"]
+    asked = {key: value for key, value in spec.parameters.items() if key not in NOT_OF_THE_ANSWER}
+    return digest_json(
+        {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": known}
+    )
 
 
 def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
@@ -205,19 +280,6 @@ def baseline_files(context: Context) -> list[str]:
         return []
     folder = context.input_folder("baseline")
     return [str(folder / name) for name in (ANSWERS, TEXTS) if (folder / name).exists()]
-
-
-def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
-    """Return the earlier stage's record; StoreError if missing."""
-    reference = spec.inputs[role]
-    record = store.find(reference.stage, reference.key)
-    if record is None:
-        raise StoreError(
-            f"the stage '{spec.stage}' needs '{reference.stage}' done before",
-            where=str(store.stage_folder(reference.stage, reference.key)),
-            hint="run the whole command again",
-        )
-    return record
 
 
 def folder_of(spec: StageSpec, store: Store, role: str) -> Path:

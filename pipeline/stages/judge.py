@@ -1,37 +1,77 @@
-"""One variant's verdict, a pure function of stored evidence: `prepare verify` repeats it."""
+"""The stage that computes a variant's verdict, a pure function of stored evidence.
+
+`prepare verify` repeats it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS
-from eval_gates.cost import cost_rule_of, judge_cost
-from eval_gates.gate_result import GateResult
+from eval_gates.cost import CostResult, cost_rule_of, judge_cost
+from eval_gates.gate_result import GateResult, Verdict
+from eval_gates.quality_result import QualityResult
 from eval_gates.rows import Answer, Question
+from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.verdicts import judge_suite, overall
-from pipeline.core.errors import EvidenceError, raise_as
-from pipeline.core.stage import StageRecord, StageReference
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvaluationDataError, EvidenceError, raise_as
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage, StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.core.untrusted import UntrustedLinesError, read_flat_rows
-from pipeline.stages.attempts import History
+from pipeline.stages.attempts import AttemptLedger, Counted, History, JudgeParameters
+from pipeline.stages.consistency import SIDES, find_faults
+from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JudgeParameters, JudgeResult
-from pipeline.stages.judge.consistency import SIDES, find_faults
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import ROLE, SPEED
 from recipes.speed import SpeedGate
 from recipes.workload import read_pinned, without_place
 
+AnyGate = Annotated[QualityResult | SpeedGateResult | CostResult, Field(discriminator="kind")]
+
+
+class JudgeRuntime(Record):
+    """Recorded with an attempt that this stage counts."""
+
+    run: str = Field("", description="id of the run that began the attempt")
+
+
+class JudgeResult(Record):
+    """The verdict on one variant alone."""
+
+    verdict: Verdict
+    reason: str
+    p_value: float | None = None
+    history: History = Field(description="what was judged against this baseline before")
+    gates: list[AnyGate] = Field(
+        fail_fast=True, description="in the policy's order: quality, speed, cost"
+    )
+    spec_decode: dict[str, SpecDecodeStats] = Field(
+        {}, description="of the variant, by suite; nothing is decided by it"
+    )
+
+
+def policy_digest(judge: StageRecord) -> str:
+    """Return the digest of the policy as recorded."""
+    return digest_json(judge.parameters.get("policy"))
+
+
+JUDGE = Stage("judge", 6, JudgeParameters, JudgeRuntime, JudgeResult)
+
 
 class StageInputs:
     """Records and files of a stage's inputs, by role; read only.
 
-    EvidenceError: one is missing or damaged. StoreError: a record is damaged.
+    EvidenceError: a file is missing or damaged. StoreError: a record is.
     """
 
     def __init__(self, store: Store, references: Mapping[str, StageReference]) -> None:
@@ -41,15 +81,7 @@ class StageInputs:
         self._questions: dict[str, list[Question]] = {}
 
     def record(self, role: str) -> StageRecord:
-        reference = self.references[role]
-        found = self._store.find(reference.stage, reference.key)
-        if found is None:
-            raise EvidenceError(
-                f"the stage '{reference.stage}' that the verdict depends on is gone",
-                where=str(self._store.stage_folder(reference.stage, reference.key)),
-                hint="run the model again; what is still there is reused",
-            )
-        return found
+        return self._store.get(self.references[role])
 
     def answers(self, role: str) -> list[Answer]:
         """Return answers in the order of asking, without nested values."""
@@ -166,3 +198,19 @@ def rule_of(
     if (loaded.name, loaded.workload, loaded.rule) != wanted:
         raise ValueError(f"{ROLE}{claim.name}: measured by another rule than the policy's")
     return rule
+
+
+def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
+    """Judge every suite and every speed gate."""
+    # If all answers were there already, nothing has recorded the attempt yet.
+    trial, ledger = context.parameters.trial, AttemptLedger(context.store)
+    ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
+    inputs = StageInputs(context.store, context.spec.inputs)
+    try:
+        return judge_evidence(context.parameters, inputs, ledger.history(trial))
+    except ValueError as error:
+        raise EvaluationDataError(
+            f"the answers of baseline and variant cannot be compared: {error}",
+            where=", ".join(str(context.input_folder(role)) for role in context.spec.inputs),
+            hint="delete these folders and run the command again: what is missing is asked again",
+        ) from error

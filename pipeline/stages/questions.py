@@ -1,12 +1,17 @@
-"""The stage that lists a suite's questions in order."""
+"""Lists one suite's questions, the same for all arms, so that answers can be paired."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
+from eval_gates.answer_log import QUESTIONS as FILE
 from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.suite_kind import for_worker
+from pipeline.core.digest import digest_bytes
+from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
+from pipeline.stages.context import StageContext
 from recipes.policy import AnyTask
 
 
@@ -51,3 +56,24 @@ class QuestionsResult(Record):
 
 
 QUESTIONS = Stage("questions", 4, QuestionsParameters, QuestionsRuntime, QuestionsResult)
+
+
+def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
+    """Write questions.jsonl, worked examples included."""
+    parameters, source = context.parameters, context.parameters.source
+    facts = context.run_worker(
+        "eval_gates.questions_worker",
+        {
+            "suite": parameters.suite.model_dump(),
+            "source": source.model_dump(),
+            "seed": parameters.seed,
+            "folder": context.runtime.folder,
+        },
+        plugins=[for_worker(parameters.suite)],
+        needs=[NetworkAccess.HUB] if source.kind == "hub" or source.dataset else [],
+    )
+    digest = digest_bytes((context.folder / FILE).read_bytes())
+    found = QuestionsResult(**facts, questions_digest=digest)
+    if found.dropped:
+        context.note(f"{found.dropped} {found.dropped_why}")
+    return found

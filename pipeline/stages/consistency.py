@@ -10,9 +10,8 @@ from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.stage import StageRecord, StageReference
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.attempts import trial_of
+from pipeline.stages.attempts import JudgeParameters, trial_of
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JudgeParameters
 from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.speed import ROLE, SPEED
 from recipes.schema import ServingProfile

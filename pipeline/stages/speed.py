@@ -8,14 +8,68 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog
 from pipeline.core.digest import digest_bytes
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
+from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.attempts import AttemptLedger
-from pipeline.stages.block import BASELINE
-from pipeline.stages.block.run import collect, digest_of, find_blocks, seed_of
+from pipeline.stages.block import (
+    BASELINE,
+    BlockParameters,
+    LoadParameters,
+    LoadRuntime,
+    collect,
+    digest_of,
+    find_blocks,
+    seed_of,
+)
 from pipeline.stages.context import StageContext
 from pipeline.stages.load_worker import measure_loads
-from pipeline.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
+
+# Prefix of these stages' roles, before the gate's name.
+ROLE = "speed."
+
+
+class SpeedParameters(LoadParameters):
+    """The sides to measure, and the stopping rule."""
+
+    sides: dict[str, ServedModel] = Field(description="candidate, and baseline where it compares")
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether each load has a new server start, measured by `block`."""
+        return self.rule.starts == "fresh"
+
+
+class SpeedRuntime(LoadRuntime):
+    """The sides' endpoints, and the workload's files."""
+
+    endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
+    measurement: BlockParameters | None = Field(None, description="of fresh starts: its blocks")
+    arm: str = Field("", description="the candidate's name in them")
+
+
+class SpeedResult(Record):
+    """A measurement's summary; `loads.jsonl` has all loads."""
+
+    units: int = Field(description="blocks")
+    state: str
+    seed: int = Field(description="that traffic was drawn with")
+    server_runs: int = Field(
+        description="of the servers, that were begun; of one that ended too soon what was whole "
+        "is kept. With fresh starts, number of blocks that were begun",
+    )
+    arms: list[str] = Field(description="among which the order is drawn")
+    arm: str = Field(description="the candidate's name among them")
+    loads_digest: str
+    prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
+
+
+SPEED = Stage("speed", 4, SpeedParameters, SpeedRuntime, SpeedResult)
+
 
 Context = StageContext[SpeedParameters, SpeedRuntime]
 RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn again

@@ -10,12 +10,33 @@ import os
 import shutil
 from pathlib import Path
 
+from pydantic import Field
+
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import StageError, raise_as
-from pipeline.stages.adopt import AdoptParameters, AdoptRuntime
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
 from pipeline.stages.context import StageContext
-from pipeline.stages.quantize import QuantizeResult
+from pipeline.stages.quantize import QuantizeResult, WeightsProvenance
 from recipes.checkpoints.weight_files import weight_files, weights_digest
+
+
+class AdoptParameters(WeightsProvenance):
+    """The weights, and how they were made."""
+
+    files: dict[str, str] = Field(description="digest of each, by name")
+    made: QuantizeResult | None = Field(None, description="None for others' weights")
+    copied: bool = Field(False, description="so that they can be promoted")
+
+
+class AdoptRuntime(Record):
+    """Place of the weights."""
+
+    folder: str
+
+
+ADOPT = Stage("adopt", 2, AdoptParameters, AdoptRuntime, QuantizeResult)
+
 
 # Another file system, one without hard links, or another user's files (fs.protected_hardlinks).
 NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
