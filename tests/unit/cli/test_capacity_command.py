@@ -65,26 +65,6 @@ def test_json(model: str) -> None:
     assert [fit["variant"] for fit in found["fits"]] == ["baseline", "fp8-dynamic"]
 
 
-def test_a_config_alone_suffices(model: str, tmp_path: Path) -> None:
-    folder = write_files(tmp_path / "alone", {"config.json": json.dumps(CONFIG).encode()})
-    done = CliRunner().invoke(app, ["plan", str(folder), "--gpu", "h100"])
-    assert done.exit_code == 0, done.output
-    assert "estimated from config.json" in done.stdout
-
-
-def test_a_gpu_of_ones_own(model: str, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.yaml"
-    mine.write_text(
-        "name: mine\nsummary: x\ndriver_name: Mine\nmemory_gib: 1.0\ncompute_capability: 9.0\n"
-    )
-    done = CliRunner().invoke(app, ["plan", model, "--gpu", str(mine)])
-    assert "does not fit" in done.stdout
-    mine.write_text(mine.read_text() + "cores: 5\n")
-    wrong = CliRunner().invoke(app, ["plan", model, "--gpu", str(mine)])
-    assert isinstance(wrong.exception, UsageError)
-    assert "cores" in str(wrong.exception)
-
-
 def test_what_cannot_be_planned(model: str, tmp_path: Path) -> None:
     missing = CliRunner().invoke(app, ["plan", str(tmp_path / "none"), "--gpu", "h100"])
     assert isinstance(missing.exception, CheckpointError)

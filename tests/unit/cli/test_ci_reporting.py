@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pty
-import signal
-import socket
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -101,38 +96,6 @@ def test_the_exit_code_and_the_files_say_the_same(
     assert (job / "summary.md").read_text().startswith(f"## prepare: {verdict}\n")
 
 
-def test_a_second_command_of_the_step_appends(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job / "summary.md").write_text("before\n")
-    finished(monkeypatch, failed())
-    model()
-    finished(monkeypatch, run_report())
-    model()
-    text = (job / "summary.md").read_text()
-    assert text.startswith("before\n")
-    assert text.count("## prepare: ") == 2
-    assert outputs(job)["verdict"] == "pass"  # the last line of a name is the one that counts
-
-
-def test_a_summary_leaves_room_for_what_is_there(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (job / "summary.md").write_text("x" * ((1 << 20) - 500) + "\n")
-    finished(monkeypatch, failed())
-    model()
-    assert (job / "summary.md").stat().st_size < 1 << 20
-
-
-def test_json_stays_json_on_both_streams(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(monkeypatch, failed())
-    result = model("--json")
-    assert result.exit_code == 4
-    assert json.loads(result.stdout)["exit_code"] == 4
-    (note,) = [json.loads(line) for line in result.stderr.splitlines()]
-    assert note["event"] == "note"
-    assert note["text"].startswith("JUnit report: ")
-    assert outputs(job)["verdict"] == "fail"
-
-
 def test_gitlab_has_a_junit_file_and_a_dotenv_report(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,15 +108,6 @@ def test_gitlab_has_a_junit_file_and_a_dotenv_report(
     assert sorted(path.name for path in job.iterdir()) == ["junit.xml", "prepare.env"]
 
 
-def test_a_file_of_ones_own_goes_before_the_systems(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finished(monkeypatch, failed())
-    model("--outputs", "mine.env")
-    assert outputs(job, "mine.env")["verdict"] == "fail"
-    assert not (job / "outputs").exists()
-
-
 def test_without_ci_nothing_is_written_but_what_was_asked_for(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,19 +117,6 @@ def test_without_ci_nothing_is_written_but_what_was_asked_for(
     assert list(job.iterdir()) == []
     model("--no-ci", "--junit", "junit.xml")
     assert [path.name for path in job.iterdir()] == ["junit.xml"]
-
-
-def test_what_cannot_be_written_is_said_and_the_verdict_stays(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (job / "junit.xml").mkdir()
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(job / "gone" / "summary.md"))
-    finished(monkeypatch, run_report())
-    result = model("--junit", "junit.xml")
-    assert result.exit_code == 0
-    assert "warning: junit.xml could not be written: Is a directory" in result.stderr
-    assert "summary.md could not be written: No such file or directory" in result.stderr
-    assert outputs(job)["junit"] == ""
 
 
 # --- what comes to no report --------------------------------------------------------------------
@@ -252,46 +193,6 @@ def test_an_interrupted_run_is_told_with_its_record(job: Path) -> None:
     assert ET.parse(job / "junit.xml").find(".//error") is not None
 
 
-def await_sleep(pid: int) -> None:
-    """Return once the process waits in the kernel.
-
-    Python takes note of a signal between two instructions or when a system call is interrupted:
-    one that comes just before the call is handled only after it, here after its timeout.
-    """
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_an_interrupted_job_is_told_so(job: Path) -> None:
-    # A model server that takes a request and says nothing holds the command where it is.
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        (job / "tokenizer_config.json").write_text("{}")
-        with subprocess.Popen(
-            [
-                *(*PREPARE, "gate", "--tokenizer", str(job), "--policy", "demo"),
-                *("--baseline", url, "--candidate", f"{url}/other"),
-            ],
-            stderr=subprocess.PIPE,
-            cwd=job,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        ) as child:
-            try:
-                silent.settimeout(60)
-                connection, _ = silent.accept()
-                with connection:
-                    assert connection.recv(1) == b"G"  # GET
-                    await_sleep(child.pid)
-                    child.send_signal(signal.SIGTERM)
-                    child.communicate(timeout=60)
-            finally:
-                child.kill()
-    assert child.returncode == 130
-    assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == ("130", "interrupted")
-
-
 # --- whether this is CI -------------------------------------------------------------------------
 
 
@@ -313,23 +214,3 @@ def test_ci_is_on_where_the_variable_says_so(value: str | None, expected: bool) 
     assert is_in_ci(None, environ) is expected
     assert is_in_ci(True, environ) is True
     assert is_in_ci(False, environ) is False
-
-
-def test_progress_is_plain_in_ci_even_on_a_terminal(job: Path) -> None:
-    ours, theirs = pty.openpty()
-    (job / "empty").mkdir()
-    arguments = ["model", str(job / "empty"), "--profile", "cpu", "--policy", "demo"]
-    with subprocess.Popen(
-        [*PREPARE, *arguments], stderr=theirs, stdout=subprocess.DEVNULL, cwd=job
-    ) as child:
-        os.close(theirs)
-        drawn = b""
-        while True:
-            try:
-                drawn += os.read(ours, 65536)
-            except OSError:  # EIO: the child has closed its end
-                break
-        os.close(ours)
-    assert child.returncode == 2
-    assert b"JUnit report: " in drawn
-    assert b"\x1b" not in drawn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -12,11 +11,9 @@ import sys
 import time
 
 import pytest
-from rich.console import Console
-from rich.progress import Progress as Bars
 
 from pipeline.cli import display
-from pipeline.cli.display import JsonLines, PlainLines, TerminalBars, open_display
+from pipeline.cli.display import JsonLines, PlainLines
 
 Capture = pytest.CaptureFixture[str]
 DRAW = """
@@ -38,31 +35,6 @@ def printed(capsys: Capture) -> list[str]:
 # --- plain lines --------------------------------------------------------------------------------
 
 
-def test_notes_are_printed_as_they_are(capsys: Capture) -> None:
-    PlainLines().note("a note [bold]as it is[/]")
-    assert printed(capsys) == ["a note [bold]as it is[/]"]
-
-
-def test_a_log_is_not_flooded(capsys: Capture) -> None:
-    lines = PlainLines()
-    for done in range(1000):
-        lines.advance("evaluate", done, 1000, "questions")
-    assert printed(capsys) == []
-    lines.advance("evaluate", 1000, 1000, "questions")  # done within a second: not worth a line
-    assert printed(capsys) == []
-
-
-def test_what_took_a_while_gets_a_line_at_its_end(capsys: Capture) -> None:
-    lines = PlainLines()
-    lines.advance("evaluate", 0, 64, "questions")
-    time.sleep(1.05)
-    lines.advance("evaluate", 64, 64, "questions")
-    assert printed(capsys) == ["  evaluate: 64/64 questions, 1 s"]
-    lines.advance("evaluate", 0, 64, "questions")  # a second variant begins from nothing
-    lines.advance("evaluate", 64, 64, "questions")
-    assert printed(capsys) == []
-
-
 def test_a_line_now_and_then_has_an_eta(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "PLAIN_LINE_INTERVAL_S", 0.2)
     lines = PlainLines()
@@ -77,16 +49,6 @@ def test_a_line_now_and_then_has_an_eta(capsys: Capture, monkeypatch: pytest.Mon
 
 
 # --- JSON lines ---------------------------------------------------------------------------------
-
-
-def test_json_lines(capsys: Capture) -> None:
-    lines = JsonLines()
-    lines.advance("evaluate", 3, None, "questions")
-    lines.note('a "note"\nof two lines')
-    assert [json.loads(line) for line in printed(capsys)] == [
-        {"event": "progress", "task": "evaluate", "done": 3, "total": None, "unit": "questions"},
-        {"event": "note", "text": 'a "note"\nof two lines'},
-    ]
 
 
 def test_a_program_is_not_flooded(capsys: Capture) -> None:
@@ -106,30 +68,7 @@ def test_a_program_is_not_flooded(capsys: Capture) -> None:
 # --- bars ---------------------------------------------------------------------------------------
 
 
-def test_bars_come_move_and_go() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    with Bars(console=console, auto_refresh=False) as bars:
-        progress = TerminalBars(bars)
-        progress.advance("evaluate", 1, 4, "questions")
-        progress.advance("quantize", 2, None, "layers")
-        progress.advance("evaluate", 3, 4, "questions")
-        drawn = {task.description: (task.completed, task.total) for task in bars.tasks}
-        assert drawn == {"evaluate": (3, 4), "quantize": (2, None)}
-        progress.advance("evaluate", 4, 4, "questions")
-        progress.advance("quantize", 3, 7, "layers")  # the total has become known
-        assert [(task.description, task.total) for task in bars.tasks] == [("quantize", 7)]
-        progress.advance("evaluate", 1, 9, "questions")
-        assert len(bars.tasks) == 2
-
-
 # --- who is watching ----------------------------------------------------------------------------
-
-
-def test_without_a_terminal_lines_are_plain(capsys: Capture) -> None:
-    with open_display() as progress:
-        assert isinstance(progress, PlainLines)
-        progress.note("heard")
-    assert printed(capsys) == ["heard"]
 
 
 def draw_on_a_terminal(*arguments: str) -> str:

@@ -75,25 +75,6 @@ def test_the_cluster_cannot_read_a_registry_of_this_machine(run: FakeRun, tmp_pa
     assert not (tmp_path / "deploy").exists()
 
 
-def test_monitoring_needs_no_registry_elsewhere(run: FakeRun, tmp_path: Path) -> None:
-    export(run, "alerts", "--for", "monitoring")
-    assert yaml.safe_load((tmp_path / "alerts" / "rules.yaml").read_text())["groups"]
-
-
-def test_an_unknown_target(run: FakeRun) -> None:
-    assert complaint(UsageError, run, "deploy", "--for", "helm").where == "--for"
-
-
-def test_a_folder_with_files(run: FakeRun, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("")
-    assert complaint(UsageError, run, ".", "--for", "monitoring").where == "."
-
-
-def test_the_canary_is_another_version(run: FakeRun) -> None:
-    words = ("deploy", "--for", "monitoring", "--canary", "champion")
-    assert complaint(UsageError, run, *words).where == "--canary champion"
-
-
 def test_changed_evidence(run: FakeRun, tmp_path: Path) -> None:
     changed = run.copy_to(tmp_path / "store")
     (version,) = run.registry.versions(NAME)

@@ -19,7 +19,6 @@ import typer
 from sample_reports import run_report
 from typer.testing import CliRunner
 
-from pipeline import __version__
 from pipeline.cli.main import app, main
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.interruption import INTERRUPTIONS
@@ -84,14 +83,6 @@ def test_every_command_explains_itself_with_an_example(words: str) -> None:
     assert f"prepare {words}" in result.output
 
 
-def test_every_group_explains_itself() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    listed = result.output.partition("Commands:")[2].partition("Start with")[0]
-    shown = set(re.findall(r"^  (\w+) ", listed, re.MULTILINE))
-    assert shown == {words.split()[0] for words in TREE}
-    assert "Start with: prepare model demo:smollm2-135m" in result.output
-
-
 def test_plan_takes_the_very_same_options_and_gpus() -> None:
     gpus = [["--gpu"], ["--gpus"], ["--context"], ["--verbose"]]
     of_the_end = [
@@ -118,27 +109,7 @@ def test_plan_takes_the_very_same_options_and_gpus() -> None:
     assert [each for each in options if each in gpus] == gpus
 
 
-def test_the_exit_codes_are_in_the_help() -> None:
-    text = " ".join(CliRunner().invoke(app, ["model", "--help"]).output.split())
-    assert (
-        "Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error, "
-        "4 a gate failed, 5 undecided, 130 interrupted."
-    ) in text
-
-
 # --- ways to end --------------------------------------------------------------------------------
-
-
-def test_the_version(tmp_path: Path) -> None:
-    done = prepare(tmp_path, "--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"prepare {__version__}\n", "")
-
-
-def test_an_unknown_family_is_told_as_json_too(tmp_path: Path) -> None:
-    sides = ("--baseline", "http://a", "--candidate", "http://b", "--tokenizer", str(tmp_path))
-    done = prepare(tmp_path, "gate", *sides, "--family", "fp2", "--json")
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["message"] == "there is no family 'fp2'"
 
 
 @pytest.mark.parametrize(
@@ -168,12 +139,6 @@ def test_an_unknown_recipe_is_2_and_names_the_known_ones(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 
-def test_options_come_from_variables_too(tmp_path: Path) -> None:
-    done = prepare(tmp_path, "model", "demo:smollm2-135m", PREPARE_RECIPE="one two")
-    assert done.returncode == 2
-    assert "there is no recipe 'one'" in done.stderr
-
-
 def test_a_missing_checkpoint_is_2_and_begins_no_run(tmp_path: Path) -> None:
     missing = tmp_path / "no-such-checkpoint"
     done = prepare(tmp_path, "model", str(missing), "--profile", "cpu", "--json")
@@ -183,32 +148,6 @@ def test_a_missing_checkpoint_is_2_and_begins_no_run(tmp_path: Path) -> None:
     assert report["error"]["message"] == "the folder does not exist"
     assert f"where: {missing}" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_checkpoint_is_2_and_its_run_says_so(tmp_path: Path) -> None:
-    empty = tmp_path / "empty-checkpoint"
-    empty.mkdir()
-    options = ("--profile", "cpu", "--policy", "demo", "--json")
-    done = prepare(tmp_path, "model", str(empty), *options)
-    assert done.returncode == 2
-    report = json.loads(done.stdout)
-    assert report["status"] == "failed"
-    assert report["exit_code"] == 2
-    assert report["error"]["kind"] == "CheckpointError"
-    assert report["error"]["where"] == str(empty)
-    assert f"where: {empty}" in done.stderr
-    assert "Traceback" not in done.stderr
-    [folder] = RunFolders(Store(tmp_path / "store")).all()
-    assert json.loads((folder / RUN_RECORD).read_text()) == report
-
-
-def test_wrong_options_with_json_are_an_object_too(tmp_path: Path) -> None:
-    done = prepare(tmp_path, "model", "demo:smollm2-135m", "--policy", "nope", "--json")
-    assert done.returncode == 2
-    answer = json.loads(done.stdout)
-    assert answer["run"] is None
-    assert answer["error"]["kind"] == "UsageError"
-    assert "demo" in answer["error"]["hint"]
 
 
 def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path) -> None:
@@ -328,18 +267,6 @@ def test_one_that_comes_while_a_module_is_imported_is_130(
             signal.signal(number, handler)
     assert left.value.code == 130
     assert capsys.readouterr().err.startswith("interrupted")
-
-
-def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
-    runner = CliRunner()
-    listed = json.loads(runner.invoke(app, ["show", "--json"]).stdout)["recipes"]
-    assert {recipe["name"] for recipe in listed} >= {"fp8-dynamic", "awq-w4a16"}
-    assert "fp8-dynamic" in runner.invoke(app, ["show"]).stdout
-    for recipe in listed:
-        mine = tmp_path / "mine.yaml"
-        mine.write_text(runner.invoke(app, ["show", recipe["name"]]).stdout)
-        shown = runner.invoke(app, ["show", str(mine), "--json"])
-        assert json.loads(shown.stdout) == recipe
 
 
 GATE = ("gate", "--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0.0.1:9")

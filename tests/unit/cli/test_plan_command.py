@@ -11,7 +11,6 @@ from small_checkpoint import write_files
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import CheckpointError
 
 
 @pytest.fixture
@@ -47,16 +46,6 @@ def test_a_run_that_would_be_refused_has_its_exit_code(
 ) -> None:
     assert plan(model, "completion", *options)[0] == 0
     assert plan(model, "chat", *options)[0] == 2
-
-
-@pytest.mark.parametrize("command", ["plan", "model"])
-def test_a_folder_of_gguf_is_named_so(model: Path, command: str) -> None:
-    folder = write_files(model.parent / "gguf", {"m.gguf": b"GGUF"})
-    words = [command, str(folder), "--profile", "cpu", "--policy", "demo"]
-    done = CliRunner().invoke(app, words)
-    said = str(done.exception) + done.stdout + done.stderr
-    assert "GGUF" in said
-    assert done.exit_code == 2 or isinstance(done.exception, CheckpointError)
 
 
 def test_a_refused_checkpoint_is_shown_once(model: Path) -> None:

@@ -60,13 +60,6 @@ def mine(tmp_path: Path, **suite: Any) -> str:
     return str(path)
 
 
-def test_list(prepare: Callable[..., str]) -> None:
-    found = json.loads(prepare("show", "--json"))
-    assert [policy["name"] for policy in found["policies"]] == catalog.policy_names()
-    said = prepare("show")
-    assert all(name in said for name in catalog.policy_names())
-
-
 @pytest.mark.parametrize("name", catalog.policy_names())
 def test_what_is_shown_can_be_given_back(
     prepare: Callable[..., str], tmp_path: Path, name: str
@@ -79,26 +72,6 @@ def test_what_is_shown_can_be_given_back(
     )
 
 
-def test_a_copys_block_of_generation_has_an_effect(
-    prepare: Callable[..., str], tmp_path: Path
-) -> None:
-    copy = yaml.safe_load(prepare("show", "reasoning"))
-    copy["generation"]["max_tokens"] = 9_999
-    path = tmp_path / "copy.yaml"
-    path.write_text(yaml.safe_dump(copy))
-    suites = json.loads(prepare("show", str(path), "--json"))["suites"].values()
-    assert {suite["max_tokens"] for suite in suites} == {9_999}
-    copy["suites"]["mmlu_pro"]["thinking"] = None
-    path.write_text(yaml.safe_dump(copy))
-    assert yaml.safe_load(prepare("show", str(path)))["suites"]["mmlu_pro"]["thinking"] is None
-
-
-def test_an_unknown_name(prepare: Callable[..., str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        prepare("show", "strickt")
-    assert "did you mean 'strict'?" in caught.value.hint
-
-
 class TestCheck:
     def test_one_line_a_gate(self, prepare: Callable[..., str], tmp_path: Path, data: str) -> None:
         usual = {"int4": {"flips": 0.1, "loss": 0.008}}
@@ -109,38 +82,6 @@ class TestCheck:
         assert "750 or 1,500 or 3,000 questions" in line
         assert "% of variants that lose 0.8 points (usual, 10 % flips)" in line
         assert "all suites, int4: " in said
-
-    def test_a_field_that_repeats_is_noted(
-        self, prepare: Callable[..., str], tmp_path: Path
-    ) -> None:
-        def noted(**suite: Any) -> str:
-            asked = ["plan", "--policy", mine(tmp_path, **suite), "--eval-data", str(folder)]
-            return CliRunner().invoke(app, asked).stderr
-
-        folder = tmp_path / "passages"
-        folder.mkdir()
-        rows = [
-            json.dumps(QUESTION | {"question": str(n), "passage_id": n // 4}) for n in range(3000)
-        ]
-        (folder / "mmlu_test.jsonl").write_text("\n".join(rows))
-        assert "add 'cluster_by: passage_id'" in noted()
-        assert "passage_id" not in noted(cluster_by="passage_id")
-
-    def test_a_workload_without_its_file_is_refused(
-        self, prepare: Callable[..., str], tmp_path: Path, data: str
-    ) -> None:
-        load = {"kind": "requests", "file": "gone.jsonl", "output_tokens": 4}
-        content = yaml.safe_load(Path(mine(tmp_path)).read_text())
-        content["speed"] = {
-            "ratio": {"min_ratio": 1.0, "workloads": ["ours"]},
-            "workloads": {"ours": {**load, "arrivals": {"concurrency": 4}}},
-        }
-        path = tmp_path / "fast.yaml"
-        path.write_text(yaml.safe_dump(content))
-        with pytest.raises(UsageError) as error:
-            prepare("plan", "--policy", str(path), "--eval-data", data)
-        where = f"policy key speed.workloads.ours, key file: {tmp_path / 'gone.jsonl'}"
-        assert error.value.where == where
 
     def test_claims_on_speed_are_told(
         self, prepare: Callable[..., str], tmp_path: Path, data: str
@@ -158,28 +99,6 @@ class TestCheck:
         assert (ratio["gate"], ratio["units"], ratio["starts"]) == ("ratio.chat", 5, 2)
         assert ratio["minutes"] == pytest.approx(2 * 5 * 1.2 * 30 / 60)
         assert slo["alpha"] == pytest.approx(0.05)
-
-    def test_as_json(self, prepare: Callable[..., str], tmp_path: Path, data: str) -> None:
-        said = prepare(
-            *(
-                "plan",
-                "--policy",
-                mine(tmp_path),
-                "--recipe",
-                "fp8-dynamic",
-                "--eval-data",
-                data,
-                "--json",
-            )
-        )
-        found = json.loads(said)
-        assert (found["schema_version"], found["policy"], found["alpha"]) == (1, "mine", 0.05)
-        assert [(gate["gate"], gate["family"]) for gate in found["gates"]] == [
-            ("mmlu", "fp8"),
-            ("humaneval", "fp8"),
-        ]
-        assert found["gates"][0]["alpha"] == pytest.approx(0.05)  # one variant
-        assert found["gates"][0]["units"] == 3000
 
     def test_where_it_cannot_decide_it_says_so_and_is_refused(
         self, prepare: Callable[..., str], tmp_path: Path
@@ -201,17 +120,6 @@ class TestCheck:
             tier="advisory",
         )
         assert "cannot" in prepare("plan", "--policy", path)
-
-    def test_a_recipe_without_a_margin(self, prepare: Callable[..., str], tmp_path: Path) -> None:
-        path = mine(tmp_path, margins={"int4": 0.1})
-        with pytest.raises(UsageError) as caught:
-            prepare("plan", "--policy", path)
-        assert caught.value.where == "policy key suites.mmlu.margins"
-
-    def test_a_wrong_file(self, prepare: Callable[..., str], tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match=r"'suites\.mmlu\.num_fewshots'") as caught:
-            prepare("plan", "--policy", mine(tmp_path, num_fewshots=5))
-        assert "did you mean 'num_fewshot'?" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import webbrowser
 from pathlib import Path
 
 import pytest
@@ -48,13 +45,6 @@ def test_the_newest_run_into_a_file_of_its_name(tmp_path: Path) -> None:
     assert SECOND in page
 
 
-def test_it_opens_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
-    run("--open", "-o", "a report.html")
-    assert opened == [(tmp_path / "a report.html").as_uri()]
-
-
 def test_a_file_that_cannot_be_written() -> None:
     with pytest.raises(UsageError) as caught:
         run("-o", "no/such/folder/report.html")
@@ -62,24 +52,8 @@ def test_a_file_that_cannot_be_written() -> None:
     assert "--output" in caught.value.where
 
 
-def test_a_run_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="'1999'"):
-        run("1999")
-
-
 def test_a_record_of_another_version(store: Store) -> None:
     file = store.root / "runs" / SECOND / RUN_RECORD
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 99}))
     with pytest.raises(StoreError, match="schema_version"):
         run()
-
-
-def test_what_only_a_report_needs_is_not_imported_at_start() -> None:
-    program = (
-        "import sys, pipeline.cli.main; "
-        "print([m for m in ('jinja2', 'plotly', 'numpy', 'artifacts.report') if m in sys.modules])"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"

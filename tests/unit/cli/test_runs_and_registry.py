@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_reports import COMMAND, failed_variant_report, run_report, stage_report, variant_report
+from sample_reports import COMMAND, failed_variant_report, run_report, stage_report
 from typer.testing import CliRunner
 
 from artifacts.registry import MANIFEST_TAG, Cause, Registry
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core import file_locks
-from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
+from pipeline.core.errors import PrepareError, RegistryError, StoreError
 from pipeline.core.private_files import write_atomically
 from pipeline.core.store import RUN_RECORD, RunFolders, Store
 from pipeline.run.recorder import RunRecorder
-from pipeline.stages.attempts import History
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 
@@ -74,14 +73,6 @@ def test_the_running_stage_is_shown_and_the_next_command_has_the_store(tmp_path:
     log.finish("finished", 5)
 
 
-def test_a_store_of_a_variable_is_not_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PREPARE_STORE", str(tmp_path / "store"))
-    put_run(Store(tmp_path / "store"), run_report())
-    assert not any("--store" in line for line in words("runs", "latest"))
-
-
 def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> None:
     log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
     log.note("before")
@@ -120,26 +111,6 @@ def store(tmp_path: Path) -> Store:
     put_run(found, failed)
     found.stage_folder("judge", "abc").mkdir(parents=True)
     return found
-
-
-def test_no_runs_yet() -> None:
-    assert value("runs") == []
-    assert words("runs") == []
-
-
-@pytest.mark.parametrize("command", ["verify", "report", "promote", "runs latest"])
-def test_without_a_run_the_first_one_is_the_hint(command: str) -> None:
-    error = complaint(UsageError, *command.split())
-    assert "prepare model" in error.hint
-    assert "latest" not in error.message
-
-
-@pytest.mark.parametrize("options", [(), ("--public-key", "signer.pub")])
-def test_evidence_of_a_folder_that_is_not_there_is_no_matter_of_signatures(
-    options: tuple[str, ...],
-) -> None:
-    error = complaint(UsageError, "verify", "./deploy", *options)
-    assert "no such folder" in error.message
 
 
 @pytest.mark.parametrize("command", ["gc --dry-run --older-than"])
@@ -210,39 +181,6 @@ def test_a_run_that_failed_is_shown_with_its_error(store: Store) -> None:
     assert following.startswith("prepare model ./mine ")
 
 
-@pytest.mark.parametrize("status", ["running", "interrupted", "failed", "finished"])
-def test_what_follows_a_run_that_is_shown_is_never_to_show_it(store: Store, status: str) -> None:
-    """'running' without a process is a run that was killed."""
-    code = {"running": None, "interrupted": 130, "failed": 1, "finished": 4}[status]
-    run = SECOND[:-1] + "3"
-    put_run(store, run_report(run=run, status=status, exit_code=code, variants=[]))
-    text = " ".join(words("runs", run))
-    assert "Next: prepare " in text
-    assert "Next: prepare runs 2" not in text
-
-
-def test_the_latest_is_shown_by_default(store: Store) -> None:
-    assert words("runs", "latest")[0].startswith("./mine")
-    assert value("runs", "latest")["run"] == SECOND
-    shown = RunReport.model_validate(value("runs", FIRST))
-    assert shown == run_report(run=FIRST)
-    assert value("runs", "latest", "--store", str(store.root))["run"] == SECOND
-
-
-def test_a_run_that_is_shown_has_its_attempt(store: Store) -> None:
-    history = History(attempt=2, variants=1)
-    run = SECOND[:-1] + "3"
-    put_run(store, run_report(run=run, variants=[variant_report(history=history)]))
-    assert history.words in words("runs", run)
-
-
-def test_an_unknown_run_names_the_known(store: Store) -> None:
-    error = complaint(UsageError, "runs", "1999")
-    assert FIRST in error.hint
-    assert SECOND in error.hint
-    assert error.where == str(store.root / "runs")
-
-
 # --- registry -----------------------------------------------------------------------------------
 
 
@@ -305,23 +243,6 @@ def test_the_history_is_told(registry: Registry) -> None:
     assert "champion: 1 to 2" in lines[3]
     told = value("registry", "smollm2-135m", "--history", "--registry", registry.uri)
     assert [(entry["replaced"], entry["version"]) for entry in told] == [(None, "1"), ("1", "2")]
-
-
-@pytest.mark.parametrize(
-    "command", [("registry",), ("registry", "--history"), ("rollback",)], ids=" ".join
-)
-def test_an_unknown_name_names_the_known(registry: Registry, command: tuple[str, ...]) -> None:
-    error = complaint(UsageError, *command, "nope", "--registry", registry.uri)
-    assert error.message == "nothing is registered as 'nope'"
-    assert error.where == registry.uri
-    assert error.hint == "known: smollm2-135m"
-
-
-def test_a_registry_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file.db").write_text("no database, and long enough to look like one" * 40)
-    uri = f"sqlite:///{tmp_path / 'file.db'}"
-    error = complaint(RegistryError, "registry", "--registry", uri)
-    assert error.where == uri
 
 
 def test_rolling_back_and_nothing_further(registry: Registry, tmp_path: Path) -> None:

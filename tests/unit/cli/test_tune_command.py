@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import PrepareError, UsageError
+from pipeline.core.errors import UsageError
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -40,19 +39,6 @@ def test_what_is_not_there_is_refused_at_once(
     assert error.value.where == where
 
 
-def test_what_may_not_be_promoted_does_not_race(tmp_path: Path) -> None:
-    file = tmp_path / "pretends.yaml"
-    file.write_text(
-        "name: pretends\nsummary: s\naccelerator: cpu\nkv_cache_dtype: auto\n"
-        "speculative: {method: ngram, num_speculative_tokens: 3, "
-        "rejection_sample_method: synthetic, synthetic_acceptance_length: 3}\n"
-    )
-    with pytest.raises(UsageError) as error:
-        run("demo:smollm2-135m", "--profile", str(file))
-    assert error.value.where is not None
-    assert error.value.where.startswith(f"--profile {file}, key speculative.")
-
-
 @pytest.mark.parametrize("name", [".", "missing/tuned.yaml", "fifo", "link"])
 def test_where_no_profile_can_be_written_is_refused_before_the_race(
     tmp_path: Path, name: str
@@ -62,19 +48,6 @@ def test_where_no_profile_can_be_written_is_refused_before_the_race(
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", "--profile", "nope", "--output", str(tmp_path / name))
     assert error.value.where == f"--output {tmp_path / name}"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("demo:smollm2-135m", "--candidates", "nope"), ("nope@champion",)],
-)
-def test_what_comes_to_no_run_is_an_object_too(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with pytest.raises(PrepareError) as error:
-        app(["tune", *words, "--store", str(tmp_path), "--json"], standalone_mode=False)
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"schema_version": 1, "run": None, "error": error.value.to_dict()}
 
 
 def test_a_candidate_that_the_engine_does_not_take_is_named_with_its_file(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from pipeline.cli.main import app
 from pipeline.cli.verify import print_folder
 from pipeline.core.errors import EvidenceError, UsageError
 
-RECIPE = "fp8-dynamic"
-
 
 def call(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
@@ -46,11 +44,6 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 
 class TestVerify:
-    def test_a_run_is_still_one(self, run: FakeRun) -> None:
-        result = call("verify", run.report.run, "--store", run.root)
-        assert result.exit_code == 0
-        assert "the same" in result.stdout
-
     def test_no_value_of_a_bundle_is_a_line_of_its_own(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -66,12 +59,6 @@ class TestVerify:
         assert not [line for line in lines if line.startswith("./folder")]
         assert len(lines) < 200
 
-    def test_the_bundle_alone(self, deployed: Path) -> None:
-        result = call("verify", deployed / "prepare-evidence", "--json")
-        data = json.loads(result.stdout)
-        assert result.exit_code == 0
-        assert (data["same"], data["weights_checked"], data["signature"]) == (True, False, "none")
-
     def test_a_changed_byte_as_json(self, deployed: Path) -> None:
         (deployed / "config.json").write_text("{}")
         result = call("verify", deployed, "--json")
@@ -81,11 +68,6 @@ class TestVerify:
         changed, not_judged = data["problems"]
         assert "config.json: the file was changed" in changed
         assert "are not those that were judged" in not_judged
-
-    def test_a_folder_without_evidence(self, tmp_path: Path) -> None:
-        with pytest.raises(EvidenceError) as caught:
-            call("verify", tmp_path)
-        assert caught.value.where == str(tmp_path / "prepare-evidence")
 
     def test_a_run_has_no_signature(self, run: FakeRun, keys: tuple[Path, Path]) -> None:
         with pytest.raises(UsageError) as caught:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import signal
-import threading
-from contextlib import suppress
 
 import pytest
 
@@ -45,12 +43,6 @@ def test_an_error_raised_in_its_place_is_none() -> None:
     assert not is_interruption(error)
 
 
-def test_errors_that_are_each_others_cause_end() -> None:
-    first, second = ValueError(), ValueError()
-    first.__cause__, second.__cause__ = second, first
-    assert not is_interruption(first)
-
-
 @pytest.mark.parametrize("number", INTERRUPTIONS)
 def test_it_is_raised_once_the_block_has_ended(number: signal.Signals) -> None:
     before = signal.signal(number, signal.default_int_handler)
@@ -81,17 +73,3 @@ def test_what_would_not_interrupt_is_left_alone() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_in_another_thread_it_does_nothing() -> None:
-    failures = []
-
-    def work() -> None:
-        with suppress(StoreError), hold_interruptions():
-            raise StoreError("no")
-        failures.append(None)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert failures == [None]

@@ -15,7 +15,6 @@ from pipeline.core.plugins import (
     find_plugin,
     load_class,
     plugin_names,
-    use_given,
 )
 from recipes.quantization import Quantization
 
@@ -38,16 +37,6 @@ def path(tmp_path: Path) -> Iterator[Path]:
 
 def test_ours_are_found_without_metadata_of_an_installation() -> None:
     assert {"mmlu", "humaneval", "mbpp", "rouge", "lm_eval"} <= set(plugin_names(SUITES))
-
-
-def test_ours_can_all_be_loaded() -> None:
-    for name in plugin_names(SUITES):
-        assert isinstance(find_plugin(SUITES, name).load(), type)
-
-
-def test_one_that_no_package_declares() -> None:
-    with pytest.raises(LookupError, match="'mmlu'"):
-        find_plugin(SUITES, "none-such")
 
 
 @pytest.mark.parametrize(
@@ -87,12 +76,6 @@ def test_two_packages_with_one_name(path: Path) -> None:
     assert "maker 1.0" in caught.value.where
 
 
-def test_listing_imports_nothing(path: Path) -> None:
-    (path / "outside_seven.py").write_text("raise SystemExit(7)")
-    declare(path, "maker", "new = outside_seven:Good")
-    assert "new" in plugin_names(SUITES)
-
-
 def test_a_worker_imports_it_by_its_file(path: Path) -> None:
     (path / "outside_eight").mkdir()
     (path / "outside_eight" / "__init__.py").write_text("")
@@ -107,9 +90,3 @@ def test_a_worker_imports_it_by_its_file(path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert told.stdout == "Good\n"
-
-
-def test_ours_reach_a_worker_too() -> None:
-    given = find_plugin(SUITES, "mmlu").for_worker()
-    use_given(given)
-    assert find_plugin(SUITES, "mmlu").value == given["value"]

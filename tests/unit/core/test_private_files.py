@@ -8,14 +8,6 @@ import pytest
 from pipeline.core.private_files import open_log
 
 
-def test_log_is_appended_to(tmp_path: Path) -> None:
-    for text in (b"one\n", b"two\n"):
-        with open_log(tmp_path / "log") as file:
-            file.write(text)
-    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
-    assert (tmp_path / "log").stat().st_mode & 0o077 == 0
-
-
 def test_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "authorized_keys"
     secret.write_text("mine")

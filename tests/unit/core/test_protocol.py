@@ -12,7 +12,7 @@ import pytest
 from listener import Listener
 from loose_stage import stage_spec
 
-from pipeline.core.errors import EvaluationDataError, WorkerError
+from pipeline.core.errors import WorkerError
 from pipeline.core.events import EVENTS_FD_VARIABLE
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator, define
@@ -143,13 +143,6 @@ class TestAnswer:
         assert "SECRET" not in told
         assert "dXJsU0VDUkVUOTk5OQ" not in told
 
-    def test_events_go_to_standard_error_without_a_descriptor(self, worker: TinyWorker) -> None:
-        events = [json.loads(line) for line in worker.start(how="result").stderr.splitlines()]
-        assert events == [
-            {"event": "progress", "task": "count", "done": 1, "total": 2, "unit": "things"},
-            {"event": "note", "text": "look here"},
-        ]
-
     def test_an_expected_error_crosses_as_itself(self, worker: TinyWorker) -> None:
         ended = worker.start(how="expected")
         assert ended.returncode == 1
@@ -186,10 +179,6 @@ class TestAnswer:
     def test_threads_that_libraries_leave_behind_do_not_hold_it(self, worker: TinyWorker) -> None:
         assert worker.start(how="thread").returncode == 0
 
-    def test_one_that_dies_leaves_no_answer(self, worker: TinyWorker) -> None:
-        assert worker.start(how="dies").returncode == 3
-        assert not (worker.folder / "result.json").exists()
-
 
 class TestImports:
     OURS = ("pipeline", "recipes", "eval_gates")
@@ -206,10 +195,6 @@ class TestImports:
         project = str(BOOTSTRAP.parents[2])
         own = [entry for entry in result["path"] if entry.startswith(project)]
         assert own == []
-
-    def test_the_environments_python_runs_it(self, worker: TinyWorker, bare_python: str) -> None:
-        worker.start(bare_python, how="result")
-        assert worker.answer()["result"]["python"] == bare_python
 
     @pytest.mark.parametrize(
         "module",
@@ -252,31 +237,6 @@ class TestRunWorker:
         folder.mkdir()
         spec = stage_spec("questions", "mmlu", {}, {}, {"python": python}, store.root)
         return StageContext(spec, folder, store, Listener())
-
-    def spec(self, folder: Path) -> dict[str, Any]:
-        return {
-            "suite": {"kind": "rouge"},
-            "source": {"kind": "folder"},
-            "folder": str(folder),
-            "seed": 1,
-        }
-
-    def test_a_result(self, tmp_path: Path) -> None:
-        data = tmp_path / "data"
-        data.mkdir()
-        (data / "summarization.jsonl").write_text('{"document": "Long.", "summary": "Short."}\n')
-        context = self.context(tmp_path)
-        assert context.run_worker("eval_gates.questions_worker", self.spec(data))["questions"] == 1
-        assert (context.folder / "questions.jsonl").is_file()
-        assert context.peak_memory_bytes is not None
-        assert context.peak_memory_bytes > 2**20
-
-    def test_an_expected_error_is_raised_here_as_there(self, tmp_path: Path) -> None:
-        context = self.context(tmp_path)
-        with pytest.raises(EvaluationDataError) as caught:
-            context.run_worker("eval_gates.questions_worker", self.spec(tmp_path / "none"))
-        assert caught.value.where == str(tmp_path / "none")
-        assert context.peak_memory_bytes is not None
 
     def test_an_unexpected_one_names_the_log(self, tmp_path: Path) -> None:
         context = self.context(tmp_path)

@@ -45,20 +45,6 @@ def test_a_finished_stage_is_found_with_all_it_wrote(store: Store) -> None:
     assert store.find("verify", "abc") is None
 
 
-def test_the_final_name_appears_only_when_the_block_has_ended(store: Store) -> None:
-    final = store.stage_folder("judge", "abc")
-    with store.open_for_writing("judge", "abc") as folder:
-        assert folder is not None
-        assert folder == unfinished_folder(store, "judge", "abc")
-        assert folder.parent == final.parent
-        assert list(folder.iterdir()) == []
-        write_atomically(folder / RECORD, stage_record().model_dump_json())
-        assert not final.exists()
-        assert store.find("judge", "abc") is None
-    assert final.is_dir()
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize("name", ["abc.partial", "abc.000007-0a1b2c3d.partial"])
 def test_what_a_killed_run_left_is_emptied(store: Store, name: str) -> None:
     partial = store.stage_folder("judge", "abc").with_name(name)
@@ -151,13 +137,6 @@ def test_another_stages_record_is_not_taken_for_this_ones(store: Store) -> None:
     assert caught.value.where == str(store.stage_folder("judge", "abc") / RECORD)
 
 
-def test_a_record_that_cannot_be_read_is_a_store_error(store: Store) -> None:
-    (store.stage_folder("judge", "abc") / RECORD).mkdir(parents=True)
-    with pytest.raises(StoreError) as caught:
-        store.find("judge", "abc")
-    assert caught.value.where == str(store.stage_folder("judge", "abc") / RECORD)
-
-
 def test_a_discarded_stage_can_be_run_again(store: Store) -> None:
     finish(store, output="first")
     finish(store, key="other")
@@ -181,26 +160,6 @@ def test_a_stage_is_current_until_an_input_is_made_again(store: Store) -> None:
     assert store.find_current("judge", "abc") is None
     assert store.find("judge", "abc") == record
     assert store.find_current("judge", "other") is None
-
-
-def test_runs_are_listed_oldest_first(store: Store) -> None:
-    assert RunFolders(store).all() == []
-    for run in ("20261121-100000-000002", "20261120-235959-999999", "20261121-100000-000001"):
-        RunFolders(store).make(run)
-    (store.root / "runs" / "a-stray-file").touch()
-    assert [folder.name for folder in RunFolders(store).all()] == [
-        "20261120-235959-999999",
-        "20261121-100000-000001",
-        "20261121-100000-000002",
-    ]
-
-
-def test_writing_atomically_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    write_atomically(path, "first")
-    write_atomically(path, "zweite Fassung, größer")
-    assert path.read_text(encoding="utf-8") == "zweite Fassung, größer"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # --- errors explained ---------------------------------------------------------------------------
@@ -239,13 +198,6 @@ def test_a_read_only_folder_is_explained() -> None:
         pytest.fail("a folder was handed out in a store that cannot be written")
 
 
-def test_a_store_below_a_file_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError) as caught:
-        RunFolders(Store(tmp_path / "file" / "store")).make("run")
-    assert str(tmp_path / "file") in caught.value.where
-
-
 def test_a_full_disk_is_explained(store: Store) -> None:
     def fill() -> None:
         with store.open_for_writing("judge", "abc"):
@@ -259,11 +211,6 @@ def test_a_full_disk_is_explained(store: Store) -> None:
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
     assert not store.stage_folder("judge", "abc").exists()
-
-
-def test_other_system_errors_pass_as_they_are(store: Store) -> None:
-    with pytest.raises(FileNotFoundError), store.explain_errors():
-        (store.root / "missing").read_text()
 
 
 class TestResumed:
@@ -323,22 +270,6 @@ def test_a_store_that_others_could_read_is_closed_to_them(tmp_path: Path) -> Non
     store.root.chmod(0o755)
     RunFolders(store).make("r1")
     assert loose(store.root) == []
-
-
-def test_another_users_open_store_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path / "store")
-    store.root.mkdir()
-    store.root.chmod(0o755)
-
-    def denied(self: Path, mode: int) -> None:
-        raise PermissionError(1, "Operation not permitted", str(self))
-
-    monkeypatch.setattr(Path, "chmod", denied)
-    with pytest.raises(StoreError) as caught:
-        RunFolders(store).make("r1")
-    assert "chmod go=" in caught.value.hint
 
 
 def test_a_hold_that_was_dropped_does_nothing_when_python_collects_it(store: Store) -> None:

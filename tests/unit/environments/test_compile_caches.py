@@ -70,12 +70,6 @@ def test_a_volume_of_roots_is_for_whom_it_was_given_to(
         subprocess.run(["umount", volume], check=True)
 
 
-def test_a_home_that_cannot_have_one_is_no_error(tmp_path: Path) -> None:
-    file = tmp_path / "home"
-    file.touch()
-    assert opened(file) == {}
-
-
 def test_what_nobody_has_used_for_a_while_is_collected(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, store=tmp_path / "store")
     folder = Path(opened(tmp_path)["VLLM_CACHE_ROOT"])

@@ -35,12 +35,6 @@ def test_linkers_find_what_they_look_for(environment: Path) -> None:
     make_cuda_home(environment)  # nothing is left to do
 
 
-def test_a_killed_layout_is_made_again(environment: Path) -> None:
-    (environment / "cuda.partial" / "toolkit" / "lib64").mkdir(parents=True)
-    make_cuda_home(environment)
-    assert (environment / "cuda" / "toolkit" / "bin" / "nvcc").is_file()
-
-
 def test_an_environment_without_a_compiler_has_none(tmp_path: Path) -> None:
     make_cuda_home(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,6 @@ from tiny_environment import TinySource
 
 from pipeline.environments.definition import (
     LOCKS,
-    PLUGINS,
     Accelerator,
     EnvironmentName,
     define,
@@ -37,15 +36,6 @@ def test_every_lock_is_whole_and_names_no_host(
     assert "://" not in text
     assert "--" not in text, "no option of an index or of hashes"
     assert "+cpu" not in text, "the lock leaves torch's build open"
-
-
-def test_what_the_locks_leave_out() -> None:
-    evaluate = define("evaluate", Accelerator.CPU).pins
-    assert not {"torch", "openai", "sentence-transformers", "faiss-cpu"} & evaluate.keys()
-    left_out = {"torchaudio", "torchcodec", "triton"}
-    assert not left_out & define("serve", Accelerator.CPU).pins.keys()
-    assert "triton" not in define("quantize-autoawq", Accelerator.CPU).pins
-    assert "triton" in define("quantize-autoawq", Accelerator.CUDA).pins
 
 
 @pytest.mark.parametrize("source", sorted(LOCKS.glob("*.in")), ids=lambda path: path.name)
@@ -78,20 +68,6 @@ def test_the_compiler_fits_the_runtime_that_torch_brings() -> None:
         assert pins[part].rpartition(".")[0] == runtime
     # One older than its modules' own package would overwrite them.
     assert pins["cuda-python"] == pins["cuda-bindings"]
-
-
-def test_evaluation_is_the_same_for_every_accelerator() -> None:
-    one, other = (define("evaluate", accelerator) for accelerator in Accelerator)
-    assert one.key == other.key == "evaluate"
-    assert one.identity == other.identity
-
-
-def test_each_plugin_goes_into_one_environment() -> None:
-    plugins = {"serve-cpu": "vllm_cpu_kernels"}
-    for name, accelerator in EVERY:
-        definition = define(name, accelerator)
-        found = [folder.relative_to(PLUGINS).as_posix() for folder in definition.plugins]
-        assert found == [name for key, name in plugins.items() if key == definition.key]
 
 
 def test_identities_differ() -> None:
@@ -135,10 +111,3 @@ def test_a_lock_is_read_as_it_was_written(pins: dict[str, str]) -> None:
 def test_a_line_that_pins_nothing_is_a_mistake(line: str) -> None:
     with pytest.raises(ValueError, match=repr(line)):
         parse_lock(line)
-
-
-@given(names)
-def test_normalizing_twice_changes_nothing(name: str) -> None:
-    once = normalize(name)
-    assert normalize(once) == once
-    assert normalize(name.replace("-", "_").upper()) == once

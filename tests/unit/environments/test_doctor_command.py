@@ -10,8 +10,6 @@ from typer.testing import CliRunner, Result
 
 from pipeline.cli.main import app
 from pipeline.core.errors import UsageError
-from pipeline.environments import environment
-from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import Environment
 
 
@@ -46,26 +44,6 @@ def half_built(home: Path) -> Path:
     return folder
 
 
-def test_environments_are_listed() -> None:
-    found = answer("doctor")["environments"]
-    names = [item["name"] for item in found]
-    assert names == [
-        "quantize",
-        "quantize-autoawq",
-        "serve",
-        "evaluate",
-    ]
-    assert {item["state"] for item in found} == {"missing"}
-    assert all(len(item["identity"]) == 64 for item in found)
-    assert "missing" in run("doctor").stdout
-
-
-def test_doctor() -> None:
-    found = answer("doctor")["findings"]
-    assert {"subject", "severity", "message", "hint"} == set(found[0])
-    assert "uv" in [item["subject"] for item in found]
-
-
 def test_environments_are_named_to_be_built() -> None:
     with pytest.raises(UsageError, match="only to build"):
         CliRunner().invoke(app, ["doctor", "serve"], catch_exceptions=False)
@@ -98,22 +76,3 @@ def test_build_takes_a_sites_interpreter_as_it_is(
     assert found["python"] == str(built.python)
     assert found["managed"] is False
     assert found["versions"]["tiny-thing"] == "1.0"
-
-
-def test_build_without_a_gpu_names_the_other_kind(
-    tiny: TinySource, built: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "detect_accelerator", lambda: Accelerator.CPU)
-    (packages,) = built.python.parent.parent.glob("lib/python3*/site-packages")
-    (packages / "vllm.py").write_text("")
-    write_settings(tmp_path, built)
-    assert "--accelerator cuda" in run("doctor", "--build", "serve").output
-    assert (
-        "--accelerator cuda" not in run("doctor", "--build", "serve", "--accelerator", "cpu").output
-    )
-
-
-def test_build_knows_the_names() -> None:
-    result = run("doctor", "--build", "serving")
-    assert result.exit_code == 2
-    assert "serve" in result.output

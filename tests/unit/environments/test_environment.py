@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,8 @@ from pathlib import Path
 import pytest
 from tiny_environment import Heard, TinySource, write_torch, write_wheel
 
-from pipeline.core.errors import EnvironmentBuildError, UsageError
+from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import NullProgress
-from pipeline.core.file_locks import locked
 from pipeline.environments.build import RECORD_NAME, read_record
 from pipeline.environments.definition import (
     Accelerator,
@@ -31,7 +29,6 @@ from pipeline.environments.environment import (
     ensure,
     ensure_defined,
     identity,
-    lock_file,
     status,
 )
 from pipeline.environments.settings import EnvironmentOverride, Settings
@@ -129,32 +126,6 @@ def test_a_read_only_one_is_used_and_not_mended(
         ensure_defined(tiny.definition, home, NullProgress(), force=True)
 
 
-def test_being_built(tiny: TinySource, home: Path, built: Environment) -> None:
-    with locked(lock_file(environment_folder(home, tiny.definition))):
-        assert state(tiny, home) is EnvironmentState.BUILDING
-    assert state(tiny, home) is EnvironmentState.READY
-
-
-def test_two_at_once_build_once(tiny: TinySource, home: Path) -> None:
-    sinks = [Heard(), Heard()]
-    environments: list[Environment] = []
-    threads = [
-        threading.Thread(
-            target=lambda sink=sink: environments.append(
-                ensure_defined(tiny.definition, home, sink)
-            )
-        )
-        for sink in sinks
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert environments[0] == environments[1]
-    notes = [note for sink in sinks for note in sink.notes]
-    assert notes.count("building the serve-cpu environment (once)") == 1
-
-
 KILLED_BUILD = """
 import os, signal, sys
 from pathlib import Path
@@ -199,14 +170,6 @@ def test_a_failed_build_leaves_nothing(tiny: TinySource, home: Path) -> None:
     huge = dataclasses.replace(tiny.definition, disk_bytes=10**18)
     with pytest.raises(EnvironmentBuildError, match=r"1000000000\.0 GB of disk"):
         ensure_defined(huge, home, NullProgress())
-
-
-def test_a_home_that_cannot_be_made(tiny: TinySource, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EnvironmentBuildError) as caught:
-        ensure_defined(tiny.definition, tmp_path / "file" / "home", NullProgress())
-    assert caught.value.where == str(tmp_path / "file" / "home" / "environments")
-    assert "PREPARE_HOME" in caught.value.hint
 
 
 PLACES = [".", "environments", "environments/{0}", "environments/{0}/bin"]
@@ -301,14 +264,6 @@ class TestExternal:
         with pytest.raises(EnvironmentBuildError, match="built for CUDA"):
             ensure("serve", Accelerator.CUDA, settings, NullProgress())
 
-    def test_identity_follows_its_packages(self, built: Environment, tmp_path: Path) -> None:
-        settings = self.settings(tmp_path, built.python)
-        before = identity("serve", Accelerator.CPU, settings)
-        other = site_packages(built) / "stranger-3.0.dist-info"
-        other.mkdir()
-        (other / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 3.0\n")
-        assert identity("serve", Accelerator.CPU, settings) != before
-
     def test_one_without_the_modules(self, built: Environment, tmp_path: Path) -> None:
         settings = self.settings(tmp_path, built.python)
         with pytest.raises(EnvironmentBuildError, match="'serve' lacks vllm"):
@@ -316,17 +271,3 @@ class TestExternal:
         found = status("serve", Accelerator.CPU, settings)
         assert found.state is EnvironmentState.BROKEN
         assert "vllm" in found.reason
-
-    def test_one_that_is_not_there(self, tmp_path: Path) -> None:
-        settings = self.settings(tmp_path, tmp_path / "no-python")
-        with pytest.raises(EnvironmentBuildError) as caught:
-            identity("serve", Accelerator.CPU, settings)
-        assert caught.value.where == str(tmp_path / "no-python")
-        assert "settings file" in caught.value.hint
-
-
-def test_unknown_name(home: Path) -> None:
-    settings = Settings(home=home, store=home / "store")
-    with pytest.raises(UsageError, match="'train'") as caught:
-        ensure("train", Accelerator.CPU, settings, NullProgress())
-    assert "quantize, quantize-autoawq, serve, evaluate" in caught.value.hint

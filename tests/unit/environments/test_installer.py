@@ -23,16 +23,6 @@ from pipeline.environments.installer import (
 )
 
 
-def test_strays_are_kept_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYTHONPATH", "VIRTUAL_ENV", "UV_OVERRIDE"):
-        monkeypatch.setenv(name, "/stray")
-    monkeypatch.setenv("UV_FIND_LINKS", "/mine")
-    variables = installer_variables()
-    assert not {"PYTHONPATH", "VIRTUAL_ENV", "UV_OVERRIDE"} & variables.keys()
-    assert variables["UV_FIND_LINKS"] == "/mine"
-    assert variables["PATH"] == os.environ["PATH"]
-
-
 def test_lines_are_heard_and_a_failure_quotes_them(tmp_path: Path) -> None:
     lines: list[str] = []
     run_uv(["--version"], folder=tmp_path, on_line=lines.append)

@@ -50,11 +50,6 @@ def test_nothing_said(tmp_path: Path) -> None:
     assert settings.environments == {}
 
 
-def test_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert load_settings().home == tmp_path / "cache" / "prepare"
-
-
 def test_variables_win_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = "home: /from/file\nstore: /store/file\n"
     assert said(tmp_path, text).home == Path("/from/file")
@@ -63,16 +58,6 @@ def test_variables_win_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("PREPARE_STORE", "/store/variable")
     assert said(tmp_path, text).home == Path("/from/variable")
     assert said(tmp_path, text).store == Path("/store/variable")
-
-
-def test_the_argument_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PREPARE_STORE", "/store/variable")
-    assert load_settings(Path("mine")).store == tmp_path / "here" / "mine"
-
-
-def test_the_store_is_under_the_chosen_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREPARE_HOME", "/big")
-    assert load_settings().store == Path("/big/store")
 
 
 def test_paths_are_meant_from_the_files_folder(
@@ -96,19 +81,6 @@ def test_a_link_to_an_interpreter_stays_a_link(tmp_path: Path) -> None:
     assert settings.environments["quantize"].python == link
 
 
-def test_a_file_in_the_current_folder_is_never_read(tmp_path: Path) -> None:
-    (tmp_path / "here" / "prepare.yaml").write_text("home: /here\n")
-    assert load_settings().home == tmp_path / "user" / ".cache" / "prepare"
-    assert said(tmp_path, "home: /users\n").home == Path("/users")
-
-
-def test_named_file_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PREPARE_SETTINGS", str(tmp_path / "none.yaml"))
-    with pytest.raises(UsageError) as caught:
-        load_settings()
-    assert str(tmp_path / "none.yaml") in caught.value.where
-
-
 def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
     error = complaint(tmp_path, "environment: {}\n")
     assert error.where.endswith("key environment")
@@ -127,9 +99,3 @@ def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
 )
 def test_wrong_value_names_file_and_key(tmp_path: Path, text: str, key: str) -> None:
     assert complaint(tmp_path, text).where.endswith(f"settings.yaml, key {key}")
-
-
-def test_not_yaml(tmp_path: Path) -> None:
-    error = complaint(tmp_path, "home: [\n")
-    assert "cannot be read" in error.message
-    assert "line" in error.message

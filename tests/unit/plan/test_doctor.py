@@ -169,7 +169,7 @@ class TestProfiles:
 
 GPU = """case "$1" in
 -L) echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)";;
-*) echo "NVIDIA H100 80GB HBM3, 580.10, 81559 MiB";;
+*) echo "580.10, 81559 MiB, 9.0";;
 esac"""
 
 
@@ -213,12 +213,9 @@ class TestDriver:
         self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         driver(tmp_path, GPU, monkeypatch)
-        (tmp_path / "ninja").symlink_to("/bin/true")
         monkeypatch.setattr(gpu_host, "PYTHON_HEADER", tmp_path / "Python.h")
         findings = diagnose(settings)
         assert about("Python.h", findings).severity is Severity.WARNING
-        assert about("ninja", findings).message == str(tmp_path / "ninja")
-        assert "not on PATH" in about("nvcc", findings).message
         (tmp_path / "Python.h").touch()
         assert about("Python.h", diagnose(settings)).severity is Severity.OK
 

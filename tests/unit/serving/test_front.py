@@ -257,11 +257,6 @@ def test_the_server_learns_that_a_client_left(front: Front) -> None:
         time.sleep(0.05)
 
 
-def test_without_a_key_all_may_ask(tmp_path: Path) -> None:
-    with front_with(tmp_path, "") as front:
-        assert front.client.get("/metrics").json()["path"] == "/metrics"
-
-
 def test_a_server_that_is_gone(tmp_path: Path) -> None:
     port = free_port()
     with reserve("127.0.0.1", port) as bound, open_front(bound, tmp_path / "no", "", "/health"):

@@ -3,24 +3,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from listener import Listener
-from loose_stage import stage_spec
 from outside import declare
-from pydantic import ValidationError
 
-from artifacts.deployable import Deployable
 from pipeline.core.errors import ServingError, UsageError
 from pipeline.core.events import NullProgress
 from pipeline.core.plugins import ENGINES
-from pipeline.core.store import Store
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.served_model import SERVED_NAME
-from pipeline.serving.server import URL, Server
+from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.context import execute
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 
@@ -73,22 +66,6 @@ def test_it_serves_and_answers_as_the_profile_says(server: Server) -> None:
     assert answer["choices"][0]["text"] == " is Paris"
 
 
-def test_the_screen_asks_it_in_its_dialect(server: Server, tmp_path: Path) -> None:
-    arguments = ServingArguments.of(load_profile(str(tmp_path / "second.yaml")), is_baseline=True)
-    runtime: dict[str, Any] = {
-        "url": URL,
-        "socket": str(server.socket),
-        "model": SERVED_NAME,
-        "server": server.facts(),
-    }
-    store, parameters = Store(tmp_path / "store"), {"serving": arguments.to_dict()}
-    spec = stage_spec("screen", "baseline", parameters, {}, runtime, store.root)
-    result = execute(spec, Listener()).result
-    assert result["texts"][0]["text"].startswith(" Paris")
-    assert result["nats"] is None
-    assert result["broken"] == ""
-
-
 def test_its_failures_have_its_hints(tmp_path: Path) -> None:
     with pytest.raises(ServingError) as caught:
         server_of(tmp_path, PROFILE.replace("slots: 3", "slots: 0")).start(30, NullProgress())
@@ -119,27 +96,3 @@ def test_a_profile_is_checked_by_its_engine(tmp_path: Path, key: str, text: str)
     with pytest.raises(UsageError) as caught:
         profile(tmp_path, text)
     assert f"'{key}" in caught.value.message
-
-
-def judged(serving: dict[str, Any]) -> Deployable:
-    found = Deployable.model_validate(
-        {
-            "weights": "w",
-            "engine_version": "0.7",
-            **{f"environment.{name}": name for name in ("quantize", "serve", "evaluate")},
-            "serving": {"engine_arguments": {}, "environment": {}, **serving},
-            "hardware": {"accelerator": "cpu"},
-        }
-    )
-    found.check_servable("here")
-    return found
-
-
-def test_evidence_names_it_and_none_names_the_first() -> None:
-    assert judged({"engine": "tiny"}).members["serving"]["engine"] == "tiny"
-    first = judged({})
-    assert first.serving.engine == "vllm"
-    # Its digest is the one from before there were others.
-    assert "engine" not in first.members["serving"]
-    with pytest.raises(ValidationError):
-        judged({"engine": "nosuch"})

@@ -190,11 +190,6 @@ def test_any_log_gives_a_short_reason_or_none(
     assert "\n" not in reason
 
 
-def test_no_log_no_reason(tmp_path: Path) -> None:
-    assert find_reason(tmp_path / "missing.log", VLLM) == ""
-    assert engine_facts(tmp_path / "missing.log", VLLM) == {}
-
-
 def test_facts_of_a_good_start(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(

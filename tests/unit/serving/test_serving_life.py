@@ -122,10 +122,6 @@ def test_ready_answers_and_nothing_left(
     assert "startup complete" in (tmp_path / "server.baseline.log").read_text()
 
 
-def test_remote_code_is_trusted_only_when_asked(server: Callable[..., Server]) -> None:
-    assert server(trust_remote_code=True).command[-1] == "--trust-remote-code"
-
-
 def test_dying_while_starting_quotes_the_log(server: Callable[..., Server], tmp_path: Path) -> None:
     (tmp_path / "words").write_text(LAST_WORDS)
     error = failure(server(STAND_IN="dies", STAND_IN_LOG=str(tmp_path / "words")))
@@ -134,11 +130,6 @@ def test_dying_while_starting_quotes_the_log(server: Callable[..., Server], tmp_
     )
     assert error.where == str(tmp_path / "server.baseline.log")
     assert "reduce the server's memory" in error.hint
-
-
-def test_killed_while_starting_is_told_as_short_memory(server: Callable[..., Server]) -> None:
-    error = failure(server(STAND_IN="killed"))
-    assert "was killed, most likely because the machine ran out of memory" in error.message
 
 
 def test_never_ready_is_a_timeout_and_nothing_is_left(
@@ -202,13 +193,3 @@ def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:
     assert "ended with exit code 9" in death(served).message
     assert not is_running(child)
     served.stop()
-
-
-def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    missing = tmp_path / "no-such-python"
-    served = Server(missing, tmp_path, ServingArguments({}, {}), tmp_path / "log")
-    error = failure(served)
-    assert "exit code 127" in error.message
-    assert str(missing) in error.message
-    served = Server(Path(sys.executable), tmp_path, ServingArguments({}, {}), tmp_path / "log2")
-    assert "No module named 'vllm'" in failure(served).message

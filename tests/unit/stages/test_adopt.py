@@ -88,10 +88,3 @@ def test_another_file_than_was_registered(registered: Path) -> None:
     with pytest.raises(StageError) as caught:
         adopted(registered)
     assert caught.value.where == str(registered / "config.json")
-
-
-def test_a_missing_file(registered: Path) -> None:
-    (registered / "tokenizer.json").unlink()
-    with pytest.raises(StageError) as caught:
-        adopted(registered)
-    assert caught.value.where == str(registered / "tokenizer.json")

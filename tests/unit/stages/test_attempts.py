@@ -11,8 +11,6 @@ from pipeline.core.store import Store
 from pipeline.stages.attempts import AttemptLedger, Counted, trial_of
 from recipes.catalog import load_policy
 
-ONCE = Counted(trial=some_trial(), gate="mmlu", run="r1")
-
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> AttemptLedger:
@@ -59,12 +57,6 @@ def test_a_gate_measured_again_is_an_attempt(ledger: AttemptLedger) -> None:
     assert ledger.measurement(some_trial(), "mmlu") == (2, {"r2"})
     assert ledger.measurement(some_trial(), "code")[0] == 1
     assert ledger.history(some_trial()).measurements == 1
-
-
-def test_levels() -> None:
-    assert some_trial().level == 0.05
-    assert some_trial(variants={"a": "1", "b": "2"}).level == 0.025
-    assert some_trial(attempts=5, alpha=0.02).level == pytest.approx(0.004)
 
 
 def test_a_policy_with_attempts_refuses_more(ledger: AttemptLedger) -> None:

