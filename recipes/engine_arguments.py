@@ -52,7 +52,10 @@ DIVIDES_GPUS = (
 )
 EXPERT_PARALLEL = "enable-expert-parallel"  # experts are divided by number, on the same GPUs
 # The engine also accepts forms such as 4k, but plans compute with integers.
-_COUNTS = ("max-model-len", *DIVIDES_GPUS)
+_COUNTS = (
+    *("max-model-len", "max-num-batched-tokens", "max-num-seqs", "block-size"),
+    *DIVIDES_GPUS,
+)
 
 
 MEMORY_SHARE = "gpu-memory-utilization"

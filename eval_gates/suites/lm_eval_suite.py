@@ -140,8 +140,5 @@ class LmEval(TextKind[LmEvalTask]):
     def known_cluster(self, task: LmEvalTask) -> str | None:
         return known_tasks().get(task.task, {}).get("cluster")
 
-    def estimate(self, task: LmEvalTask) -> int | None:
-        return known_tasks().get(task.task, {}).get("questions")
-
     def title(self, task: LmEvalTask) -> str:
         return task.task

@@ -150,10 +150,6 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         """Return a shared field that is known before laying out."""
         return None
 
-    def estimate(self, task: Task) -> int | None:
-        """Return a planned number of questions, if laying out may differ."""
-        return None
-
     def fit(self, name: str, task: Task, max_length: int, note: Callable[[str], None]) -> Task:
         """Return the task without questions that are longer than the served model takes.
 

@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 
 def check_policy(
-    name: str, recipe: list[str] | None, eval_data: Path | None, *, as_json: bool
+    name: str, recipe: list[str] | None, profile: str, eval_data: Path | None, *, as_json: bool
 ) -> None:
-    """Check a policy without a checkpoint, and print its gates' power.
+    """Check a policy without a checkpoint, and print its gates' power with that profile.
 
-    UsageError: as `check_power`, or an invalid file.
+    UsageError: as `check_power` and `find_claims`, or an invalid file.
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
     from pipeline.plan.data_sources import SourceResolver, note_repeated_fields
     from pipeline.plan.power import check_power, policy_power, speed_power
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
-    from pipeline.plan.speed_plan import check_own_workloads
+    from pipeline.plan.serving_profile import load_named_profile
     from pipeline.plan.survey import refuse
     from recipes import catalog
     from recipes.traffic_file import check_workload
@@ -58,7 +58,7 @@ def check_policy(
     policy = catalog.load_policy(name)
     for own, workload in (policy.speed.workloads if policy.speed else {}).items():
         check_workload(workload, f"policy key speed.workloads.{own}", max_length=None)
-    check_own_workloads(policy)
+    served = load_named_profile(profile)
     recipes = [catalog.load_recipe(recipe) for recipe in recipe or DEFAULT_RECIPES]
     for one in recipes:
         check_margins(one, policy)
@@ -74,7 +74,7 @@ def check_policy(
         note_repeated_fields(policy, sources, progress)
         refuse(sources.faults(policy))
         check_power(policy, recipes, counts, progress)
-        power = policy_power(policy, recipes, counts) + speed_power(policy, len(recipes))
+        power = policy_power(policy, recipes, counts) + speed_power(policy, len(recipes), served)
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
             print_json(answer | {"gates": [asdict(gate) for gate in power]})
@@ -174,7 +174,7 @@ def plan(
     """Show what `prepare model` with the same options would do; nothing is run.
 
     Expected times are medians of the store's earlier stages, on this hardware and of
-    models of a like size. Weights of more than 2 GB are hashed with --verbose only;
+    this checkpoint. Weights of more than 2 GB are hashed with --verbose only;
     without their digest it is not known which stages are cached. For each gate the plan
     shows in a line the chance to pass for a variant that loses nothing, and for the
     policy's usual one. If the run would be refused, the plan names the reason, reads no
@@ -185,7 +185,7 @@ def plan(
     headers of the weights only, so a checkpoint on the Hub is not downloaded.
 
     Without a checkpoint it checks a policy, and shows its gates' power with the
-    available questions.
+    available questions and that profile.
 
     Examples
 
@@ -209,7 +209,7 @@ def plan(
                 where="CHECKPOINT",
                 hint="name a checkpoint; or check a policy alone: prepare plan --policy NAME",
             )
-        check_policy(policy, recipe, eval_data, as_json=as_json)
+        check_policy(policy, recipe, profile, eval_data, as_json=as_json)
         return
     from artifacts.command_line import read_command
     from artifacts.run_outcome import serving_lines

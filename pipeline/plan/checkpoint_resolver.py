@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import CheckpointError
@@ -36,105 +37,100 @@ class Located:
     draft: Checkpoint | None = None
 
 
-def locate_all(choices: Choice, settings: Settings, make: Make, progress: Progress) -> Located:
-    """Locate every checkpoint; raises as each function."""
-    source = locate(choices, settings, make, progress)
-    adopted = locate_variants(choices, source, settings, make, progress)
-    trusted = choices.trust_remote_code
-    draft = locate_draft(choices.profile, settings, make, progress, trust_remote_code=trusted)
-    return Located(source, adopted, draft)
+@dataclass(frozen=True)
+class Locator:
+    """Finds, fetches or makes a run's checkpoints, and inspects them.
 
-
-def locate(
-    choices: Choice,
-    settings: Settings,
-    make: Make,
-    progress: Progress,
-    *,
-    to_quantize: bool = True,
-) -> Checkpoint:
-    """Find, fetch or make the checkpoint, and inspect it.
-
-    Recipes (`to_quantize`) need 16-bit weights. CheckpointError: missing, damaged, unsupported, or
-    not convertible to 16 bits.
+    Methods raise CheckpointError for one that is missing, damaged, unsupported, or has code that is
+    not trusted.
     """
-    checkpoint = _fetch(choices.reference, choices.profile, settings, make, progress)
-    where = str(checkpoint.path / "config.json")
-    config = read_config(checkpoint.path)
-    if fault := unsupported.architecture_error(checkpoint.architecture, config, where):
-        raise fault
-    _check_code(checkpoint, trusted=choices.trust_remote_code)
-    form = read_folder(checkpoint.path).format
-    if form is None or not to_quantize:
-        return checkpoint
-    if fault := unsupported.dequantization_error(where, form):
-        if any(recipe.quantization.quantizes for recipe in choices.recipes):
+
+    profile: ServingProfile
+    settings: Settings
+    make: Make
+    progress: Progress
+    trusts_code: bool = False
+
+    def all(self, choices: Choice) -> Located:
+        """Locate every checkpoint."""
+        source = self.source(choices)
+        return Located(source, self.variants(choices, source), self.draft())
+
+    def source(self, choices: Choice, *, to_quantize: bool = True) -> Checkpoint:
+        """Locate the source; CheckpointError if recipes need 16-bit weights that it cannot give."""
+        checkpoint = self._fetch(choices.reference)
+        where = str(checkpoint.path / "config.json")
+        config = read_config(checkpoint.path)
+        if fault := unsupported.architecture_error(checkpoint.architecture, config, where):
             raise fault
-        return checkpoint
-    assert form.converter is not None
-    spec = DEQUANTIZE.spec(
-        "dequantized",
-        DequantizeParameters(
-            checkpoint=checkpoint.digest,
-            converter=form.converter,
-            environment=identity("quantize", Accelerator(choices.profile.accelerator), settings),
-        ),
-        {},
-        DequantizeRuntime(checkpoint=checkpoint, environment="quantize"),
-        settings.store,
-    )
-    made = inspect_folder(
-        make(spec),
-        ref=checkpoint.ref,
-        kind="folder",
-        revision=None,
-        digests=settings.digests,
-        progress=progress,
-    )
-    return checkpoint.model_copy(update={"dequantized": made})
+        form = read_folder(checkpoint.path).format
+        if form is None or not to_quantize:
+            return checkpoint
+        if fault := unsupported.dequantization_error(where, form):
+            if any(recipe.quantization.quantizes for recipe in choices.recipes):
+                raise fault
+            return checkpoint
+        assert form.converter is not None
+        accelerator = Accelerator(self.profile.accelerator)
+        spec = DEQUANTIZE.spec(
+            "dequantized",
+            DequantizeParameters(
+                checkpoint=checkpoint.digest,
+                converter=form.converter,
+                environment=identity("quantize", accelerator, self.settings),
+            ),
+            {},
+            DequantizeRuntime(checkpoint=checkpoint, environment="quantize"),
+            self.settings.store,
+        )
+        made = self._inspect(self.make(spec), ref=checkpoint.ref, kind="folder", revision=None)
+        return checkpoint.model_copy(update={"dequantized": made})
 
+    def draft(self) -> Checkpoint | None:
+        """Locate the draft checkpoint, if any."""
+        reference = draft_reference(self.profile)
+        return self._fetch(reference, is_head=True) if reference else None
 
-def locate_draft(
-    profile: ServingProfile,
-    settings: Settings,
-    make: Make,
-    progress: Progress,
-    *,
-    trust_remote_code: bool,
-) -> Checkpoint | None:
-    """Locate the draft checkpoint, if any."""
-    reference = draft_reference(profile)
-    if reference is None:
-        return None
-    draft = _fetch(reference, profile, settings, make, progress, is_head=True)
-    _check_code(draft, trusted=trust_remote_code)
-    return draft
+    def variants(self, choices: Choice, source: Checkpoint) -> dict[str, Checkpoint]:
+        """Locate adopted variants; a served one's is the source.
 
+        CheckpointError: one is the source, or has another model or tokenizer.
+        """
+        found = {}
+        for variant in choices.adopted:
+            found[variant.recipe.name] = source
+            if variant.reference is None:
+                continue
+            made = self._fetch(variant.reference)
+            if made.digest == source.digest:
+                raise CheckpointError(
+                    "the variant is the source itself",
+                    where=str(made.path),
+                    hint="name the checkpoint that was made of it",
+                )
+            check_adopted_files(source.path, made.path)
+            found[variant.recipe.name] = made
+        return found
 
-def locate_variants(
-    choices: Choice, source: Checkpoint, settings: Settings, make: Make, progress: Progress
-) -> dict[str, Checkpoint]:
-    """Fetch and inspect adopted variants; a served one's is the source.
+    def _fetch(self, reference: CheckpointReference, *, is_head: bool = False) -> Checkpoint:
+        revision = None
+        if reference.kind == "demo":
+            folder = self.make(demo_stage(reference, self.profile, self.settings))
+        elif reference.kind == "hub":
+            name = reference.name
+            folder, revision = download(name, reference.revision, progress=self.progress)
+        else:
+            folder = Path(reference.name).expanduser()
+        found = self._inspect(
+            folder, ref=reference.text, kind=reference.kind, revision=revision, is_head=is_head
+        )
+        if found.needs_remote_code and not self.trusts_code:
+            raise unsupported.own_code_error(str(found.path / "config.json"))
+        return found
 
-    CheckpointError: one is missing or damaged, is the source, has untrusted code, or another model
-    or tokenizer.
-    """
-    found = {}
-    for variant in choices.adopted:
-        found[variant.recipe.name] = source
-        if variant.reference is None:
-            continue
-        made = _fetch(variant.reference, choices.profile, settings, make, progress)
-        if made.digest == source.digest:
-            raise CheckpointError(
-                "the variant is the source itself",
-                where=str(made.path),
-                hint="name the checkpoint that was made of it",
-            )
-        _check_code(made, trusted=choices.trust_remote_code)
-        check_adopted_files(source.path, made.path)
-        found[variant.recipe.name] = made
-    return found
+    def _inspect(self, folder: Path, **facts: Any) -> Checkpoint:
+        digests, progress = self.settings.digests, self.progress
+        return inspect_folder(folder, digests=digests, progress=progress, **facts)
 
 
 def demo_stage(
@@ -152,35 +148,3 @@ def demo_stage(
         WorkerRuntime(environment="quantize"),
         settings.store,
     )
-
-
-def _fetch(
-    reference: CheckpointReference,
-    profile: ServingProfile,
-    settings: Settings,
-    make: Make,
-    progress: Progress,
-    *,
-    is_head: bool = False,
-) -> Checkpoint:
-    revision = None
-    if reference.kind == "demo":
-        folder = make(demo_stage(reference, profile, settings))
-    elif reference.kind == "hub":
-        folder, revision = download(reference.name, reference.revision, progress=progress)
-    else:
-        folder = Path(reference.name).expanduser()
-    return inspect_folder(
-        folder,
-        ref=reference.text,
-        kind=reference.kind,
-        revision=revision,
-        digests=settings.digests,
-        progress=progress,
-        is_head=is_head,
-    )
-
-
-def _check_code(checkpoint: Checkpoint, *, trusted: bool) -> None:
-    if checkpoint.needs_remote_code and not trusted:
-        raise unsupported.own_code_error(str(checkpoint.path / "config.json"))

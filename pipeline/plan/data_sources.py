@@ -6,6 +6,8 @@ A source is plain data that identifies its content, as a part of stage keys.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,31 +30,27 @@ from recipes.schema import CalibrationLimit
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 
 
+@dataclass
 class SourceResolver:
     """Resolver of one run's data sources; asks the Hub once a dataset.
 
-    `evaluate_environment` is the identity of the environment with packaged questions.
+    `environment` is the identity of the environment with packaged questions.
     """
 
-    def __init__(
-        self,
-        eval_data: Path | None,
-        evaluate_environment: str,
-        digests: FileDigests,
-        progress: Progress,
-    ) -> None:
-        if eval_data is not None and not eval_data.is_dir():
+    eval_data: Path | None
+    environment: str
+    digests: FileDigests
+    progress: Progress
+    _revisions: dict[str, str | None] = field(default_factory=dict, init=False)
+    _suites: dict[str, SuiteSource] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.eval_data is not None and not self.eval_data.is_dir():
             raise UsageError(
                 "the folder of evaluation data does not exist",
-                where=f"--eval-data {eval_data}",
+                where=f"--eval-data {self.eval_data}",
                 hint="name a folder with files such as mmlu_test.jsonl (docs/how-to/suites.md)",
             )
-        self._eval_data = eval_data
-        self._evaluate_environment = evaluate_environment
-        self._digests = digests
-        self._progress = progress
-        self._revisions: dict[str, str | None] = {}
-        self._suites: dict[str, SuiteSource] = {}
 
     def suite(self, name: str, suite: AnySuite) -> SuiteSource:
         """Return the suite's first available source.
@@ -75,33 +73,21 @@ class SourceResolver:
             try:
                 found = self.suite(name, suite)
                 is_new = (suite.kind, found.identity) not in laid_out
-                if is_new and found.identity.kind == "folder" and found.folder is not None:
-                    self._read(suite, found.identity, found.folder)
             except EvaluationDataError as error:
                 yield error
-
-    def _read(self, suite: AnySuite, identity: QuestionSource, folder: Path) -> None:
-        """Read the user's rows as `questions` does."""
-        with TemporaryDirectory() as made:
-            order = QuestionOrder(identity, folder, Path(made), NullProgress())
-            try:
-                kind_of(suite).questions(suite, order)
-            except ImportError:
-                pass
-            except EvaluationDataError as error:
-                if str(folder) in error.where:
-                    raise
-
-    @property
-    def eval_data(self) -> Path | None:
-        return self._eval_data
-
-    @property
-    def environment(self) -> str:
-        return self._evaluate_environment
+                continue
+            if not is_new or found.identity.kind != "folder" or found.folder is None:
+                continue
+            with TemporaryDirectory() as made, suppress(ImportError):  # read as `questions` does
+                order = QuestionOrder(found.identity, found.folder, Path(made), NullProgress())
+                try:
+                    kind_of(suite).questions(suite, order)
+                except EvaluationDataError as error:
+                    if str(found.folder) in error.where:
+                        yield error
 
     def digest_of(self, file: Path) -> str:
-        return self._digests.digest(file)
+        return self.digests.digest(file)
 
     def revision_of(self, dataset: str) -> str | None:
         """Return the dataset's newest commit; None without the Hub."""
@@ -110,7 +96,7 @@ class SourceResolver:
         return self._revisions[dataset]
 
     def note(self, text: str) -> None:
-        self._progress.note(text)
+        self.progress.note(text)
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
         """Return available questions, or clusters, by suite; None if unknown.
@@ -128,11 +114,11 @@ class SourceResolver:
     ) -> tuple[Calibration, dict[str, Any], Path | None]:
         """Return the pinned, limited calibration, its identity, and its local file.
 
-        UsageError: a named file is missing, or neither Hub nor fallback is available.
+        UsageError: neither Hub nor fallback is available.
         """
         wanted = limit.limit(calibration) if limit is not None else calibration
         if (wanted.samples, wanted.max_tokens) != (calibration.samples, calibration.max_tokens):
-            self._progress.note(
+            self.progress.note(
                 f"{variant}: calibrating with {wanted.samples} x {wanted.max_tokens} tokens "
                 f"instead of {calibration.samples} x {calibration.max_tokens}: "
                 "the profile limits it"
@@ -140,12 +126,6 @@ class SourceResolver:
         file, where = BUILTIN_CALIBRATION, "recipe key quantization.calibration.dataset"
         if wanted.dataset is not None and names_file(wanted.dataset):
             file = user_path(wanted.dataset, where)
-            if not file.is_file():
-                raise UsageError(
-                    "the calibration file does not exist",
-                    where=f"{file} ({where})",
-                    hint="give a JSONL or text file, a Hub dataset id, or 'builtin'",
-                )
         elif wanted.dataset not in (None, "builtin"):
             revision = wanted.revision or self.revision_of(wanted.dataset)
             if revision is not None:
@@ -157,14 +137,14 @@ class SourceResolver:
                     where=where,
                     hint="name a local file there, or add 'fallback: builtin'",
                 )
-            self._progress.note(
+            self.progress.note(
                 f"{variant}: the Hub cannot be reached for {wanted.dataset}; "
                 "calibrating with the project's own texts"
             )
         # The identity is that of the texts that are used; their folder is irrelevant.
         name = "builtin" if file == BUILTIN_CALIBRATION else file.name
         used = wanted.model_copy(update={"dataset": name})
-        return used, {"file": self._digests.digest(file)}, file
+        return used, {"file": self.digests.digest(file)}, file
 
 
 def check_known_tasks(policy: Policy, progress: Progress) -> None:

@@ -29,10 +29,6 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.gpu_host import DoctorCheck, Severity, check_compilers, check_driver
-from pipeline.environments.installer import (
-    has_cpu_torch,
-    installer_variables,
-)
 from pipeline.plan.machine import find_gpu_fault, find_missing_gpus, machine_of
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
 from recipes.catalog import load_recipe, recipe_names
@@ -101,7 +97,7 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
         return
     yield _ok(subject, "can be served here")
     if fitted.accelerator == "cuda":
-        yield from _check_idle_and_busy(node.gpus)
+        yield from _check_busy(node.gpus)
     for name, override in fitted.in_effect.items():
         yield _ok(f"{subject}, {name}", override.reason)
     for name in recipe_names():
@@ -109,15 +105,8 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
             yield _warning(f"{subject}, recipe {name}", fault.message, fault.hint)
 
 
-def _check_idle_and_busy(gpus: Sequence[VisibleGpu]) -> Iterator[DoctorCheck]:
-    """Report idle GPUs, and those with outside processes."""
-    unused = [gpu.name for gpu in gpus if gpu.name != gpus[0].name]
-    if unused:
-        yield _warning(
-            "GPUs",
-            f"{', '.join(unused)} stays unused: all GPUs of a run are of one kind, {gpus[0].name}",
-            "choose others with CUDA_VISIBLE_DEVICES",
-        )
+def _check_busy(gpus: Sequence[VisibleGpu]) -> Iterator[DoctorCheck]:
+    """Report GPUs with outside processes."""
     computing = busy_gpus()
     busy = [f"{number} ({gpu.name})" for number, gpu in enumerate(gpus) if gpu.uuid in computing]
     if busy:
@@ -232,10 +221,6 @@ def _check_cpu() -> Iterator[DoctorCheck]:
     except OSError as error:
         hint = "install it, such as Debian's libnuma1"
         yield _problem("libnuma", f"vLLM needs it on a CPU: {error}", hint)
-    find_links = installer_variables().get("UV_FIND_LINKS", "")
-    is_there = has_cpu_torch(find_links)
-    source = f"from find-links: {find_links}" if is_there else "from PyTorch's CPU index"
-    yield _ok("torch for CPU", source if is_there else f"not in find-links; {source}")
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -1,13 +1,14 @@
-"""Settings of generated answers that depend on the model."""
+"""How suites are asked, as far as it depends on the model, and what model or server cannot do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from eval_gates.suites.suite_kind import kind_of
+from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError, did_you_mean
 from recipes.checkpoints.chat_template import SAMPLING, ModelGeneration
 from recipes.checkpoints.folder import Checkpoint
@@ -17,6 +18,8 @@ from recipes.checkpoints.thinking import argument_names, find_markers, find_swit
 from recipes.generation import Generation, Sampling, ThoughtMarkers
 from recipes.policy import AnySuite, Policy
 from recipes.schema import ServingProfile
+
+SWITCH, PARSER = "enable-auto-tool-choice", "tool-call-parser"
 
 
 def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:
@@ -39,26 +42,17 @@ def generation_faults(
     model: ModelGeneration,
     max_length: int | None = None,
     config: Mapping[str, Any] | None = None,
+    profile: ServingProfile | None = None,
 ) -> list[PrepareError]:
-    """Return errors of suites that this model cannot answer as asked.
+    """Return errors of suites that this model or server cannot answer as asked.
 
-    `max_length` is in tokens of prompt and answer.
+    `max_length` is in tokens of prompt and answer. `profile` is None if the server is up.
     """
     faults: list[PrepareError] = []
     unmentioned: list[str] = []
     for name, suite in policy.suites.items():
         is_chat = _form(suite, model) == "chat"
-        if is_chat and not model.has_template:
-            faults.append(
-                UsageError(
-                    f"the suite '{name}' is asked in the chat format, and the tokenizer has no "
-                    "chat template",
-                    where=f"policy key suites.{name}.prompt_format; {model.where}",
-                    hint="write 'prompt_format: auto' (chat where there is a template, else "
-                    "completion) or 'prompt_format: completion' there, or give an "
-                    "instruction-tuned checkpoint",
-                )
-            )
+        faults += _chat_faults(name, suite, model, profile, is_chat=is_chat)
         if not isinstance(suite, Generation):
             continue
         faults += _setting_faults(name, suite, model, max_length)
@@ -88,25 +82,14 @@ def generation_faults(
     return faults
 
 
-def form_notes(
-    policy: Policy, model: ModelGeneration, config: Mapping[str, Any] | None = None
-) -> Iterator[str]:
-    """Yield notes on unusual formats, ends or templates."""
+def form_notes(policy: Policy, model: ModelGeneration) -> Iterator[str]:
+    """Yield a note on suites that are asked in an unusual format."""
     names = [name for name, suite in policy.suites.items() if suite.prompt_format == "auto"]
     if names and not model.has_template:
         yield (
             f"the tokenizer has no chat template: {', '.join(names)} asked in the completion "
             "format, as text to continue"
         )
-    if "strftime_now" in (model.template or ""):
-        yield (
-            "the chat template writes the date: the prompts of another day are others, and so are "
-            "their answers"
-        )
-    if config is not None:
-        ids = (text_level(dict(config)).get("eos_token_id"), model.sampling.get("eos_token_id"))
-        if "eos_token" not in model.special_tokens and ids == (None, None):
-            yield "no file names a token that ends an answer: every answer has max_tokens"
 
 
 def model_sampling(model: ModelGeneration) -> Sampling | str:
@@ -128,6 +111,42 @@ def _form(suite: AnySuite, model: ModelGeneration) -> str:
     if suite.prompt_format != "auto":
         return suite.prompt_format
     return "chat" if model.has_template else "completion"
+
+
+def _chat_faults(
+    name: str,
+    suite: AnySuite,
+    model: ModelGeneration,
+    profile: ServingProfile | None,
+    *,
+    is_chat: bool,
+) -> Iterator[PrepareError]:
+    need, place = kind_of(suite).chat_need(suite), f"policy key suites.{name}"
+    if model.template is None:
+        if is_chat or need is not ChatNeed.NONE:
+            yield UsageError(
+                f"the suite '{name}' is asked as a chat, and the tokenizer has no chat template",
+                where=f"{place}; {model.where}",
+                hint="give an instruction-tuned checkpoint; or write 'prompt_format: auto' there, "
+                "and remove 'form: server' or 'guided'",
+            )
+    elif need is ChatNeed.TOOLS:
+        if model.is_template_known and not re.search(r"\btools\b", model.template):
+            yield UsageError(
+                f"the suite '{name}' sends tools, and the chat template shows none to the model",
+                where=f"{place}.form; {model.where}",
+                hint="write 'form: prompt', which lists the functions in the system prompt, or "
+                "give a checkpoint whose template has a block for tools",
+            )
+        arguments = profile.engine_arguments if profile else {SWITCH: True, PARSER: True}
+        if missing := [key for key in (SWITCH, PARSER) if not arguments.get(key)]:
+            yield UsageError(
+                f"the suite '{name}' needs the server's tool-call parser, and the profile lacks "
+                f"{' and '.join(missing)}",
+                where=f"{place}.form; profile key engine_arguments",
+                hint=f"write into a profile: 'engine_arguments: {{{SWITCH}: true, {PARSER}: NAME}}'"
+                "; vLLM's documentation names the model's parser",
+            )
 
 
 def _setting_faults(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.plan.memory import GIB, Model
@@ -26,11 +26,10 @@ class HostNeed:
     stage: str  # "serve" for the server
     variant: str
     host_bytes: int
-    basis: str
 
 
 def making_needs(
-    model: Model, recipe: Recipe, weights: VariantWeights, profile: ServingProfile | None
+    model: Model, recipe: Recipe, weights: VariantWeights, profile: ServingProfile
 ) -> Iterator[HostNeed]:
     """Yield what quantizing and checking take."""
     quantization = recipe.quantization
@@ -40,30 +39,27 @@ def making_needs(
     if quantization.is_streamed:
         # A published model with unknown file sizes counts as one file, an upper estimate.
         shard = model.recipe_source.largest_file_bytes or model.recipe_source.weights_bytes
-        host, basis = int(MEMORY_A_WORKER * shard), "2.5 weight files"
+        host = int(MEMORY_A_WORKER * shard)
     else:
-        wide = profile is not None and profile.quantizes_in_float32
-        host, basis = sixteen_bit * (2 if wide else 1), "weights"
-        calibration, limit = quantization.calibration, profile and profile.calibration_limit
+        host = sixteen_bit * (2 if profile.quantizes_in_float32 else 1)
+        calibration, limit = quantization.calibration, profile.calibration_limit
         if calibration:
             host += activation_bytes(model, limit.limit(calibration) if limit else calibration)
-            basis = f"weights in {32 if wide else 16} bits, activations of all samples"
-    yield HostNeed("quantize", recipe.name, host + LIBRARIES_BYTES, f"{basis} and the libraries")
-    is_rescaled = quantization.rounding == "rescaled"
-    checked = (sixteen_bit, "weights in 16 bits") if is_rescaled else (0, "some rows")
-    yield HostNeed("check_weights", recipe.name, checked[0] + LIBRARIES_BYTES, checked[1])
+    yield HostNeed("quantize", recipe.name, host + LIBRARIES_BYTES)
+    checked = sixteen_bit if quantization.rounding == "rescaled" else 0
+    yield HostNeed("check_weights", recipe.name, checked + LIBRARIES_BYTES)
 
 
-def serving_need(
+def serving_bytes(
     model: Model,
     recipe: Recipe,
     weights: VariantWeights,
-    profile: ServingProfile | None,
+    profile: ServingProfile,
     draft_bytes: int = 0,
-) -> HostNeed | None:
-    """Estimate a server's host memory; None on a GPU."""
-    if profile is None or profile.accelerator != "cpu":
-        return None
+) -> int:
+    """Estimate a server's host memory; 0 on a GPU."""
+    if profile.accelerator != "cpu":
+        return 0
     wide = profile.engine_arguments.get("dtype") in ("float32", "float")
     served = 0
     for each in weights.tensors:
@@ -76,26 +72,7 @@ def serving_need(
     if recipe.family != "baseline":
         served += 2 * draft_bytes if wide else draft_bytes
     cache = find_engine(profile.engine).cpu_cache_bytes(profile.environment)
-    basis = "weights, KV cache and the server" if cache else "weights and the server, no KV cache"
-    return HostNeed("serve", recipe.name, served + cache + SERVER_BYTES, basis)
-
-
-def host_needs(
-    model: Model,
-    recipes: Sequence[Recipe],
-    weights: dict[str, VariantWeights],
-    profile: ServingProfile,
-    made: Collection[str] = (),
-    draft_bytes: int = 0,
-) -> Iterator[HostNeed]:
-    """Yield needs; variants in `made` are not quantized."""
-    for recipe in recipes:
-        for need in making_needs(model, recipe, weights[recipe.name], profile):
-            if need.stage != "quantize" or recipe.name not in made:
-                yield need
-    for recipe in recipes:
-        if found := serving_need(model, recipe, weights[recipe.name], profile, draft_bytes):
-            yield found
+    return served + cache + SERVER_BYTES
 
 
 def activation_bytes(model: Model, calibration: Calibration) -> int:

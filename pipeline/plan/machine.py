@@ -76,19 +76,15 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
     if machine.gpus >= wanted:
         return None
     found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
-    keys = [name for name in DIVIDES_GPUS if profile.engine_arguments.get(name, 1) != 1]
-    hints = ["run on a machine that nvidia-smi lists them on, all of one kind"]
     if machine.visible_devices is not None:
         found += f" that CUDA_VISIBLE_DEVICES={machine.visible_devices} shows"
-        hints.insert(0, f"let CUDA_VISIBLE_DEVICES show {wanted}, or unset it")
-    if keys and machine.gpus:
-        hints.append(f"lower {' or '.join(keys)} in the profile")
+    keys = [name for name in DIVIDES_GPUS if profile.engine_arguments.get(name, 1) != 1]
     return UsageError(
         f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}"
         f", and {found}",
-        where=f"--profile {profile.name}"
-        + "".join(f", key engine_arguments.{name}" for name in keys[:1]),
-        hint=f"{'; '.join(hints)}; or choose another profile: {', '.join(catalog.profile_names())}",
+        where=", key engine_arguments.".join([f"--profile {profile.name}", *keys]),
+        hint="run where nvidia-smi lists them, all of one kind; or choose another profile: "
+        f"{', '.join(catalog.profile_names())}",
     )
 
 

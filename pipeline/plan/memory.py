@@ -24,7 +24,7 @@ from recipes.checkpoints.layers import (
 from recipes.checkpoints.model_shape import ModelShape, model_shape, text_level
 from recipes.checkpoints.module_kind import is_linear_weight, module_kind
 from recipes.checkpoints.variant_size import VariantTensor, VariantWeights, stored_weights
-from recipes.engine_arguments import DEFAULT_MEMORY_SHARE, EXPERT_PARALLEL, MEMORY_SHARE
+from recipes.engine_arguments import EXPERT_PARALLEL, memory_share
 from recipes.schema import Recipe, ServingProfile
 
 Answer = Literal["fits", "the engine tells", "does not fit"]
@@ -108,7 +108,7 @@ class Engine:
     def of(cls, gpu: GpuType, profile: ServingProfile | None) -> Engine:
         """Read the profile, or take vLLM's defaults and an FP8 cache if supported.
 
-        UsageError: no profile for GPUs, or a wrong type.
+        UsageError: no profile for GPUs.
         """
         if profile is not None and profile.accelerator != "cuda":
             raise UsageError(
@@ -116,7 +116,7 @@ class Engine:
                 where=f"--profile {profile.name}",
                 hint="leave --profile out, or name a profile whose accelerator is cuda",
             )
-        arguments = profile.engine_arguments if profile else {}
+        arguments: Mapping[str, Any] = profile.engine_arguments if profile else {}
         memory = 0 if SMALLER_STEPS in gpu.driver_name else gpu.memory_bytes
         _, step, sequences = next(each for each in DEFAULTS if memory >= each[0])
         kinds = ("fp8" if gpu.compute_capability >= NATIVE_FP8 else "auto", "auto")
@@ -125,19 +125,19 @@ class Engine:
         if "kv-cache-dtype-skip-layers" in arguments:
             kinds = ("auto", "auto")
         model_bytes = 4 if arguments.get("dtype") in ("float32", "float") else 2
-        step = int(_number(arguments, "max-num-batched-tokens", step))
+        step = arguments.get("max-num-batched-tokens", step)
         batches = 1 if arguments.get("no-async-scheduling") is True else BATCHES_IN_FLIGHT
         experts = arguments.get(EXPERT_PARALLEL)
         if arguments.get("disable-expert-parallel") is True:
             experts = False
         return cls(
             source=f"profile {profile.name}" if profile else "vLLM's defaults",
-            utilization=float(_number(arguments, MEMORY_SHARE, DEFAULT_MEMORY_SHARE)),
+            utilization=memory_share(arguments),
             step_tokens=step,
-            sequences=int(_number(arguments, "max-num-seqs", sequences)),
-            block_size=int(_number(arguments, "block-size", BLOCK_SIZE)),
+            sequences=arguments.get("max-num-seqs", sequences),
+            block_size=arguments.get("block-size", BLOCK_SIZE),
             held=batches * step,
-            context=int(_number(arguments, "max-model-len", 0)) or None,
+            context=arguments.get("max-model-len"),
             element_bytes=_element_bytes(kinds[0], model_bytes),
             baseline_element_bytes=_element_bytes(kinds[1], model_bytes),
             expert_parallel=experts if isinstance(experts, bool) else None,
@@ -274,14 +274,8 @@ class Gpus:
             return "does not fit", split
         lacking, border = one - left, BORDER * usable
         if lacking > border:
-            if left + border < 0:
-                return (
-                    "does not fit",
-                    f"{-left / 1e9:,.1f} GB too much on each GPU, without a cache",
-                )
-            return "does not fit", f"one sequence of {self.context:,} tokens lacks " + (
-                f"{lacking / 1e9:,.1f} GB on each GPU"
-            )
+            gigabytes = f"{lacking / 1e9:,.1f} GB on each GPU"
+            return "does not fit", f"one sequence of {self.context:,} tokens lacks {gigabytes}"
         if self.model.unknown:
             return "the engine tells", f"the memory of its cache is not known: {self.model.unknown}"
         if lacking > -border:
@@ -419,21 +413,4 @@ def _quantization(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _element_bytes(dtype: str, model_bytes: int) -> float:
-    if dtype not in ELEMENT_BYTES:
-        raise UsageError(
-            f"the size of the KV cache type '{dtype}' is not known",
-            where="profile key kv_cache_dtype",
-            hint=f"known: {', '.join(ELEMENT_BYTES)}",
-        )
-    return model_bytes if dtype == "auto" else ELEMENT_BYTES[dtype]
-
-
-def _number(arguments: Mapping[str, Any], key: str, default: float) -> float:
-    value = arguments.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise UsageError(
-            f"{key} is {value!r}, and has to be a number",
-            where=f"profile key engine_arguments.{key}",
-            hint="give a number, without quotes",
-        )
-    return value
+    return model_bytes if dtype == "auto" else ELEMENT_BYTES.get(dtype, model_bytes)

@@ -257,7 +257,7 @@ def make_planner(
         node=choices.node,
         sources=sources,
         store=settings.store,
-        trust_remote_code=choices.trust_remote_code,
+        trust_remote_code=choices.asked.trust_remote_code,
         draft=found.draft,
         adopted=found.adopted,
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from eval_gates.speed.load_run import LENGTH_FACTOR
 from eval_gates.speed.report import describe_gate
-from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
+from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
@@ -30,17 +30,13 @@ from pipeline.core.events import Progress
 from pipeline.plan.data_sources import check_known_tasks
 from pipeline.plan.speed_plan import find_claims
 from pipeline.stages.questions import QuestionsResult
-from recipes.catalog import load_workload
 from recipes.policy import AnySuite, Policy
 from recipes.schema import Family, Recipe, ServingProfile
-from recipes.workload import AnyWorkload
 
 Counts = Mapping[str, int | None]
 
 MIN_CHANCE = 0.2
 """Below it a critical gate is refused: nearly every good variant would stay undecided."""
-DOUBTFUL = 0.8
-"""Below it a run notes the gate."""
 _FLIPS, _GRADED_FLIPS = 0.04, 0.6  # share of changed scores, where the policy states none
 START_SECONDS = 120.0
 """Assumed start time of a server that was not measured here."""
@@ -73,13 +69,6 @@ class GatePower:
     passes: float | None  # of a variant that loses nothing; None where `units` is
     usual: float | None  # of the policy's usual good variant; None without one
     words: str  # all this as a sentence
-    starts: int = 0  # of servers
-    minutes: float | None = None  # of loads and starts; None where the workload is a profile's
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether a lossless variant may well not pass."""
-        return self.tier == "critical" and self.passes is not None and self.passes < DOUBTFUL
 
 
 def chances(
@@ -216,21 +205,9 @@ def check_counted(
         for name, suite in policy.suites.items()
         if (suite.kind == "lm_eval" or suite.cluster_by) and name in laid_out
     }
-    for name, suite in suites.items():
-        kind, found = kind_of(suite), laid_out[name].questions
-        estimate = kind.estimate(suite)
-        if estimate not in (None, found):
-            progress.note(
-                f"{name}: {kind.title(suite)} has {found:,} questions, and {estimate:,} were "
-                "estimated before they were read; its gate is checked again by what is there"
-            )
     if suites:
         counted = policy.model_copy(update={"suites": suites})
-        counts = {name: laid_out[name].units for name in suites}
-        check_power(counted, recipes, counts, progress)
-        for gate in policy_power(counted, recipes, counts):
-            if gate.is_doubtful:
-                progress.note(gate.words)
+        check_power(counted, recipes, {name: laid_out[name].units for name in suites}, progress)
 
 
 @dataclass(frozen=True)
@@ -381,45 +358,29 @@ def _gates(
 def speed_power(
     policy: Policy,
     tried: int,
-    profile: ServingProfile | None = None,
+    profile: ServingProfile,
     level: float | None = None,
     start_seconds: float | None = None,
 ) -> tuple[GatePower, ...]:
-    """Compute each speed gate's chances; with a profile it raises as `find_claims`.
+    """Compute each speed gate's chances; raises as `find_claims`.
 
-    Without one, a ratio has its first minimum, and servers stay up. `level` None means a first
-    attempt's.
+    `level` None means a first attempt's.
     """
-    if (speed := policy.speed) is None:
-        return ()
     alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
-    if profile is not None:
-        gates = {c.gate: (c.rule, c.workload) for c in find_claims(policy, profile, alpha=alpha)}
-    some = next(iter(speed.ratio.min_ratio)) if speed.ratio is not None else None
     start = START_SECONDS if start_seconds is None else start_seconds
     found = []
-    for claim in speed.claims_on(profile.accelerator) if profile else speed.claims:
-        rule: SpeedRule
-        workload: AnyWorkload | None
-        if profile is not None:
-            rule, workload = gates[claim.name]
-        else:
-            rule = build_rule(claim, alpha, some)
-            try:
-                workload = apply_gate_rate(claim, load_workload(claim.workload, speed)[0])
-            except UsageError:  # it may be a profile's
-                workload = None
+    claims = policy.claims_on(profile.accelerator)
+    for claim, planned in zip(claims, find_claims(policy, profile, alpha=alpha), strict=True):
+        rule, workload = planned.rule, planned.workload
         of, truths = ("ratio", RATIO) if rule.compares else ("limit over time", ROOM)
         both = [speed_chance(rule, truth) for truth in truths]
         is_supporting = claim.tier == "supporting"
         let_in = [1 - each.fails if is_supporting else each.passes for each in both]
         loads = rule.blocks * len(rule.sides)
-        starts, minutes = loads if rule.starts == "fresh" else len(rule.sides), None
-        if workload is not None:
-            is_steady = workload.arrivals.concurrency is not None
-            around = LENGTH_FACTOR * workload.seconds
-            seconds = around if is_steady else workload.seconds + 2 * workload.warmup_seconds
-            minutes = (loads * seconds + starts * start * (profile is not None)) / 60
+        starts = loads if rule.starts == "fresh" else len(rule.sides)
+        is_steady = workload.arrivals.concurrency is not None
+        around = LENGTH_FACTOR * workload.seconds
+        seconds = around if is_steady else workload.seconds + 2 * workload.warmup_seconds
         chance = ", ".join(
             f"{format_chance(each)} at {truth:g}"
             for each, truth in zip(let_in, truths, strict=True)
@@ -428,7 +389,7 @@ def speed_power(
             f"speed {claim.name}, {claim.tier}: {describe_gate(rule, claim.workload, claim.at)}; "
             f"{rule.blocks} {rule.unit}; {'does not fail' if is_supporting else 'passes'} by true "
             f"{of}: {chance}, if starts and loads each vary by {100 * NOISE:g} %; {starts} starts "
-            "of servers" + (f", about {minutes:.0f} minutes" if minutes is not None else "")
+            f"of servers, about {(loads * seconds + starts * start) / 60:.0f} minutes"
         )
         found.append(
             GatePower(
@@ -440,8 +401,6 @@ def speed_power(
                 passes=let_in[0],
                 usual=let_in[1],
                 words=words,
-                starts=starts,
-                minutes=minutes,
             )
         )
     return tuple(found)

@@ -5,8 +5,8 @@ All faults are refused together with exit code 2.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from pipeline.core.errors import (
     PrepareError,
     UsageError,
 )
-from pipeline.plan.chat_api import chat_faults
 from pipeline.plan.checkpoint_faults import (
     calibration_faults,
     checkpoint_faults,
@@ -26,7 +25,7 @@ from pipeline.plan.checkpoint_faults import (
 )
 from pipeline.plan.generation_settings import form_notes, generation_faults
 from pipeline.plan.gpu_fit import gpu_remarks
-from pipeline.plan.host_memory import host_needs, making_needs, serving_need
+from pipeline.plan.host_memory import HostNeed, making_needs, serving_bytes
 from pipeline.plan.machine import (
     Machine,
     find_driver_fault,
@@ -35,6 +34,7 @@ from pipeline.plan.machine import (
     gpu_type,
 )
 from pipeline.plan.memory import SMALL_FILES_BYTES, Division, Gpus, Model, variants_of
+from pipeline.plan.resolved_options import Choice
 from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.suitability import find_loading_fault, find_making_faults
 from recipes import catalog
@@ -42,7 +42,6 @@ from recipes.checkpoints.dequantized_source import dequantized
 from recipes.checkpoints.folder import context_length
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.variant_size import VariantWeights
-from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 from recipes.traffic_file import check_workload
 
@@ -52,18 +51,21 @@ class Preflight:
     """A run's models, recipes, profile and machine."""
 
     source: HeaderSource  # of the checkpoint
-    recipes: Sequence[Recipe]  # of the variants
-    baseline: Recipe
-    profile: ServingProfile
+    choices: Choice
     machine: Machine
     store: Path  # for messages
-    policy: Policy | None = None  # None: no suite is asked
-    trust_remote_code: bool = False  # run Python code from the checkpoint
     # recipes whose weights exist already: checks of quantizing are skipped
     made: frozenset[str] = frozenset()
     draft_bytes: int = 0  # of the variants' draft model
-    # headers of variants that others quantized, by name
-    adopted: Mapping[str, HeaderSource] = field(default_factory=dict)
+
+    @property
+    def profile(self) -> ServingProfile:
+        return self.choices.profile
+
+    @cached_property
+    def adopted(self) -> Mapping[str, HeaderSource]:
+        """Headers of variants that others quantized, by name."""
+        return self.choices.headers
 
     def faults(self) -> list[PrepareError]:
         """Return all faults, in reading order."""
@@ -71,7 +73,7 @@ class Preflight:
             *self._of_files(),
             find_missing_gpus(self.profile, self.machine),
             find_driver_fault(self.profile, self.machine),
-            *(find_gpu_fault(each, self.profile, self.machine) for each in self.recipes),
+            *(find_gpu_fault(each, self.profile, self.machine) for each in self.choices.recipes),
             *(
                 fault
                 for each in self._to_make
@@ -118,27 +120,24 @@ class Preflight:
         """Return the peak bytes of making or checking a variant."""
         if (model := self.model) is None:
             return 0
-        every = (making_needs(model, r, self.weights[r.name], self.profile) for r in self.recipes)
+        weights, profile, recipes = self.weights, self.profile, self.choices.recipes
+        every = (making_needs(model, each, weights[each.name], profile) for each in recipes)
         return max((need.host_bytes for needs in every for need in needs), default=0)
 
     def notes(self) -> list[str]:
         """Return what could not be checked."""
         found, gpu, why = [], self.machine.gpu, ""
-        unchecked = "GPU memory is not checked before the run"
         if isinstance(self._inspected, CheckpointError):
-            why = f"memory is not checked before the run: {self._inspected.message}"
+            why = self._inspected.message
         elif gpu and self._is_pipelined:
-            why = f"{unchecked}: layers are spread over stages"
+            why = "layers are spread over stages"
         elif gpu and gpu_type(self.machine) is None:
-            why = (
-                f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
-            )
-        elif gpu and self._inspected.unknown:
-            why = f"room for the KV cache is not checked before the run: {self._inspected.unknown}"
+            why = f"no file in recipes/gpus describes {gpu}"
+        elif gpu:
+            why = self._inspected.unknown
         if why:
-            found.append(why)
-        if self.policy is not None:
-            found += form_notes(self.policy, self.source.generation, self.source.config)
+            found.append(f"memory is not checked before the run: {why}")
+        found += form_notes(self.choices.policy, self.source.generation)
         if self.profile.accelerator == "cuda":
             found += gpu_remarks(self._served, self.machine.compute_capability)
         return found
@@ -168,14 +167,14 @@ class Preflight:
             source,
             self.profile,
             quantizes=any(each.quantization.quantizes for each in self._to_make),
-            trust_remote_code=self.trust_remote_code,
+            trust_remote_code=self.choices.asked.trust_remote_code,
         )
         if not describes_other_weights(source):
             yield find_loading_fault(source, self.profile)
         for name, header in self.adopted.items():
             yield find_loading_fault(header, self.profile, name)
         for recipe in self._to_make:
-            yield from calibration_faults(recipe, source.generation)
+            yield from calibration_faults(recipe)
 
     def _of_gpu_memory(self) -> Iterator[PrepareError]:
         """Yield models that GPUs cannot divide or hold."""
@@ -184,7 +183,7 @@ class Preflight:
             return
         together, gpu = self._tensor_parallel, gpu_type(self.machine)
         if gpu is None:
-            divided = Division.of(model, self.weights[self.baseline.name])
+            divided = Division.of(model, self.weights[catalog.BASELINE])
             if why := divided.obstacles(model, together)[0]:
                 yield PreflightError(
                     f"the model cannot be served: {why}",
@@ -204,40 +203,46 @@ class Preflight:
                 )
 
     def _of_memory(self) -> Iterator[PrepareError]:
-        memory, model, drafted = self.machine.memory_bytes, self.model, self.draft_bytes
+        memory, model, profile = self.machine.memory_bytes, self.model, self.profile
         if model is None:
             return
-        served, profile = self._served, self.profile
-        for need in host_needs(model, served, self.weights, profile, self.made, drafted):
+        needs, servers = [], {}
+        for recipe in self._served:
+            weights = self.weights[recipe.name]
+            served = serving_bytes(model, recipe, weights, profile, self.draft_bytes)
+            servers[recipe.name] = served
+            made = making_needs(model, recipe, weights, profile)
+            needs += [n for n in made if n.stage != "quantize" or recipe.name not in self.made]
+            needs.append(HostNeed("serve", recipe.name, served))
+        for need in needs:
             if need.host_bytes > memory:
-                yield PreflightError(
-                    f"the stage '{need.stage}' of '{need.variant}' needs about "
-                    f"{need.host_bytes / 1e9:,.1f} GB of memory ({need.basis}), this machine has "
-                    f"{memory / 1e9:,.1f} GB",
-                    where=self._place(need.variant)[0],
-                    hint="run on a machine with more memory" + self._place(need.variant)[1],
+                yield self._lacks_memory(
+                    f"the stage '{need.stage}' of '{need.variant}' needs",
+                    need.host_bytes,
+                    *self._place(need.variant),
                 )
-        claims = find_claims(self.policy, profile) if self.policy else ()
+        claims = find_claims(self.choices.policy, profile)
         if profile.starts != "once" or not any(each.rule.compares for each in claims):
             return
-        needs = [
-            serving_need(model, each, self.weights[each.name], profile, drafted) for each in served
-        ]
-        first, *others = (need.host_bytes if need else 0 for need in needs)
-        for recipe, alone in zip(self.recipes, others, strict=True):
+        first = servers.pop(catalog.BASELINE)
+        for name, alone in servers.items():
             if alone <= memory < alone + first:
-                yield PreflightError(
-                    f"the servers of '{recipe.name}' and of the baseline need about "
-                    f"{(alone + first) / 1e9:,.1f} GB of memory together, this machine has "
-                    f"{memory / 1e9:,.1f} GB",
-                    where="policy key speed: both servers run concurrently",
-                    hint="run on a machine with more memory, serve with a smaller KV cache, or use "
-                    "a policy without a speed ratio",
+                yield self._lacks_memory(
+                    f"the servers of '{name}' and of the baseline, which run concurrently, need",
+                    alone + first,
+                    "policy key speed",
+                    ", or use a policy without a speed ratio",
                 )
 
+    def _lacks_memory(self, what: str, needed: int, where: str, otherwise: str) -> PreflightError:
+        return PreflightError(
+            f"{what} about {needed / 1e9:,.1f} GB of memory, this machine has "
+            f"{self.machine.memory_bytes / 1e9:,.1f} GB",
+            where=where,
+            hint="run on a machine with more memory" + otherwise,
+        )
+
     def _of_asking(self) -> Iterator[PrepareError]:
-        if self.policy is None:
-            return
         config, generation = self.source.config, self.source.generation
         file = Path(self.source.where).parent / "tokenizer.json"
         if file.is_file():
@@ -247,13 +252,10 @@ class Preflight:
                 yield fault
             else:
                 generation = replace(generation, added_tokens=tokens)
-        yield from generation_faults(self.policy, generation, self.longest, config)
-        yield from chat_faults(self.policy, generation, self.profile)
-        yield from self._of_lengths(self.policy)
-
-    def _of_lengths(self, policy: Policy) -> Iterator[PrepareError]:
-        """Yield suites and loads with too long texts."""
-        if (longest := self.longest) is None:
+        longest, profile = self.longest, self.profile
+        policy = self.choices.policy
+        yield from generation_faults(policy, generation, longest, config, profile)
+        if longest is None:
             return
         for name, suite in policy.suites.items():
             try:
@@ -268,7 +270,7 @@ class Preflight:
 
     def _place(self, variant: str) -> tuple[str, str]:
         """Return the variant's option, and how to omit it."""
-        if variant == self.baseline.name or variant in self.made:
+        if variant == catalog.BASELINE or variant in self.made:
             return f"the server of '{variant}'", ""
         if variant in self.adopted:
             return f"--variant {variant}", "; or leave the variant out"
@@ -276,11 +278,11 @@ class Preflight:
 
     @property
     def _served(self) -> tuple[Recipe, ...]:
-        return (self.baseline, *self.recipes)
+        return (self.choices.baseline, *self.choices.recipes)
 
     @property
     def _to_make(self) -> list[Recipe]:
-        return [each for each in self.recipes if each.name not in self.made]
+        return [each for each in self.choices.recipes if each.name not in self.made]
 
     @property
     def _tensor_parallel(self) -> int:

@@ -92,19 +92,6 @@ class Choice:
         engine = find_engine(self.profile.engine).environment
         return environments_for([*(r.quantization.environment for r in self.recipes), engine])
 
-    @property
-    def registry(self) -> str | None:
-        """URI; None means the store's own."""
-        return self.asked.registry
-
-    @property
-    def trust_remote_code(self) -> bool:
-        return self.asked.trust_remote_code
-
-    @property
-    def promote(self) -> bool:
-        return self.asked.promote
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for the run's record."""
         profile = self.profile
@@ -120,10 +107,10 @@ class Choice:
             "policy": self.policy.name,
             "requested": self.asked.to_dict(),
             "name": self.name,
-            "registry": self.registry,
+            "registry": self.asked.registry,
             "eval_data": str(self.eval_data) if self.eval_data else None,
-            "trust_remote_code": self.trust_remote_code,
-            "promote": self.promote,
+            "trust_remote_code": self.asked.trust_remote_code,
+            "promote": self.asked.promote,
             **{key: True for key in SWITCHES if getattr(self.asked, key)},
         }
 

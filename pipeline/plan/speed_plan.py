@@ -27,7 +27,7 @@ from pipeline.stages.speed import ROLE
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, ServingProfile
-from recipes.speed import SloGate, SpeedGate, SpeedPolicy, ThroughputRatioGate
+from recipes.speed import SloGate, SpeedGate, SpeedPolicy
 from recipes.traffic_file import check_workload
 from recipes.workload import AnyWorkload, FileWorkload, without_place
 
@@ -64,20 +64,6 @@ def find_claims(
         for claim in policy.claims_on(accelerator)
         if policy.speed is not None
     ]
-
-
-def check_own_workloads(policy: Policy) -> None:
-    """Check the gates on the policy's own workloads, for any engine.
-
-    UsageError: one cannot be measured.
-    """
-    if (speed := policy.speed) is None:
-        return
-    for claim in speed.claims:
-        if claim.workload in speed.workloads:
-            gate = claim.gate
-            some = next(iter(gate.min_ratio)) if isinstance(gate, ThroughputRatioGate) else None
-            _find_claim(speed, claim, None, some, policy.alpha, None)
 
 
 def _find_claim(

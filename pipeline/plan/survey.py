@@ -80,19 +80,8 @@ def survey(
             faults.append(error)
     else:
         policy = resolve_generation(policy, source.generation)
-        preflight = Preflight(
-            source=source,
-            recipes=choices.recipes,
-            baseline=choices.baseline,
-            profile=profile,
-            machine=machine,
-            store=settings.store,
-            policy=choices.policy,
-            trust_remote_code=choices.trust_remote_code,
-            made=made,
-            draft_bytes=read_draft_bytes(profile, settings),
-            adopted=choices.headers,
-        )
+        drafted = read_draft_bytes(profile, settings)
+        preflight = Preflight(source, choices, machine, settings.store, made, drafted)
         faults += preflight.faults()
         faults += _disk_faults(preflight, choices)
     faults += _question_faults(choices, policy, sources, settings, progress)
@@ -134,7 +123,7 @@ def _question_faults(
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
     """Check the disk if the store has no variants."""
     folder, reference = preflight.store / "stages" / "quantize", choices.reference
-    all_made = preflight.made.issuperset(recipe.name for recipe in preflight.recipes)
+    all_made = preflight.made.issuperset(recipe.name for recipe in choices.recipes)
     if not all_made and folder.is_dir() and any(folder.iterdir()):
         return []
     download = 0
@@ -145,7 +134,7 @@ def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
 
 def _registry_faults(choices: Choice, settings: Settings) -> Iterator[PrepareError]:
     """Yield a fault of the registry."""
-    uri = registry_uri(choices.registry, settings)
+    uri = registry_uri(choices.asked.registry, settings)
     try:
         Registry(uri).check(choices.name)
     except RegistryError as error:

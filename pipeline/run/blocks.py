@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.core.errors import PrepareError, StageLostError, StoreError
-from pipeline.core.events import Progress
 from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import Arm
 from pipeline.run.serving import Serving
-from pipeline.run.stage_run import StageRunner
 from pipeline.run.work import Copy, Failures, Piece
 from pipeline.stages.block import (
     BASELINE,
@@ -42,6 +40,7 @@ class _Gate:
     wanted: int
 
 
+@dataclass(frozen=True)
 class Blocks:
     """Finder of pieces for speed gates with fresh starts.
 
@@ -49,30 +48,25 @@ class Blocks:
     failed.
     """
 
-    def __init__(self, stages: StageRunner, serving: Serving, give_up: GiveUp) -> None:
-        self._stages = stages
-        self._serving = serving
-        self._give_up = give_up
-        self._known: dict[str, Block] = {}
+    serving: Serving
+    give_up: GiveUp
+    _known: dict[str, Block] = field(default_factory=dict)
 
     def find(self, variants: Sequence[Arm]) -> Iterator[Piece]:
         """Yield ready pieces of otherwise passed variants."""
         measurements: dict[str, list[tuple[Arm, StageSpec]]] = {}
         for variant in variants:
-            for spec in self._serving.state.fresh(variant).values():
-                if self._stages.reuse(spec) is None:
-                    first = block_spec(_measurement(spec), 0, BlockRuntime(), self._store.root)
+            for spec in self.serving.state.fresh(variant).values():
+                if self.serving.stages.reuse(spec) is None:
+                    root = self.serving.stages.store.root
+                    first = block_spec(_measurement(spec), 0, BlockRuntime(), root)
                     measurements.setdefault(first.key, []).append((variant, spec))
         for gates in measurements.values():
             yield from self._find(gates)
 
-    @property
-    def _store(self) -> Any:
-        return self._stages.store
-
     def _find(self, gates: Sequence[tuple[Arm, StageSpec]]) -> Iterator[Piece]:
         measurement = _measurement(gates[0][1])
-        done = list(find_blocks(measurement, self._store, self._known))
+        done = list(find_blocks(measurement, self.serving.stages.store, self._known))
         open_gates = []
         for variant, spec in gates:
             gate = self._gate(variant, spec, measurement, done)
@@ -98,7 +92,7 @@ class Blocks:
     ) -> _Gate:
         arm = SPEED.runtime_of(spec).arm
         screens = {
-            BASELINE if side == BASELINE else arm: digest_of(each, self._store)
+            BASELINE if side == BASELINE else arm: digest_of(each, self.serving.stages.store)
             for side, each in spec.inputs.items()
         }
         taken, loads = collect(measurement, arm, screens, done)
@@ -111,10 +105,10 @@ class Blocks:
 
     def _collecting(self, spec: StageSpec) -> Piece:
         def do(lot: Lot) -> None:
-            self._stages.run(spec)
+            self.serving.stages.run(spec)
 
         def is_done() -> bool:
-            return self._stages.reuse(spec) is not None
+            return self.serving.stages.reuse(spec) is not None
 
         return Piece(f"speed.{spec.key}", f"collects loads of {spec.variant}", do, is_done)
 
@@ -129,7 +123,7 @@ class Blocks:
         first = SPEED.runtime_of(gates[0].spec)
         arms = {gate.arm: _arm(gate.spec, "candidate") for gate in gates}
         if measurement.rule.compares:
-            plans[BASELINE] = self._serving.state.plan.baseline
+            plans[BASELINE] = self.serving.state.plan.baseline
             arms[BASELINE] = _arm(gates[0].spec, BASELINE)
         runtime = BlockRuntime(
             environment="serve",
@@ -139,21 +133,21 @@ class Blocks:
             file=first.file,
             counted=first.counted,
         )
-        spec = block_spec(measurement, number, runtime, self._store.root)
-        servers = _Servers(self._serving, plans, self._give_up, died, self._stages.progress)
+        spec = block_spec(measurement, number, runtime, self.serving.stages.store.root)
+        servers = _Servers(self.serving, plans, self.give_up, died)
 
         def do(lot: Lot) -> None:
             with ExitStack() as held:
-                if self._serving.is_alone:
-                    held.enter_context(lot.quiet(self._serving.tell_of_quiet))
-                self._stages.run(spec, servers=servers)
+                if self.serving.is_alone:
+                    held.enter_context(lot.quiet(self.serving.tell_of_waiting))
+                self.serving.stages.run(spec, servers=servers)
 
         def is_done() -> bool:
-            return self._store.find(spec.stage, spec.key) is not None
+            return self.serving.stages.store.find(spec.stage, spec.key) is not None
 
         arguments = [each.arguments for each in plans.values() if each.arguments is not None]
         needs = NOTHING  # else what one server needs, the largest of the arms
-        if arguments and self._stages.accelerator is not Accelerator.CUDA:
+        if arguments and self.serving.stages.accelerator is not Accelerator.CUDA:
             needs = Needs(cores=True)
         elif arguments:
             needs = Needs(gpus=max(count_gpus(each.engine_arguments) for each in arguments))
@@ -161,7 +155,7 @@ class Blocks:
         return Piece(f"block.{spec.key}", title, do, is_done, needs)
 
 
-def measure_blocks(variant: Arm, stages: StageRunner, serving: Serving) -> None:
+def measure_blocks(variant: Arm, serving: Serving) -> None:
     """Measure a variant's speed gates with fresh starts.
 
     PrepareError: a server did not start or ended.
@@ -170,7 +164,7 @@ def measure_blocks(variant: Arm, stages: StageRunner, serving: Serving) -> None:
     def give_up(variant: Arm, error: PrepareError) -> None:
         raise error
 
-    blocks = Blocks(stages, serving, give_up)
+    stages, blocks = serving.stages, Blocks(serving, give_up)
 
     def find(failures: Failures) -> list[Piece]:
         for error in failures.values():
@@ -189,7 +183,6 @@ class _Servers:
     give_up: GiveUp
     died: Collection[str]
     """Arms whose server ended under load before: the first time is repeated."""
-    progress: Progress
 
     @contextmanager
     def up(self, arm: str) -> Iterator[dict[str, Any]]:
@@ -209,7 +202,8 @@ class _Servers:
         if arm == BASELINE or is_ours:
             raise error
         if under_load and arm not in self.died:
-            self.progress.note(f"{arm}: its server ended under load; once more: {error.message}")
+            progress = self.serving.stages.progress
+            progress.note(f"{arm}: its server ended under load; once more: {error.message}")
             return
         self.give_up(self.plans[arm], error)
 

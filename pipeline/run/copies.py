@@ -18,12 +18,12 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from artifacts.run_record import RunReport, StageReport, read_run
 from pipeline import __version__
@@ -88,7 +88,7 @@ class SharedRequest(Record):
     prepare: str = Field(description="version, with a digest of the code")
     cwd: str = Field(description="folder that relative paths are from")
     nodes: bool = Field(False, description="whether any node of the kind may do any piece")
-    request: dict[str, Any] = Field(description="options of `prepare model`, as given")
+    request: ModelRequest = Field(description="options of `prepare model`, as given")
 
 
 class SharedPlan(Record):
@@ -152,8 +152,7 @@ def join_run(
             where=str(folder / REQUEST),
             hint="install the same version, of the same commit, on every node",
         )
-    found = _request_of(shared, folder)
-    if request is not None and (other := _differences(request, found)):
+    if request is not None and (other := _differences(request, shared.request)):
         raise UsageError(
             f"run '{run_id}' was asked for something else: {other}",
             where=str(folder / REQUEST),
@@ -174,7 +173,7 @@ def join_run(
     if not retry and not index and (folder / RUN_RECORD).exists():
         report = read_run(folder)
         ended = report if report.status in ("finished", "failed") else None
-    return JoinedRun(found, run_id, index or 0, shared.nodes, ended)
+    return JoinedRun(shared.request, run_id, index or 0, shared.nodes, ended)
 
 
 def _reopen(folder: Path) -> None:
@@ -187,10 +186,9 @@ def _reopen(folder: Path) -> None:
 
 def write_request(folder: Path, request: ModelRequest, *, nodes: bool = False) -> None:
     """Write a run's request, once."""
-    plain = TypeAdapter(ModelRequest).dump_python(request, mode="json")
     is_indexed = copy_index() is not None
     shared = SharedRequest(
-        prepare=this_prepare(), cwd=str(Path.cwd()), nodes=nodes or is_indexed, request=plain
+        prepare=this_prepare(), cwd=str(Path.cwd()), nodes=nodes or is_indexed, request=request
     )
     create_exclusively(folder / REQUEST, shared.model_dump_json(indent=1).encode())
 
@@ -226,7 +224,6 @@ class OtherCopies:
         self._folder = log.folder / COPIES
         self._log, self._progress = log, progress
         self._offsets: dict[Path, int] = {}
-        self._is_cut: set[Path] = set()  # at the offset is the rest of an overlong line
         if only_new:
             self._offsets = {path: path.lstat().st_size for path in self._folder.glob("*.jsonl")}
 
@@ -260,18 +257,15 @@ class OtherCopies:
                     self._pass_on(_visible(event))
 
     def _new_lines(self, path: Path) -> Iterator[bytes]:
-        """Yield whole lines of at most MAX_EVENT_BYTES."""
+        """Yield lines that are complete; a longer one than MAX_EVENT_BYTES comes in parts."""
         try:
             with io.BufferedReader(open_regular(path, None)) as file:
                 file.seek(self._offsets.get(path, 0))
                 while line := file.readline(MAX_EVENT_BYTES):
-                    is_end = line.endswith(b"\n")
-                    if not is_end and len(line) < MAX_EVENT_BYTES:
+                    if not line.endswith(b"\n") and len(line) < MAX_EVENT_BYTES:
                         return  # it is being written
                     self._offsets[path] = self._offsets.get(path, 0) + len(line)
-                    if is_end and path not in self._is_cut:
-                        yield line
-                    (self._is_cut.discard if is_end else self._is_cut.add)(path)
+                    yield line
         except OSError:  # no copy's: a pipe, a folder, a link to nothing
             return
 
@@ -288,19 +282,18 @@ class OtherCopies:
                 forward_progress(event, self._progress)
 
 
+@dataclass
 class Lead:
     """The main copy's further work: it reads events and starts copies on this node.
 
     `further_copies`: one for each further lot of GPUs; they end with it.
     """
 
-    def __init__(
-        self, log: RunRecorder, progress: Progress, store: Store, further_copies: int = 0
-    ) -> None:
-        self._log, self._progress, self._store = log, progress, store
-        self._further_copies = further_copies
-        self._is_taken = False
-        self._held = ExitStack()
+    log: RunRecorder
+    progress: Progress
+    further_copies: int = 0
+    _is_taken: bool = field(default=False, init=False)
+    _held: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Lead:
         self.try_to()
@@ -311,16 +304,16 @@ class Lead:
 
     def try_to(self) -> None:
         """Take the lead unless a main copy lives."""
-        was_main = self._log.is_main
-        if self._is_taken or not self._log.take_over():
+        was_main = self.log.is_main
+        if self._is_taken or not self.log.take_over():
             return
         self._is_taken = True
-        others = OtherCopies(self._log, self._progress, only_new=not was_main)
+        others = OtherCopies(self.log, self.progress, only_new=not was_main)
         self._held.enter_context(others.heard())
-        folder = self._log.folder / COPIES
+        folder = self.log.folder / COPIES
         make_folder(folder)
-        run = ["--run", self._log.run_id, "--store", str(self._store.root)]
-        for index in range(1, self._further_copies + 1):
+        run = ["--run", self.log.run_id, "--store", str(self.log.folder.parents[1])]
+        for index in range(1, self.further_copies + 1):
             with open_log(folder / f"{index}.log") as output:
                 process = SupervisedProcess(
                     [sys.executable, *PREPARE, "model", *run],
@@ -341,22 +334,10 @@ def _visible(value: Any) -> Any:
     return value
 
 
-def _request_of(shared: SharedRequest, folder: Path) -> ModelRequest:
-    try:
-        return TypeAdapter(ModelRequest).validate_python(shared.request)
-    except ValidationError as error:
-        raise StoreError("a run's request is damaged", where=str(folder / REQUEST)) from error
-
-
 def _differences(mine: ModelRequest, first: ModelRequest) -> str:
     """Describe which options differ; '' if none does."""
-    plain = TypeAdapter(ModelRequest)
-    one, other = plain.dump_python(mine, mode="json"), plain.dump_python(first, mode="json")
-    return ", ".join(
-        f"{each.name} is {other[each.name]}, not {one[each.name]}"
-        for each in fields(ModelRequest)
-        if one[each.name] != other[each.name]
-    )
+    one, other = vars(mine), vars(first)
+    return ", ".join(f"{k} is {other[k]}, not {one[k]}" for k in one if one[k] != other[k])
 
 
 def _read(path: Path, shape: type[Any], missing: str) -> Any:

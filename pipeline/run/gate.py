@@ -5,7 +5,6 @@ Nothing is quantized, served or promoted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +17,9 @@ from pipeline.core.errors import ExitCode, PrepareError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.stage import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
-from pipeline.plan.chat_api import chat_faults
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import (
     form_notes,
@@ -75,11 +72,6 @@ class GateRequest:
         """Whether both are asked by chat."""
         return self.api == "chat" or (self.api == "auto" and self.tokenizer is None)
 
-    @property
-    def folder(self) -> Path:
-        """The tokenizer's folder; any if there is none."""
-        return self.tokenizer or Path()
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "checkpoint": f"{self.candidate.url} against {self.baseline.url}",
@@ -122,7 +114,16 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
         session.progress.note(note)
     policy = resolve_generation(wanted, model)
     policy = with_lengths(policy, length_of(request), session.progress.note)
-    return session.run(lambda: judge_endpoints(request, policy, session))
+
+    def judge() -> ExitCode:
+        run_id, node = session.log.run_id, this_node()  # this node's load generator loads them
+        plan = plan_of(request, policy, settings, run_id, session.progress, node)
+        state = PlanProgress(plan, session.stages.store)
+        carry_out(state, session, lambda: ask_first_rows(state, session.stages))
+        (report,) = session.log.variants()
+        return exit_code_of([report.verdict])
+
+    return session.run(judge)
 
 
 def model_of(request: GateRequest, policy: Policy) -> ModelGeneration:
@@ -143,28 +144,20 @@ def model_of(request: GateRequest, policy: Policy) -> ModelGeneration:
             for name, suite in policy.suites.items()
             if suite.prompt_format == "completion"
         ]
-    faults += generation_faults(policy, model, request.max_length)
-    refuse([*faults, *chat_faults(policy, model)])
+    refuse([*faults, *generation_faults(policy, model, request.max_length)])
     return model
-
-
-def judge_endpoints(request: GateRequest, policy: Policy, session: RunSession) -> ExitCode:
-    """Ask, judge, and return the exit code."""
-    # This node's load generator loads them.
-    node, settings = this_node(), session.settings
-    plan = plan_of(request, policy, settings, session.log.run_id, session.progress, node)
-    state = PlanProgress(plan, session.stages.store)
-    carry_out(state, session, lambda: ask_first_rows(state, session.stages))
-    (report,) = session.log.variants()
-    return exit_code_of([report.verdict])
 
 
 def ask_first_rows(state: PlanProgress, stages: StageRunner) -> None:
     """Ask each suite's first question; store nothing."""
-    rows = list(_first_rows(state))
+    rows = []
+    for name in state.plan.policy.suites:
+        sides = [(arm.stages[name], facts_of(arm.endpoint)) for arm in state.plan.arms]
+        if not state.is_done(spec for spec, _ in sides):
+            rows.append([stages.with_runtime(spec, facts) for spec, facts in sides])
     if not rows:
         return
-    spec = stages.with_runtime(rows[0][0], {})
+    spec = rows[0][0]
     asked = [[worker_spec(each, stages.store) for each in sides] for sides in rows]
     with TemporaryDirectory() as folder:
         context = StageContext[Any, Any](spec, Path(folder), stages.store, stages.progress)
@@ -174,17 +167,6 @@ def ask_first_rows(state: PlanProgress, stages: StageRunner) -> None:
             plugins=[for_worker(suite) for suite in state.plan.policy.suites.values()],
             needs=[NetworkAccess.ENDPOINT],
         )
-
-
-def _first_rows(state: PlanProgress) -> Iterator[list[StageSpec]]:
-    for name in state.plan.policy.suites:
-        sides = [(arm, arm.stages[name]) for arm in state.plan.arms]
-        if not state.is_done(spec for _, spec in sides):
-            yield [
-                spec.model_copy(update={"runtime": {**spec.runtime, **facts_of(arm.endpoint)}})
-                for arm, spec in sides
-                if arm.endpoint is not None
-            ]
 
 
 def plan_of(
@@ -209,8 +191,17 @@ def plan_of(
     baseline, candidate = (
         Arm(
             recipe=recipe,
-            identity=ServedModel(endpoint=describe_served(request, recipe.name, asked_as)),
-            folder=request.folder,
+            # A model that is judged against itself is asked twice, as each side.
+            identity=ServedModel(
+                endpoint=ExternalModel(
+                    side=recipe.name,
+                    url=endpoint.url,
+                    model=endpoint.model,
+                    chat=request.by_chat,
+                    **asked_as,
+                )
+            ),
+            folder=request.tokenizer or Path(),
             max_length=length_of(request),
             endpoint=ExternalEndpoint(url=endpoint.url, model=endpoint.model),
         )
@@ -251,17 +242,6 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
     """Return the digest of files that decide a prompt's tokens."""
     files = {path for pattern in SMALL_FILES for path in folder.glob(pattern) if path.is_file()}
     return digest_json([[path.name, digests.digest(path)] for path in sorted(files)])
-
-
-def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> ExternalModel:
-    """Return the identity of a side's answers, for one deployment id.
-
-    A model judged against itself is asked twice.
-    """
-    endpoint = request.baseline if name == "baseline" else request.candidate
-    return ExternalModel(
-        side=name, url=endpoint.url, model=endpoint.model, chat=request.by_chat, **asked_as
-    )
 
 
 def length_of(request: GateRequest) -> int:

@@ -17,7 +17,7 @@ from pipeline.core.process_environment import registry_variables
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import locate_all
+from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import Plan
@@ -28,7 +28,7 @@ from pipeline.plan.survey import Survey, refuse, survey
 from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.pieces import carry_out
 from pipeline.run.recorder import RunRecorder
-from pipeline.run.screening import ScreeningRun
+from pipeline.run.screening import run_screening
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.screen import SCREEN
@@ -73,9 +73,12 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
     """Find the checkpoint, plan, and work."""
     settings, stages, progress = session.settings, session.stages, session.progress
     is_main = session.log.is_main
-    early = check_early(choices, session, registers=choices.promote and is_main)
-    found = locate_all(choices, settings, stages.output_of, progress)
-    session.log.note_checkpoint(report_checkpoint(found.source), choices.name)
+    early = check_early(choices, session, registers=choices.asked.promote and is_main)
+    trusts_code = choices.asked.trust_remote_code
+    locator = Locator(choices.profile, settings, stages.output_of, progress, trusts_code)
+    found = locator.all(choices)
+    checkpoint = report_checkpoint(found.source)
+    session.log.update(checkpoint=checkpoint, registered_name=choices.name)
     # Without gates no attempt is made.
     run_id = "" if choices.asked.screen else session.log.run_id
     plan = make_plan(choices, found, settings, early.sources, run_id)
@@ -94,15 +97,14 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
     if choices.asked.screen:
         if not is_main:
             return ExitCode.SUCCESS
-        serving, size = session.serving(state), found.source.weights_bytes
-        ablate = choices.asked.ablate
-        return ScreeningRun(plan, stages, serving, session.log, size, ablate=ablate).run()
+        size, ablate = found.source.weights_bytes, choices.asked.ablate
+        return run_screening(session.serving(state), size, ablate=ablate)
     memory = known.memory_to_make() if known is not None else 0
     copies = count_copies(plan, choices, session, memory)
     carry_out(state, session, further_copies=copies - 1)
     if not session.log.take_over():
         return ExitCode.SUCCESS  # the main copy tells what came of it
-    if not choices.promote:
+    if not choices.asked.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
     return promote_passed(
         plan,
@@ -110,7 +112,7 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
         stages.store,
         progress,
         name=choices.name,
-        registry=registry_uri(choices.registry, settings),
+        registry=registry_uri(choices.asked.registry, settings),
         signer=signer,
     )
 

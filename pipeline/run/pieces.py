@@ -7,6 +7,7 @@ failure does not stop the others; a shared one ends the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
@@ -19,10 +20,8 @@ from pipeline.plan.power import check_counted
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.blocks import Blocks
 from pipeline.run.copies import Lead
-from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import BrokenModelError, Serving
 from pipeline.run.session import RunSession
-from pipeline.run.stage_run import StageRunner
 from pipeline.run.work import Copy, Failures, Piece, forget_tries
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.questions import QUESTIONS
@@ -39,54 +38,49 @@ def carry_out(
     The main copy starts `further_copies` here. PrepareError: the baseline, or something shared,
     failed.
     """
-    stages, log = session.stages, session.log
-    pieces = Pieces(stages, session.serving(state), log, before_asking)
-    copy = Copy(stages.store, log.folder, session.node, session.progress)
+    log = session.log
+    copy = Copy(session.stages.store, log.folder, session.node, session.progress)
     if log.is_main:
         forget_tries(log.folder)
-    with Lead(log, session.progress, stages.store, further_copies) as lead:
-        pieces.do(copy, lead.try_to)
+    with Lead(log, session.progress, further_copies) as lead:
+        Pieces(session.serving(state), copy, before_asking).do(lead.try_to)
 
 
+@dataclass
 class Pieces:
     """The pieces of one plan.
 
     `before_asking` is called once questions are prepared; it may raise a PrepareError.
     """
 
-    def __init__(
-        self,
-        stages: StageRunner,
-        serving: Serving,
-        log: RunRecorder,
-        before_asking: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._state = serving.state
-        self._plan = serving.state.plan
-        self._stages = stages
-        self._serving = serving
-        self._log = log
-        self._before_asking = before_asking
-        self._going = list(self._plan.variants)
-        self._is_checked = False
-        self._blocks: Blocks | None = None
+    serving: Serving
+    copy: Copy
+    before_asking: Callable[[], None] = lambda: None
+    _is_checked: bool = field(default=False, init=False)
 
-    def do(self, copy: Copy, before_each: Callable[[], object] = lambda: None) -> None:
-        """Work up to the verdicts; call `before_each` before each search."""
-        if self._plan.trial is not None:
-            self._log.note_counted(sorted(self._plan.trial.variants))
-        self._check_sandbox()
+    def __post_init__(self) -> None:
+        self._state, self._stages = self.serving.state, self.serving.stages
+        self._plan, self._log = self._state.plan, self._stages.log
+        self._going = list(self._plan.variants)
 
         def give_up(variant: Arm, error: PrepareError) -> None:
-            copy.fail(_name_of_serving(variant), error)
+            self.copy.fail(_name_of_serving(variant), error)
 
-        self._blocks = Blocks(self._stages, self._serving, give_up)
+        self._blocks = Blocks(self.serving, give_up)
+
+    def do(self, before_each: Callable[[], object] = lambda: None) -> None:
+        """Work up to the verdicts; call `before_each` before each search."""
+        attempted = sorted(self._plan.trial.variants)
+        self._log.update(command={**self._log.report().command, "attempted": attempted})
+        for name, suite in self._plan.policy.suites.items():
+            if not self._state.is_done(arm.stages[name] for arm in self._plan.arms):
+                kind_of(suite).check_machine(suite)  # model-written code needs its sandbox
 
         def find(failures: Failures) -> list[Piece]:
             before_each()
             return self.find(failures)
 
-        copy.work(find)
+        self.copy.work(find)
 
     def find(self, failures: Failures) -> list[Piece]:
         if shared := self._find_shared(failures):
@@ -109,13 +103,6 @@ class Pieces:
             if found or not self._going:
                 return found
 
-    def _check_sandbox(self) -> None:
-        """Refuse model-written code without the policy's isolation."""
-        plan = self._plan
-        for name, suite in plan.policy.suites.items():
-            if not self._state.is_done(arm.stages[name] for arm in plan.arms):
-                kind_of(suite).check_machine(suite)
-
     def _check_laid_out(self) -> None:
         """Refuse unsuitable questions, and what the caller refuses."""
         if self._is_checked:
@@ -128,7 +115,7 @@ class Pieces:
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
         recipes = [variant.recipe for variant in self._plan.variants]
         check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
-        self._before_asking()
+        self.before_asking()
         self._is_checked = True
 
     @property
@@ -153,7 +140,8 @@ class Pieces:
 
     def _find_verdicts(self, failures: Failures) -> Iterator[Piece]:
         for variant in self._open:
-            if self._is_asked(variant) and self._is_measured(variant):
+            measured = list(self._state.fresh(variant).values())
+            if self._is_asked(variant) and not self._undone(measured):
                 spec = self._state.judge(variant)
                 if self._stages.reuse(spec) is not None:
                     self._note_verdict(variant)
@@ -166,13 +154,13 @@ class Pieces:
 
     def _find_serving(self) -> Iterator[Piece]:
         baseline = self._plan.baseline
-        if self._serving.undone(self._served(baseline)):
+        if self._unanswered(baseline):
             if self._going:
                 yield self._serving_piece(baseline)
             return
         for variant in self._open:
             is_made = not self._undone(variant.making)
-            if is_made and self._serving.undone(self._served(variant)):
+            if is_made and self._unanswered(variant):
                 yield self._serving_piece(variant)
 
     def _find_blocks(self, failures: Failures) -> list[Piece]:
@@ -180,7 +168,6 @@ class Pieces:
 
         PrepareError: a block failed, not by one variant.
         """
-        assert self._blocks is not None
         if not all(map(self._is_asked, self._open)):
             return []
         found = list(self._blocks.find(self._open))
@@ -191,14 +178,12 @@ class Pieces:
 
     def _serving_piece(self, variant: Arm) -> Piece:
         def do(lot: Lot) -> None:
-            self._serving.run(variant, self._served(variant), lot)
+            self.serving.run(variant, self._state.served(variant), lot)
 
         def is_done() -> bool:
-            return not self._serving.undone(self._served(variant)) or bool(
-                self._state.fault(variant)
-            )
+            return not self._unanswered(variant) or bool(self._state.fault(variant))
 
-        needs = self._serving.needs(variant, self._served(variant))
+        needs = self.serving.needs(variant, self._state.served(variant))
         title = f"serves {variant.recipe.name}"
         return Piece(_name_of_serving(variant), title, do, is_done, needs)
 
@@ -214,8 +199,8 @@ class Pieces:
         title = f"{kind or last.stage} {last.variant}"
         return Piece(name, title, do, lambda: not self._undone(specs), needs)
 
-    def _served(self, variant: Arm) -> list[StageSpec]:
-        return self._state.served(variant)
+    def _unanswered(self, variant: Arm) -> list[StageSpec]:
+        return self.serving.undone(self._state.served(variant))
 
     def _undone(self, specs: Sequence[StageSpec]) -> bool:
         return any(self._stages.reuse(spec) is None for spec in specs)
@@ -223,12 +208,9 @@ class Pieces:
     def _is_asked(self, variant: Arm) -> bool:
         return not (
             self._undone(variant.making)
-            or self._serving.undone(self._served(self._plan.baseline))
-            or self._serving.undone(self._served(variant))
+            or self._unanswered(self._plan.baseline)
+            or self._unanswered(variant)
         )
-
-    def _is_measured(self, variant: Arm) -> bool:
-        return not self._undone(list(self._state.fresh(variant).values()))
 
     def _drop_failed(self, failures: Failures) -> None:
         """Add failures to variants' reports, with earlier results."""
@@ -243,10 +225,10 @@ class Pieces:
 
     def _drop_broken(self) -> None:
         """Drop a broken variant; BrokenModelError for a baseline."""
-        self._serving.check_screened(self._plan.baseline)
+        self.serving.check_screened(self._plan.baseline)
         for variant in list(self._going):
             try:
-                self._serving.check_screened(variant)
+                self.serving.check_screened(variant)
             except BrokenModelError as error:
                 self._give_up(variant, error)
 
@@ -256,26 +238,21 @@ class Pieces:
         if not is_verdict:
             self._stages.progress.note(f"{name}: {failure}")
         self._going.remove(variant)
+        size = self._stages.weights_bytes(variant)
         self._log.note_variant(
-            report_unjudged(
-                name, "fail" if is_verdict else "error", str(failure), self._weights(variant)
-            )
+            report_unjudged(name, "fail" if is_verdict else "error", str(failure), size)
         )
 
     def _note_verdict(self, variant: Arm) -> None:
         self._going.remove(variant)
         found = JUDGE.result_of(self._stages.find_finished(self._state.judge(variant)))
         name = variant.recipe.name
-        self._log.note_variant(report_judged(name, self._weights(variant), found))
+        self._log.note_variant(report_judged(name, self._stages.weights_bytes(variant), found))
         while self._plan.until_pass and found.verdict == "pass" and self._going:
             left = self._going.pop()
             why = f"not needed: {name}, which is smaller, passed (--until pass)"
-            weights = self._weights(left)
+            weights = self._stages.weights_bytes(left)
             self._log.note_variant(report_unjudged(left.recipe.name, "skipped", why, weights))
-
-    def _weights(self, variant: Arm) -> int | None:
-        spec = variant.stages.get("quantize")
-        return self._stages.weights_bytes(spec) if spec else None
 
 
 def _name_of_serving(variant: Arm) -> str:

@@ -27,7 +27,7 @@ from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
-from pipeline.plan.checkpoint_resolver import Located, locate, locate_draft
+from pipeline.plan.checkpoint_resolver import Located, Locator
 from pipeline.plan.machine import find_missing_gpus, machine_of
 from pipeline.plan.model_plan import make_planner
 from pipeline.plan.plan import Plan
@@ -151,8 +151,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
             )
         return store.stage_folder(spec.stage, spec.key) / "output"
 
-    trust = request.trust_remote_code
-    draft = locate_draft(profile, settings, made, progress, trust_remote_code=trust)
+    draft = Locator(profile, settings, made, progress, request.trust_remote_code).draft()
     serve = ensure(find_engine(profile.engine).environment, accelerator, settings, progress)
     here = past.deployable.model_copy(
         update={
@@ -263,7 +262,9 @@ def _plan(
     except CheckpointError as error:
         raise _no_source(error, choices, source) from error
     try:
-        checkpoint = locate(choices, settings, session.stages.output_of, progress)
+        make, trusts_code = session.stages.output_of, choices.asked.trust_remote_code
+        locator = Locator(choices.profile, settings, make, progress, trusts_code)
+        checkpoint = locator.source(choices)
         if checkpoint.digest != past.checkpoint_digest:
             raise CheckpointError(
                 f"its digest is {checkpoint.digest[:12]}, and the verdict was against "
@@ -272,7 +273,7 @@ def _plan(
             )
     except (CheckpointError, UsageError) as error:
         raise _no_source(error, choices, source) from error
-    session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
+    session.log.update(checkpoint=report_checkpoint(checkpoint), registered_name=choices.name)
     registered = inspect_folder(
         folder, ref=str(folder), kind="folder", revision=None, digests=settings.digests
     )

@@ -6,27 +6,19 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from artifacts.command_line import RunKind
-from artifacts.run_record import (
-    RunReport,
-    ScreenedModel,
-    StageReport,
-    TuningReport,
-    VariantReport,
-    read_run,
-)
+from artifacts.run_record import RunReport, StageReport, VariantReport, read_run
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import EventWriter, Progress
 from pipeline.core.file_locks import doing
-from pipeline.core.private_files import make_folder, private_umask, write_atomically
+from pipeline.core.private_files import make_folder, open_log, write_atomically
 from pipeline.core.store import RUN_RECORD, RunFolders, Store
-from recipes.checkpoints.source_info import CheckpointReport
 
 COPIES = "copies"
 Ended = Literal["finished", "failed", "interrupted"]
@@ -65,8 +57,9 @@ class RunRecorder:
         self.events_name = ""
         if not self.is_main:
             self.events_name = f"{index}.{platform.node()}.{os.getpid()}.jsonl"
-            file = open_events(self.folder, self.events_name)
-            self._events = EventWriter(self._held.enter_context(file))
+            make_folder(self.folder / COPIES)
+            file = self._held.enter_context(open_log(self.folder / COPIES / self.events_name))
+            self._events = EventWriter(file.fileno())
         self._started = time.monotonic()
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
@@ -89,18 +82,6 @@ class RunRecorder:
         """Whether it is a launcher's further copy, which never leads."""
         return self._index > 0
 
-    def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
-        self._update(checkpoint=checkpoint, registered_name=registered_name)
-
-    def note_counted(self, tried: Sequence[str]) -> None:
-        self._update(command={**self._report.command, "attempted": list(tried)})
-
-    def note_tuning(self, tuning: TuningReport) -> None:
-        self._update(tuning=tuning)
-
-    def note_screened(self, screened: Sequence[ScreenedModel]) -> None:
-        self._update(screened=list(screened))
-
     def stage(self, stage: StageReport) -> None:
         ended = f"{stage.variant}: {stage.name}"
         if self._events is not None:
@@ -114,18 +95,18 @@ class RunRecorder:
                 return
             if stage.status == "ran":
                 stages = [each for each in stages if each not in same or each.status != "reused"]
-            self._update(stages=[*stages, stage], running=running)
+            self.update(stages=[*stages, stage], running=running)
 
     def note_running(self, stages: Sequence[str]) -> None:
         if self._events is not None:
             self._events.write({"event": "running", "stages": list(stages)})
         with self._guard:
             others = [each for each in self._report.running if each not in stages]
-            self._update(running=[*others, *stages])
+            self.update(running=[*others, *stages])
 
     def note_variant(self, variant: VariantReport) -> None:
         self._variants[variant.recipe] = variant
-        self._update(variants=self.variants())
+        self.update(variants=self.variants())
 
     def variants(self) -> list[VariantReport]:
         return list(self._variants.values())
@@ -134,7 +115,7 @@ class RunRecorder:
         if self._events is not None:
             self._events.note(text)
         with self._guard:
-            self._update(notes=[*self._report.notes, text])
+            self.update(notes=[*self._report.notes, text])
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
         """Send progress to the main copy; record nothing."""
@@ -152,29 +133,24 @@ class RunRecorder:
                 if is_free and (dead := read_run(self.folder)).status == "running":
                     self._held.push(tried.pop_all())
                     self.is_main = True
-                    self._go_on_with(dead)
+                    known = {each.key for each in dead.stages if each.key}
+                    mine = [each for each in self._report.stages if each.key not in known]
+                    notes = [*dict.fromkeys([*dead.notes, *self._report.notes])]
+                    self.update(stages=[*dead.stages, *mine], notes=notes, started=dead.started)
         return self.is_main
-
-    def _go_on_with(self, dead: RunReport) -> None:
-        """Adopt a killed main copy's record."""
-        with self._guard:
-            known = {each.key for each in dead.stages if each.key}
-            mine = [each for each in self._report.stages if each.key not in known]
-            told = set(dead.notes)
-            notes = [*dead.notes, *(note for note in self._report.notes if note not in told)]
-            self._update(stages=[*dead.stages, *mine], notes=notes, started=dead.started)
 
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         if status == "failed":
             self.take_over()
         told = error.to_dict() if error else None
-        self._update(status=status, exit_code=exit_code, error=told, running=[])
+        self.update(status=status, exit_code=exit_code, error=told, running=[])
         self._held.close()
 
     def report(self) -> RunReport:
         return self._report
 
-    def _update(self, **changes: Any) -> None:
+    def update(self, **changes: Any) -> None:
+        """Change fields of the record."""
         with self._guard:
             changes["seconds"] = time.monotonic() - self._started
             self._report = self._report.model_copy(update=changes)
@@ -200,16 +176,3 @@ class RecordingProgress:
     def note(self, text: str) -> None:
         self._progress.note(text)
         self._log.note(text)
-
-
-@contextmanager
-def open_events(folder: Path, name: str) -> Iterator[int]:
-    """Open a copy's events, to append to it."""
-    make_folder(folder / COPIES)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    with private_umask(folder):
-        descriptor = os.open(folder / COPIES / name, flags, 0o660)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

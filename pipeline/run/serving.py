@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from artifacts.run_record import StageReport, StageStatus
 from eval_gates.ask import TooLongError
@@ -37,48 +37,28 @@ class BrokenModelError(ServingError):
     """A broken variant, by verdict, or baseline, by error."""
 
 
-class Endpoints(Protocol):
-    """Provider of a model's endpoint."""
-
-    def open(self, model: ServingSpec) -> dict[str, Any]:
-        """Return facts on the model's endpoint, opened if necessary."""
-
-    def check_alive(self) -> None:
-        """Raise ServingError if an endpoint has ended."""
-
-    def close(self) -> None:
-        """Close the open endpoints."""
-
-
-CachesOf = Callable[[str], Mapping[str, str]]
-
-
-def no_caches(environment: str) -> Mapping[str, str]:
-    """Return {}: engines use their own folders."""
-    return {}
-
-
+@dataclass
 class LocalServers:
     """Model servers on this machine, from the first question until closed.
 
-    The caller has the resources.
+    The caller has the resources. `caches_of` returns an environment's cache variables.
     """
 
-    def __init__(self, stages: StageRunner, caches_of: CachesOf = no_caches) -> None:
-        self._stages = stages
-        self._caches_of = caches_of
-        self._servers: dict[str, Server] = {}
-        self._facts: dict[str, dict[str, Any]] = {}
-        self._ask_version = cache(engine_version)
+    stages: StageRunner
+    caches_of: Callable[[str], Mapping[str, str]]
+    _servers: dict[str, Server] = field(default_factory=dict)
+    _facts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
-        if model.endpoint is not None:
-            return facts_of(model.endpoint)
+        """Return facts on the model's endpoint, opened if necessary."""
+        if facts := facts_of(model.endpoint):
+            return facts
         if model.name not in self._facts:
             self._facts[model.name] = self._start(model)
         return self._facts[model.name]
 
     def check_alive(self) -> None:
+        """Raise ServingError if a server has ended."""
         for name, server in list(self._servers.items()):
             try:
                 server.check_alive()
@@ -95,11 +75,10 @@ class LocalServers:
         self._servers.pop(name).stop()
 
     def _start(self, model: ServingSpec) -> dict[str, Any]:
-        if model.arguments is None:
-            raise ValueError(f"{model.name} is not ours to serve")
+        assert model.arguments is not None
         engine = model.arguments.engine
         environment = find_engine(engine).environment
-        python = self._stages.python_of(environment)
+        python = self.stages.python_of(environment)
         log = self._make_log(model.name)
         server = Server(
             python,
@@ -108,7 +87,7 @@ class LocalServers:
             log,
             trust_remote_code=model.trust_remote_code,
             draft=Path(model.draft) if model.draft else None,
-            caches=self._caches_of(environment),
+            caches=self.caches_of(environment),
         )
         # Stored before it starts, so that it is always stopped.
         self._servers[model.name] = server
@@ -120,7 +99,7 @@ class LocalServers:
             "model": SERVED_NAME,
             "server_log": str(log),
             "server": {**facts, **server.facts()},
-            "engine_version": self._ask_version(engine, python),
+            "engine_version": engine_version(engine, python),
         }
 
     def _make_log(self, name: str) -> Path:
@@ -128,7 +107,7 @@ class LocalServers:
 
         Several nodes may serve the baseline.
         """
-        folder, server_run = self._stages.log.folder, 1
+        folder, server_run = self.stages.log.folder, 1
         while True:
             log = folder / f"server.{name}{f'.{server_run}' * (server_run > 1)}.log"
             with suppress(FileExistsError), private_umask(folder):
@@ -138,7 +117,7 @@ class LocalServers:
 
     def _await(self, server: Server, model: ServingSpec) -> float:
         """Start the server, and record a row for it."""
-        progress = self._stages.progress
+        progress = self.stages.progress
         started = time.monotonic()
         status: StageStatus = "failed"
         try:
@@ -146,7 +125,7 @@ class LocalServers:
             status = "ran"
         finally:
             seconds = time.monotonic() - started
-            self._stages.log.stage(
+            self.stages.log.stage(
                 StageReport(
                     name="serve",
                     stage="serve",
@@ -160,8 +139,10 @@ class LocalServers:
         return ready
 
 
-def facts_of(endpoint: ExternalEndpoint) -> dict[str, Any]:
-    """Return a stage's facts on an external endpoint."""
+def facts_of(endpoint: ExternalEndpoint | None) -> dict[str, Any]:
+    """Return a stage's facts on an external endpoint; {} if it is ours."""
+    if endpoint is None:
+        return {}
     return {
         "url": endpoint.url,
         "model": endpoint.model,
@@ -170,31 +151,29 @@ def facts_of(endpoint: ExternalEndpoint) -> dict[str, Any]:
     }
 
 
+@dataclass
 class Serving:
     """Runner of stages that a served model answers."""
 
-    def __init__(
-        self, state: PlanProgress, stages: StageRunner, endpoints: Endpoints, node: Node
-    ) -> None:
-        self.state = state
-        self._stages = stages
-        self.endpoints = endpoints
-        self.node = node
+    state: PlanProgress
+    stages: StageRunner
+    endpoints: LocalServers
+    node: Node
 
     def undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
         """Return stages from the first unfinished one on."""
         for place, spec in enumerate(specs):
-            if self._stages.reuse(spec) is None:
+            if self.stages.reuse(spec) is None:
                 return list(specs[place:])
         return []
 
     def needs(self, variant: Arm, specs: Sequence[StageSpec]) -> Needs:
         """Return what the servers take, at most."""
         undone = self.undone(specs)
-        asked = [spec for spec in undone if needs_endpoint(spec, self._stages.store)]
+        asked = [spec for spec in undone if needs_endpoint(spec, self.stages.store)]
         if not asked or variant.arguments is None:
             return NOTHING
-        if self._stages.accelerator is not Accelerator.CUDA:
+        if self.stages.accelerator is not Accelerator.CUDA:
             return Needs(cores=True)
         sides = [variant.arguments]
         if any(spec.stage == SPEED.name for spec in asked) and self.state.plan.baseline.arguments:
@@ -207,13 +186,10 @@ class Serving:
         BrokenModelError: the model is broken. PrepareError: a server or stage failed.
         """
         self.check_screened(variant)
-
-        def tell(who: str) -> None:
-            self._stages.progress.note(f"waiting for {who}")
-
         with ExitStack() as held:
             held.enter_context(doing(f"serves {variant.recipe.name}"))
-            lot = held.enter_context(self.node.take(self.needs(variant, specs), tell))
+            needs = self.needs(variant, specs)
+            lot = held.enter_context(self.node.take(needs, self.tell_of_waiting))
             assert lot is not None
             self.run(variant, specs, lot)
         self.check_screened(variant)
@@ -241,17 +217,17 @@ class Serving:
                 self.endpoints.close()
 
     def _run(self, variant: Arm, spec: StageSpec, lot: Lot) -> StageRecord:
-        if not needs_endpoint(spec, self._stages.store):
-            return self._stages.run(spec)
+        if not needs_endpoint(spec, self.stages.store):
+            return self.stages.run(spec)
         try:
             with ExitStack() as held:
                 if spec.stage == SPEED.name and self.is_alone and variant.arguments is not None:
-                    held.enter_context(lot.quiet(self.tell_of_quiet))
-                record = self._stages.run(spec, lambda: self._open(variant, spec))
+                    held.enter_context(lot.quiet(self.tell_of_waiting))
+                record = self.stages.run(spec, lambda: self._open(variant, spec))
         except TooLongError as error:
             if variant.arguments is None or EVALUATE.runtime_of(spec).halved:
                 raise
-            self._stages.progress.note(f"{error.message}; once more, with half the tokens")
+            self.stages.progress.note(f"{error.message}; once more, with half the tokens")
             self.endpoints.close()
             halved = {**spec.runtime, "halved": True}
             return self._run(variant, spec.model_copy(update={"runtime": halved}), lot)
@@ -265,11 +241,10 @@ class Serving:
     def is_alone(self) -> bool:
         speed = self.state.plan.policy.speed
         wanted = speed is not None and speed.quiet == "node"
-        return wanted or self._stages.accelerator is not Accelerator.CUDA
+        return wanted or self.stages.accelerator is not Accelerator.CUDA
 
-    def tell_of_quiet(self, who: str) -> None:
-        """Note for which work a measurement waits."""
-        self._stages.progress.note(f"waiting for quiet: {who}")
+    def tell_of_waiting(self, who: str) -> None:
+        self.stages.progress.note(f"waiting for {who}")
 
     def _open(self, variant: Arm, spec: StageSpec) -> dict[str, Any]:
         """Return the servers that the stage asks."""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from artifacts.run_record import StageReport, StageStatus
+from eval_gates.answer_log import read_answers
+from eval_gates.rows import Answer
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.core.errors import StoreError
 from pipeline.core.events import Progress
 from pipeline.core.lots import NOTHING, Needs
 from pipeline.core.private_files import private_umask
-from pipeline.core.stage import StageRecord, StageSpec
+from pipeline.core.stage import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
+from pipeline.plan.plan import Arm
+from pipeline.run.recorder import RunRecorder
 from pipeline.stages.block import BLOCK
 from pipeline.stages.context import Servers, advance
 from pipeline.stages.evaluate import EVALUATE
@@ -23,20 +29,6 @@ from pipeline.stages.speed import SPEED
 
 PythonOf = Callable[[str], Path]
 ExtraRuntime = Callable[[], Mapping[str, Any]]
-
-
-class StageLog(Protocol):
-    """Record and logs of stages."""
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder."""
-
-    def stage(self, stage: StageReport) -> None:
-        """Record the end of a stage."""
-
-    def note_running(self, stages: Sequence[str]) -> None:
-        """Record that these have begun."""
 
 
 def title_of(spec: StageSpec) -> str:
@@ -50,26 +42,19 @@ def title_of(spec: StageSpec) -> str:
     return spec.stage
 
 
+@dataclass
 class StageRunner:
     """Runner of stages that have to run.
 
     `python_of` returns an environment's interpreter; it is built on first use.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        python_of: PythonOf,
-        log: StageLog,
-        progress: Progress,
-        accelerator: Accelerator = Accelerator.CPU,
-    ) -> None:
-        self.accelerator = accelerator
-        self.store = store
-        self.python_of = python_of
-        self.log = log
-        self.progress = progress
-        self._found: dict[str, StageRecord] = {}
+    store: Store
+    python_of: PythonOf
+    log: RunRecorder
+    progress: Progress
+    accelerator: Accelerator = Accelerator.CPU
+    _found: dict[str, StageRecord] = field(default_factory=dict, init=False)
 
     def run(
         self,
@@ -103,8 +88,10 @@ class StageRunner:
         """Return the stage's record, or remove remains."""
         if spec.key not in self._found:
             started = time.monotonic()
-            record = self._find_reusable(spec)
-            if record is None:
+            if (record := self.store.find(spec.stage, spec.key)) is None:
+                return None
+            if self.store.find_current(spec.stage, spec.key) is None:
+                self.store.discard(spec.stage, spec.key)
                 return None
             self._found[spec.key] = record
             self._report(spec, "reused", started)
@@ -133,10 +120,17 @@ class StageRunner:
             return NOTHING
         return Needs(gpus=1) if self.accelerator is Accelerator.CUDA else Needs(cores=True)
 
-    def weights_bytes(self, made: StageSpec) -> int | None:
+    def weights_bytes(self, variant: Arm) -> int | None:
         """Return the size of made weights, or None."""
-        record = self.store.find(made.stage, made.key)
+        made = variant.stages.get(QUANTIZE.name)
+        record = self.store.find(made.stage, made.key) if made else None
         return QUANTIZE.result_of(record).weights_bytes if record else None
+
+    def answers(self, of: StageSpec | StageReference) -> list[Answer]:
+        return read_answers(self.store.stage_folder(of.stage, of.key))
+
+    def loads(self, spec: StageSpec) -> list[LoadRun]:
+        return read_loads(self.store.stage_folder(spec.stage, spec.key) / LOADS)
 
     def with_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:
         """Return the stage with further runtime values."""
@@ -160,12 +154,3 @@ class StageRunner:
             )
         )
         self.progress.note(f"{spec.variant}: {name} {status} ({seconds:.1f} s)")
-
-    def _find_reusable(self, spec: StageSpec) -> StageRecord | None:
-        record = self.store.find(spec.stage, spec.key)
-        if record is None:
-            return None
-        if self.store.find_current(spec.stage, spec.key) is None:
-            self.store.discard(spec.stage, spec.key)
-            return None
-        return record

@@ -17,16 +17,14 @@ import yaml
 
 from artifacts.evidence.recorded_loads import judge_confirmed
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
-from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.core.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.private_files import write_atomically
-from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
-from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
@@ -136,10 +134,10 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
 
     def work() -> ExitCode:
         stages = session.stages
-        checkpoint = locate(
-            choices, settings, stages.output_of, session.progress, to_quantize=False
-        )
-        session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
+        make, trusts_code = stages.output_of, request.trust_remote_code
+        locator = Locator(choices.profile, settings, make, session.progress, trusts_code)
+        checkpoint = locator.source(choices, to_quantize=False)
+        session.log.update(checkpoint=report_checkpoint(checkpoint), registered_name=choices.name)
         environments = {"evaluate", "serve", find_engine(profile.engine).environment}
         return Tuning(
             checkpoint=checkpoint,
@@ -154,7 +152,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             stages=stages,
             log=session.log,
             serving_of=session.serving,
-            trust_remote_code=choices.trust_remote_code,
+            trust_remote_code=choices.asked.trust_remote_code,
         ).run(request.output)
 
     return session.run(work)
@@ -252,7 +250,7 @@ class Tuning:
         report = ScreeningReport(name=candidate.name, outcome="measured", arguments=arguments)
         try:
             self._hold(plan, replace(arm, stages=served, served=tuple(served)))
-            found = rule.evaluate(self._measured(spec)[1])
+            found = rule.evaluate(self.stages.loads(spec))
             rate = found.estimate
             if found.state != "pass" or rate is None:
                 raise ServingError(
@@ -283,7 +281,7 @@ class Tuning:
         (arm,) = plan.variants
         self._hold(plan, arm)
         (spec,) = (spec for spec in arm.stages.values() if spec.stage == SPEED.name)
-        found = judge_confirmed(*self._measured(spec))
+        found = judge_confirmed(self.stages.find_finished(spec), self.stages.loads(spec))
         self._note(
             winner=winner.name,
             trial=plan.trial,
@@ -328,11 +326,7 @@ class Tuning:
         state = PlanProgress(plan, self.stages.store)
         serving = self.serving_of(state)
         serving.hold(arm, state.served(arm))
-        measure_blocks(arm, self.stages, serving)
-
-    def _measured(self, spec: StageSpec) -> tuple[StageRecord, list[LoadRun]]:
-        folder = self.stages.store.stage_folder(spec.stage, spec.key)
-        return self.stages.find_finished(spec), read_loads(folder / LOADS)
+        measure_blocks(arm, serving)
 
     def _tuned(self, winner: TunedArm) -> str:
         """Return a file for `prepare model --profile`."""
@@ -356,7 +350,7 @@ class Tuning:
 
     def _note(self, **changes: Any) -> None:
         self._report = self._report.model_copy(update=changes)
-        self.log.note_tuning(self._report)
+        self.log.update(tuning=self._report)
 
 
 def _recipe(name: str) -> Recipe:

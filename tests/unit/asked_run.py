@@ -18,7 +18,7 @@ from small_checkpoint import write_files
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage import StageSpec
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from recipes.catalog import RECIPES
 from recipes.checkpoints.folder import Checkpoint
@@ -98,7 +98,9 @@ class Checkpoints:
         return choose(request_for(checkpoint or str(self.folder), **options), self.settings)
 
     def located(self, choices: Choice) -> Checkpoint:
-        return locate(choices, self.settings, self.make, Listener())
+        trusts_code = choices.asked.trust_remote_code
+        locator = Locator(choices.profile, self.settings, self.make, Listener(), trusts_code)
+        return locator.source(choices)
 
     def make(self, spec: StageSpec) -> Path:
         self.made.append(spec)

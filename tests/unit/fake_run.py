@@ -48,7 +48,7 @@ from pipeline.plan.progress import PlanProgress
 from pipeline.run.copies import Lead
 from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RunRecorder
-from pipeline.run.screening import ScreeningRun
+from pipeline.run.screening import run_screening
 from pipeline.run.serving import Serving
 from pipeline.run.work import Copy
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
@@ -284,9 +284,8 @@ class FakeRun:
         }
         log = RunRecorder(store, "model", command, run_id=self.run_id)
         source = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
-        log.note_checkpoint(
-            CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source), NAME
-        )
+        told = CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source)
+        log.update(checkpoint=told, registered_name=NAME)
         stages = PretendStages(store, self.models, log)
         node = self.node
         plan = replace(self.plan(log.run_id, remeasured), until_pass=self.until_pass)
@@ -294,12 +293,12 @@ class FakeRun:
         copy = Copy(store, log.folder, node, stages.progress)
         if self.screen:
             size, ablate = checkpoint.weights_bytes, self.ablate
-            code = ScreeningRun(plan, stages, serving, log, size, ablate=ablate).run()
+            code = run_screening(serving, size, ablate=ablate)
             log.finish("finished", code)
             self.report = log.report()
             return self.report
-        with Lead(log, stages.progress, store) as lead:
-            Pieces(stages, serving, log, self.before_asking).do(copy, lead.try_to)
+        with Lead(log, stages.progress) as lead:
+            Pieces(serving, copy, self.before_asking).do(lead.try_to)
         for served in ("baseline", *command["recipes"]):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
         log.finish("finished", 0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Protocol
 
 from artifacts.run_record import RunReport, read_run
 from pipeline.core.errors import StageError
@@ -23,17 +22,7 @@ POLL_S = 2.0
 GRACE_S = 60.0  # as long as NFS may keep what another node has written from being seen
 
 
-class Launcher(Protocol):
-    """Starts copies by one engine."""
-
-    def start(self, count: int) -> str:
-        """Start missing copies; return how to end them, or raise UsageError."""
-
-    def state(self) -> str:
-        """Return their state in words; '' once none is left."""
-
-    def close(self) -> None:
-        """Release resources; the copies may continue."""
+Launcher = SlurmLauncher | RayLauncher
 
 
 def launch(
@@ -63,9 +52,7 @@ def launch(
         return joined.ended
     asked = joined.request
     models = 1 + len(asked.recipes or ("", "")) + len(asked.variants + asked.served_variants)
-    launcher: Launcher = (
-        SlurmLauncher(settings, folder) if on == "slurm" else RayLauncher(settings, folder)
-    )
+    launcher = (SlurmLauncher if on == "slurm" else RayLauncher)(settings, folder)
     try:
         progress.note(f"run {name}: {launcher.start(copies or models)}")
         progress.note(f"`prepare model --run {name} --on {on}` follows it again")

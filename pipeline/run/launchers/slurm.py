@@ -58,20 +58,14 @@ class SlurmLauncher:
 
     def state(self, job: str = "") -> str:
         """Return elements by state, or one's state."""
-        states = Counter(
-            state
-            for state in _ask(
-                [
-                    "squeue",
-                    f"--jobs={job or self._job}",
-                    "--array",
-                    "--states=all",
-                    "-h",
-                    "--format=%T",
-                ]
-            ).split()
-            if state not in OVER
+        jobs = f"--jobs={job or self._job}"
+        command = ["squeue", jobs, "--array", "--states=all", "-h", "--format=%T"]
+        found = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
+        if found.returncode and "Invalid job id" not in found.stderr:  # else Slurm forgot it
+            return "unknown"  # the controller does not answer: no element is known to be over
+        states = Counter(state for state in found.stdout.split() if state not in OVER)
         return ", ".join(f"{number} {state.lower()}" for state, number in sorted(states.items()))
 
     def close(self) -> None:
@@ -103,11 +97,3 @@ class SlurmLauncher:
                 hint="set `slurm.flags` in the settings file, such as --partition=gpu",
             )
         return answer.stdout.strip().partition(";")[0]
-
-
-def _ask(command: list[str]) -> str:
-    """Return the answer; '' for a job that Slurm forgot."""
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    if found.returncode and "Invalid job id" not in found.stderr:
-        return "UNKNOWN"  # the controller does not answer: no element is known to be over
-    return found.stdout

@@ -24,15 +24,14 @@ from asked_run import request_for
 from listener import Listener
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import with_facts
-from pipeline.plan.checkpoint_resolver import locate, locate_variants
+from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.resolved_options import choose
 
 folder = Path(sys.argv[2])
 settings = Settings(home=folder / "home", store=folder / "store", environments={})
 request = request_for(str(folder / "source"), variants=("vendor/It-FP8@v1",), profile="cpu")
 choices = choose(request, settings)
-source = locate(choices, settings, lambda _: folder, Listener())
-found = locate_variants(choices, source, settings, lambda _: folder, Listener())
+found = Locator(choices.profile, settings, lambda _: folder, Listener()).all(choices).adopted
 (variant,) = with_facts(choices.adopted, found)
 print(json.dumps(variant.recipe.model_dump(mode="json")))
 """

@@ -17,7 +17,7 @@ from artifacts.command_line import command_line
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import read_served, read_variant, served_profile
-from pipeline.plan.checkpoint_resolver import locate, locate_variants
+from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.gpu_fit import answer
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.survey import survey
@@ -185,8 +185,8 @@ class TestChoices:
 
     def located(self, settings: Settings, **options: Any) -> dict[str, Checkpoint]:
         choices = self.choices(settings, **options)
-        source = locate(choices, settings, lambda _: self.folder, Listener())
-        return locate_variants(choices, source, settings, lambda _: self.folder, Listener())
+        locator = Locator(choices.profile, settings, lambda _: self.folder, Listener())
+        return dict(locator.all(choices).adopted)
 
     def test_no_recipe_runs_that_nobody_asked_for(self, settings: Settings) -> None:
         assert [each.name for each in self.choices(settings).recipes] == ["vendor"]

@@ -11,7 +11,7 @@ from quantized_checkpoint import quantization_config, source_files
 from small_checkpoint import checkpoint_files, write_files
 
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import locate_draft
+from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.resolved_options import choose
 
 pytestmark = pytest.mark.usefixtures("programs")
@@ -75,8 +75,6 @@ class TestDraft:
         write_files(small, checkpoint_files())
         named = speculative_profile(tmp_path, method="draft_model", model=str(small))
         choices = choose(request_for(profile=named), settings)
-        draft = locate_draft(
-            choices.profile, settings, lambda _: small, Listener(), trust_remote_code=False
-        )
+        draft = Locator(choices.profile, settings, lambda _: small, Listener()).draft()
         assert draft is not None
         assert draft.path == small

@@ -408,14 +408,6 @@ class TestCalibration:
         assert path == BUILTIN_CALIBRATION
         assert used.dataset == "builtin"
 
-    @pytest.mark.parametrize("name", ["./none", "/none/at/all", "none.jsonl", "none.txt"])
-    def test_a_file_that_does_not_exist(self, resolving: Resolving, name: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            resolving.resolver.calibration(
-                Calibration(dataset=name, fallback="builtin"), None, "awq"
-            )
-        assert caught.value.where.startswith(str(Path(name)))
-
     def test_a_limit_that_bites_is_said_aloud(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=16, max_tokens=256)
         used, _, _ = resolving.resolver.calibration(

@@ -13,7 +13,7 @@ from pipeline.plan.generation_settings import (
     generation_faults,
     resolve_generation,
 )
-from recipes.catalog import load_policy, policy_names
+from recipes.catalog import load_policy, load_profile, policy_names
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.policy import Policy
 
@@ -61,8 +61,8 @@ def test_who_insists_on_chat_is_refused_without_a_template() -> None:
     assert generation_faults(asked, TEMPLATE) == []
     faults = generation_faults(asked, BASE)
     assert [fault.where for fault in faults] == [
-        "policy key suites.c.prompt_format; x",
-        "policy key suites.d.prompt_format; x",
+        "policy key suites.c; x",
+        "policy key suites.d; x",
     ]
     assert all(isinstance(fault, UsageError) for fault in faults)
 
@@ -228,3 +228,35 @@ def test_a_template_that_cannot_render_a_suite(
 def test_a_template_that_renders_every_part(form: str) -> None:
     model = ModelGeneration("x", TWO_LINES + "{{ tools }}", added_tokens={"<extra>": 512})
     assert generation_faults(tools_policy(form), model, config={"vocab_size": 513}) == []
+
+
+PARSES = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
+TOOLS = ModelGeneration("x", TWO_LINES + "{{ tools }}")
+GUIDED = {"kind": "structured", "guided": True}
+
+
+@pytest.mark.parametrize(
+    ("suite", "model", "lacks", "words"),
+    [
+        ({}, TOOLS, "", ""),
+        ({"form": "prompt"}, TEMPLATE, "tool-call-parser", ""),
+        ({"form": "prompt"}, BASE, "tool-call-parser", ""),
+        (GUIDED, TEMPLATE, "tool-call-parser", ""),
+        ({}, TEMPLATE, "", "shows none to the model"),
+        ({}, BASE, "", "no chat template"),
+        (GUIDED, BASE, "", "no chat template"),
+        ({}, TOOLS, "tool-call-parser", "lacks tool-call-parser"),
+        ({}, TOOLS, "enable-auto-tool-choice", "lacks enable-auto-tool-choice"),
+    ],
+)
+def test_requests_that_model_or_server_cannot_answer(
+    suite: dict[str, Any], model: ModelGeneration, lacks: str, words: str
+) -> None:
+    given = {"kind": "tools", "form": "server"} if suite != GUIDED else {}
+    suites = {"mine": {**given, "margins": MARGINS, **suite}}
+    asked = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+    arguments = {key: value for key, value in PARSES.items() if key != lacks}
+    profile = load_profile("cpu").model_copy(update={"engine_arguments": arguments})
+    faults = generation_faults(asked, model, profile=profile)
+    assert [words in fault.message for fault in faults] == [True] * bool(words)
+    assert generation_faults(asked, TOOLS) == []  # the server is up, and is asked

@@ -24,7 +24,7 @@ from published_models import (
 )
 
 from pipeline.core.errors import CheckpointError
-from pipeline.plan.host_memory import making_needs, serving_need
+from pipeline.plan.host_memory import making_needs, serving_bytes
 from pipeline.plan.memory import Fit, Gpus, Model, choose_gpus, divisors, variants_of
 from recipes import catalog
 from recipes.checkpoints.header_source import read_config_alone
@@ -150,12 +150,13 @@ class TestHostMemory:
     def test_quantizing(self) -> None:
         model = MODELS["8b"]
         weights = weights_of(model)
-        awq, _ = making_needs(model, AWQ, weights[AWQ.name], None)
-        fp8, _ = making_needs(model, FP8, weights[FP8.name], None)
+        h100 = catalog.load_profile("h100")
+        awq, _ = making_needs(model, AWQ, weights[AWQ.name], h100)
+        fp8, _ = making_needs(model, FP8, weights[FP8.name], h100)
         between, inside = 2 * 256 * 512 * 4096 * 2, 4 * (4 * 512) * 14336 * 4
         assert awq.host_bytes == 2 * self.PARAMETERS + between + inside + self.GIB
         assert fp8.host_bytes == 5 * self.PARAMETERS + self.GIB  # 2.5 of one file
-        assert list(making_needs(model, BASELINE, weights["baseline"], None)) == []
+        assert list(making_needs(model, BASELINE, weights["baseline"], h100)) == []
 
     @pytest.mark.parametrize(
         ("features", "kept", "times"),
@@ -165,14 +166,12 @@ class TestHostMemory:
         model, profile = MODELS["8b"], catalog.load_profile("cpu").fit_to(features)
         weights = weights_of(model)
         around = self.EMBEDDED + self.NORMS
-        baseline = serving_need(model, BASELINE, weights["baseline"], profile)
-        fp8 = serving_need(model, FP8, weights[FP8.name], profile)
-        assert baseline is not None
-        assert fp8 is not None
-        assert baseline.host_bytes == kept * self.PARAMETERS + 3 * self.GIB
-        quantized = weights[FP8.name].bytes - 2 * around
-        assert fp8.host_bytes == times * quantized + kept * around + 3 * self.GIB
-        assert serving_need(model, FP8, weights[FP8.name], None) is None
+        baseline = serving_bytes(model, BASELINE, weights["baseline"], profile)
+        assert baseline == kept * self.PARAMETERS + 3 * self.GIB
+        fp8, quantized = weights[FP8.name], weights[FP8.name].bytes - 2 * around
+        served = times * quantized + kept * around + 3 * self.GIB
+        assert serving_bytes(model, FP8, fp8, profile) == served
+        assert serving_bytes(model, FP8, fp8, catalog.load_profile("h100")) == 0
 
 
 @pytest.mark.parametrize(

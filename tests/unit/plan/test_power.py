@@ -170,12 +170,9 @@ class TestSpeed:
 
     def test_a_gate_says_what_it_takes(self) -> None:
         (gate,) = speed_power(load_policy("default"), 2, load_profile("h100"))
-        assert (gate.units, gate.starts, gate.alpha) == (5, 10, pytest.approx(0.025))
-        assert gate.minutes is not None
-        assert gate.minutes > 10 * 2
+        assert (gate.units, gate.alpha) == (5, pytest.approx(0.025))
         assert "ratio.chat, critical" in gate.words
         assert "passes by true ratio: 58 % at 1, 98 % at 1.05" in gate.words
+        assert "10 starts of servers, about 26 minutes" in gate.words
         _, limits = speed_power(load_policy("strict"), 2, load_profile("h100"))
-        assert (limits.units, limits.starts) == (8, 8)
-        (unknown,) = speed_power(load_policy("default"), 2)
-        assert unknown.starts == 2
+        assert limits.units == 8

@@ -13,7 +13,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.stage import StageSpec
 from pipeline.plan.build import Builder
 from pipeline.plan.plan import Arm
-from pipeline.plan.speed_plan import check_own_workloads, find_claims
+from pipeline.plan.speed_plan import find_claims
 from pipeline.serving.served_model import ServedModel
 from recipes.catalog import load_policy, load_profile, policy_names, profile_names
 from recipes.policy import Policy
@@ -92,12 +92,12 @@ def test_what_cannot_be_measured_is_refused_with_its_key(speed: dict[str, Any], 
     ("claim", "workload", "where"),
     [
         (
-            {"ratio": {"min_ratio": {"cuda": 1.0}, "workloads": ["w"]}},
+            {"ratio": {"min_ratio": 0.1, "workloads": ["w"]}},
             {"arrivals": {"rate": 4.0}},
             "arrivals",
         ),
         (
-            {"ratio": {"min_ratio": {"cuda": 1.0, "cpu": 0.1}, "workloads": ["w"]}},
+            {"ratio": {"min_ratio": 0.1, "workloads": ["w"]}},
             {"arrivals": {"concurrency": 100_000}},
             "arrivals",
         ),
@@ -109,20 +109,13 @@ def test_what_cannot_be_measured_is_refused_with_its_key(speed: dict[str, Any], 
         ),
     ],
 )
-def test_what_no_profile_could_measure_is_refused_without_one(
+def test_a_workload_that_cannot_show_a_gate_is_refused_with_its_key(
     claim: dict[str, Any], workload: dict[str, Any], where: str
 ) -> None:
     own = {"workloads": {"w": {**SMALL, **workload}}}
     with pytest.raises(UsageError) as caught:
-        check_own_workloads(policy(**claim, **own))
+        find_claims(policy(**claim, **own), profile())
     assert caught.value.where == f"policy key speed.workloads.w, key {where}"
-
-
-def test_workloads_of_others_are_left_to_who_has_them() -> None:
-    check_own_workloads(policy(slo=[{**SLO, "workload": "of-a-profile"}]))
-    check_own_workloads(
-        policy(slo=[{**SLO, "workload": "w"}], workloads={"w": {**SMALL, "seconds": 60}})
-    )
 
 
 def test_a_workload_longer_than_the_context_is_refused() -> None:

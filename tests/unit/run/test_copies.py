@@ -229,6 +229,7 @@ def test_who_comes_while_the_killed_main_copy_still_ends_takes_over(store: Store
     main.note("found")
     main._held.close()  # killed, and its last child has ended
     assert not numbered.take_over()
+    numbered.finish("finished", 0)
     assert again.take_over()
     again.note("goes on")
     again.finish("finished", 4)
@@ -253,6 +254,7 @@ def test_a_copy_takes_over_in_the_middle_and_hears_the_others(store: Store) -> N
 
     bench = FakeRun(store.root, PretendModels(score, 24), recipes=(ONE, TWO), run_id="r")
     notes = bench.run().notes
+    other.finish("finished", 0)
     assert read_run(main.folder).status == "finished"
     assert "after" in notes
     assert "before" not in notes  # it is for the main copy that lived then

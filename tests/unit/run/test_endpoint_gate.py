@@ -290,5 +290,5 @@ def test_a_policy_that_insists_on_chat_is_refused_for_a_tokenizer_without_a_temp
     completions = replace(request_of, policy=str(policy), api="completions")
     with pytest.raises(UsageError) as caught:
         endpoint_gate.run_gate(completions, settings, Listener())
-    assert caught.value.where.startswith("policy key suites.code.prompt_format")
+    assert caught.value.where.startswith("policy key suites.code; ")
     assert not settings.store.exists()

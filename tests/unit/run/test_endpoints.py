@@ -33,7 +33,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSe
     stages: Any = SimpleNamespace(
         python_of=lambda _: python, log=log, progress=Listener(), store=Store(tmp_path / "store")
     )
-    made = LocalServers(stages)
+    made = LocalServers(stages, lambda _: {})
     yield made
     made.close()
 
@@ -137,7 +137,7 @@ def test_two_who_serve_the_same_model_do_not_share_a_log(
     servers: LocalServers, tmp_path: Path
 ) -> None:
     """As serving tasks on two nodes do, each with the baseline."""
-    another = LocalServers(servers._stages)
+    another = LocalServers(servers.stages, servers.caches_of)
     sides = [each.open(model(tmp_path, "baseline")) for each in (servers, another)]
     another.close()
     assert len({side["server_log"] for side in sides}) == 2

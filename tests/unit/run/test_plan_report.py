@@ -15,7 +15,7 @@ from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import locate_all
+from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import ModelRequest, choose
@@ -61,7 +61,8 @@ class Planning:
     def specs(self) -> list[StageSpec]:
         choices = choose(self.request(), self.settings)
         never_asked = Path("/none")
-        found = locate_all(choices, self.settings, lambda spec: never_asked, Listener())
+        locator = Locator(choices.profile, self.settings, lambda spec: never_asked, Listener())
+        found = locator.all(choices)
         early = survey(choices, self.settings, Listener())
         plan = make_plan(choices, found, self.settings, early.sources)
         return PlanProgress(plan, self.store).stages()
@@ -236,28 +237,14 @@ class TestTimes:
         assert planning.forecast().expected_seconds() is None
 
     @pytest.mark.parametrize(
-        ("ratio", "gpu", "counts"),
-        [(1.1, None, True), (1.3, None, False), (0.7, None, False), (1.1, "NVIDIA L4", False)],
+        "other", [{"checkpoint": "f" * 64}, {"hardware": {"accelerator": "cuda", "gpu": "L4"}}]
     )
-    def test_another_model_counts_at_a_like_size_on_this_hardware(
-        self, planning: Planning, ratio: float, gpu: str | None, counts: bool
+    def test_another_model_or_hardware_does_not_count(
+        self, planning: Planning, other: dict[str, Any]
     ) -> None:
         of_variant = {s.stage: s.parameters for s in planning.specs() if s.variant == RECIPE}
-        size = planning.forecast().checkpoint
-        assert size is not None
-        other = {"checkpoint": "f" * 64}
-        facts = {"weights_bytes": int(size.weights_bytes * ratio / 2), "size_ratio": 0.5}
-        planning.remember("check_weights", "c", of_variant["check_weights"] | other, 4.0, **facts)
-        planning.remember("quantize", "q", of_variant["quantize"] | other, 20.0)
-        served = of_variant["screen"] | other
-        if gpu is not None:
-            served |= {"hardware": {"accelerator": "cuda", "gpu": gpu}}
-        planning.remember("screen", "s", served, 2.0)
-        expected = "20 s" if counts else "not measured here"
-        assert rows(planning.forecast(), RECIPE)["quantize"] == ["to run", expected]
-        assert rows(planning.forecast(), RECIPE)["screen"][1] == (
-            "2 s" if counts else "not measured here"
-        )
+        planning.remember("screen", "s", of_variant["screen"] | other, 2.0)
+        assert rows(planning.forecast(), RECIPE)["screen"][1] == "not measured here"
 
     def test_speed_under_another_load_is_not_comparable(self, planning: Planning) -> None:
         (spec,) = [spec for spec in planning.specs() if spec.stage == "speed"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -319,15 +319,10 @@ class TestPreflight:
         machine = Machine(2 * 10**9, 2 * 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
 
         def check_early(choices: Choice, session: Any, made: frozenset[str]) -> Any:
-            found = Preflight(
-                source=source(LLAMA_3_8B, dense(LLAMA_3_8B)),
-                recipes=choices.recipes,
-                baseline=choices.baseline,
-                profile=load_profile("h100" if gpu else "cpu"),
-                machine=machine,
-                store=session.settings.store,
-                made=made,
-            )
+            profile = load_profile("h100" if gpu else "cpu")
+            asked = replace(choices, profile=profile)
+            read = source(LLAMA_3_8B, dense(LLAMA_3_8B))
+            found = Preflight(read, asked, machine, session.settings.store, made)
             refuse([*found.faults(), *found.disk_fault(())])
             return SimpleNamespace(sources=Questions(), preflight=found)
 

@@ -52,7 +52,7 @@ def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunRecorder) 
 
 def test_every_step_is_on_disk_once_it_is_told(log: RunRecorder) -> None:
     checkpoint = CheckpointReport(ref="demo:smollm2-135m", digest="0" * 64)
-    log.note_checkpoint(checkpoint, "smollm2-135m")
+    log.update(checkpoint=checkpoint, registered_name="smollm2-135m")
     assert on_disk(log)["checkpoint"] == checkpoint.model_dump()
     assert on_disk(log)["registered_name"] == "smollm2-135m"
     log.stage(stage_report(name="quantize"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +51,8 @@ def run_to(
     object.__setattr__(checkpoint, "kind", "folder")
     object.__setattr__(checkpoint, "quantized", "")
     object.__setattr__(checkpoint, "path", folder)
-    monkeypatch.setattr(whole_run, "locate_all", lambda *_: Located(checkpoint))
+    locator = SimpleNamespace(all=lambda _: Located(checkpoint))
+    monkeypatch.setattr(whole_run, "Locator", lambda *_: locator)
     policy = load_policy("demo")
     planned = Plan(policy, {}, None, (), None)  # type: ignore[arg-type]
     monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
