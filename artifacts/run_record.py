@@ -11,9 +11,9 @@ from pydantic import Field, ValidationError, field_validator
 
 from artifacts.command_line import RecordedCommand, RunKind, read_command
 from eval_gates.effect import Effect
+from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.gate_result import Verdict
 from eval_gates.quality_result import QualityResult
-from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from pipeline.core.errors import ExitCode, StoreError, UsageError

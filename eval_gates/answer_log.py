@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from eval_gates.rows import Answer
 from pipeline.core.errors import EvaluationDataError
@@ -20,7 +19,6 @@ from pipeline.core.untrusted import read_regular
 
 QUESTIONS = "questions.jsonl"
 ANSWERS = "answers.jsonl"
-_LOOKED_AT_ONCE = 1 << 16  # bytes
 LARGEST_PART = 1 << 30  # bytes
 
 
@@ -95,9 +93,7 @@ class AnswerLog:
     def append(self, rows: Sequence[Answer]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row.to_row(), ensure_ascii=False) + "\n" for row in rows)
-        with self._own_part().open("a+b") as file:
-            file.truncate(_end_of_whole_lines(file))
-            file.seek(0, os.SEEK_END)
+        with self._own_part().open("ab") as file:
             # Half of a surrogate pair has no UTF-8, but an escape in JSON.
             file.write(text.encode("utf-8", "backslashreplace"))
             file.flush()
@@ -119,18 +115,6 @@ class AnswerLog:
                 except FileExistsError:
                     number += 1
         return self._own
-
-
-def _end_of_whole_lines(file: BinaryIO) -> int:
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - _LOOKED_AT_ONCE)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def read_answers(folder: Path) -> list[Answer]:

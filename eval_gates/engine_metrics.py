@@ -1,4 +1,4 @@
-"""An engine's counters, read over HTTP to a limit."""
+"""An engine's counters, read over HTTP to a limit, and what speculative decoding did."""
 
 from __future__ import annotations
 
@@ -6,14 +6,43 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-# As the engines' counters call them.
-NAMES = ("drafts", "draft_tokens", "accepted_tokens")
+from pydantic import Field, model_validator
+
+from pipeline.core.record import Record
+
 ANSWER_SECONDS = 10.0
 MAX_BYTES = 16 * 2**20
 MAX_COUNT = 2**53
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+([-+.\deE]+)")
+
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+class SpecDecodeStats(Record):
+    """Differences of the engine's counters."""
+
+    drafts: Count = Field(description="steps of a request in which tokens were drafted")
+    draft_tokens: Count = Field(description="tokens drafted in them")
+    accepted_tokens: Count = Field(description="of these, accepted")
+
+    @model_validator(mode="after")
+    def _no_more_than_were_drafted(self) -> SpecDecodeStats:
+        if self.accepted_tokens > self.draft_tokens:
+            raise ValueError("more tokens were accepted than drafted")
+        return self
+
+    @property
+    def words(self) -> str:
+        """The accepted share, and the tokens of a step with drafts, with the model's own."""
+        if not self.draft_tokens or not self.drafts:
+            return "nothing was drafted"
+        return (
+            f"{100 * self.accepted_tokens / self.draft_tokens:.0f} % of {self.draft_tokens:,} "
+            f"drafted tokens accepted, {1 + self.accepted_tokens / self.drafts:.2f} tokens a step"
+        )
 
 
 def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
@@ -40,7 +69,7 @@ def counts_between(
     if before is None or after is None:
         return None
     found = {}
-    for name in NAMES:
+    for name in SpecDecodeStats.model_fields:
         # An unused counter may be missing before.
         then, now = before.get(name) or 0, after.get(name)
         if now is None or now < then:

@@ -13,7 +13,7 @@ from eval_gates.clusters import labels_of, partners
 from eval_gates.engine_metrics import SpecDecodeCounter
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Answer, Asked, Question, Reply
-from eval_gates.stopping import StoppingPlan, read_stopping
+from eval_gates.stopping import PLAN, StoppingPlan
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import Render, kind_named
 from pipeline.core.credentials import restore_credentials
@@ -36,7 +36,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         return {}
     suite = OpenSuite(spec["suite"], Path(spec["questions"]))
     book = AnswerLog(Path(spec["book"]), [each.id for each in suite.questions], writer=1)
-    stopping = read_stopping(spec["stopping"])
+    stopping = PLAN.validate_python(spec["stopping"])
     url = restore_credentials(spec["url"])
     count = SpecDecodeCounter(url, spec["counters"], spec.get("socket"))
     asker = BatchAsker(spec, suite, progress, stopping.max_questions)

@@ -88,11 +88,7 @@ class GateResult(Record):
     def title(self) -> str:
         """Name with metric, and a tier other than the default."""
         metric = f" {self.metric}" if self.unit == SCORE and self.metric else ""
-        return f"{self.name}{metric}{self.unusual_tier}"
-
-    @property
-    def unusual_tier(self) -> str:
-        return "" if self.tier == "critical" else f", {self.tier}"
+        return f"{self.name}{metric}{'' if self.tier == 'critical' else f', {self.tier}'}"
 
     def cells(self, places: int = 2) -> dict[str, str]:
         """Return cells by heading."""

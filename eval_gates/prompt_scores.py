@@ -9,12 +9,10 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from eval_gates.replies import choice_of
 from pipeline.core.errors import StageError
-from recipes.generation import THOUGHT_MARKERS
 
 
 class BrokenNumbersError(StageError):
@@ -64,13 +62,6 @@ def score_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def read_rendered(body: Any) -> tuple[list[int], bool]:
-    """Return `/tokenize`'s tokens, and whether they end within a thought."""
-    ids, texts = read_tokens(body), body.get("token_strs")
-    text = "".join(map(str, texts)) if isinstance(texts, list) else ""
-    return ids, any(text.rfind(each.start) > text.rfind(each.end) for each in THOUGHT_MARKERS)
-
-
 def read_tokens(body: Any) -> list[int]:
     """Return `/tokenize`'s tokens, else ValueError."""
     return _ids(body.get("tokens") if isinstance(body, dict) else None, "its answer has no tokens")
@@ -102,20 +93,6 @@ def share_kept(scored: Sequence[ScoredToken]) -> float:
 def nats(scored: Sequence[ScoredToken]) -> float:
     """Return mean nats a token."""
     return -sum(each.logprob for each in scored) / len(scored)
-
-
-def thought_end(scored: Sequence[ScoredToken], *, has_begun: bool = False) -> int:
-    """Return the number of thought tokens, markers included."""
-    text = "".join(each.text for each in scored)
-    for markers in THOUGHT_MARKERS:
-        closed = text.find(markers.end)
-        if closed >= 0:
-            end = closed + len(markers.end)
-            lengths = accumulate(len(each.text) for each in scored)
-            return 1 + next(place for place, length in enumerate(lengths) if length >= end)
-        if has_begun or text.lstrip().startswith(markers.start):
-            return len(scored)
-    return 0
 
 
 def digest_of_tokens(tokens: Sequence[int]) -> str:

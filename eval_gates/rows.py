@@ -6,10 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 SEEDS = 1 << 31
+Name = Annotated[str, Field(min_length=1)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
@@ -109,21 +113,21 @@ class Score:
 class Answer:
     """One line of `answers.jsonl`. The last five numbers are None where a suite has none."""
 
-    id: str
-    prompt_sha256: str
-    score: float
+    id: Name
+    prompt_sha256: Name
+    score: Annotated[Number, Field(ge=0, le=1)]
     answer: Any = None  # a text, a list of the samples' texts, or each choice's log-probability
     cluster: str = ""
     group: str = ""
-    tokens: tuple[int, ...] = ()  # of each generated sample; the counts below are of samples
-    truncated: int = 0
-    unclosed: int = 0
-    refused: int = 0  # withheld by the endpoint
-    thoughts_only: int = 0  # whose text is in the field of thoughts alone
-    unread: int = 0  # scored 0 without being read: cut off, or without code
-    unrelated: float | None = None
-    empty: float | None = None
-    nats: float | None = None
+    tokens: tuple[Count, ...] = ()  # of each generated sample; the counts below are of samples
+    truncated: Count = 0
+    unclosed: Count = 0
+    refused: Count = 0  # withheld by the endpoint
+    thoughts_only: Count = 0  # whose text is in the field of thoughts alone
+    unread: Count = 0  # scored 0 without being read: cut off, or without code
+    unrelated: Number | None = None
+    empty: Number | None = None
+    nats: Number | None = None
     own: Mapping[str, Any] = field(default_factory=dict)  # the suite's own keys
 
     @classmethod
@@ -177,40 +181,28 @@ class Answer:
         if not isinstance(row, Mapping):
             raise ValueError("an answer is not an object")
         names = {each.name for each in fields(cls)} - {"own"}
-        found = {key: row[key] for key in names & row.keys()}
-        for key in ("id", "prompt_sha256", "cluster", "group"):
-            if not isinstance(found.setdefault(key, ""), str):
-                raise ValueError(f"an answer's '{key}' is not a text")
-        place = f"question {found['id']}"
-        if not found["id"] or not found["prompt_sha256"]:
-            raise ValueError(f"{place} has no id, or no digest of its prompt")
-        if not _is_number(found.get("score")) or not 0 <= found["score"] <= 1:  # NaN is refused
-            raise ValueError(f"{place} has the score {found.get('score')}")
-        for key in NUMBERS:
-            if found.get(key) is not None and not _is_number(found[key]):
-                raise ValueError(f"{place} has no number '{key}'")
-        tokens = found.get("tokens", [])
-        is_list = isinstance(tokens, list) and all(map(_is_count, tokens))
-        if not is_list or ("tokens" in found and not tokens):
-            raise ValueError(f"{place} has no tokens of its answers")
-        found["tokens"] = tuple(tokens)
-        for key in COUNTS if tokens else ():
-            if not _is_count(found.get(key)) or found[key] > len(tokens):
-                raise ValueError(f"{place} has no number '{key}'")
-        return cls(**found, own={key: row[key] for key in row.keys() - names})
+        own = {key: row[key] for key in row.keys() - names}
+        try:
+            found = _ANSWER.validate_python({**{k: row[k] for k in names & row.keys()}, "own": own})
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise ValueError(
+                f"question {row.get('id')} has the {fault['loc'][0]} {fault['input']!r:.50}: "
+                f"{fault['msg']}"
+            ) from error
+        missing = {*COUNTS} - row.keys() if found.tokens else set()
+        if missing or ("tokens" in row and not found.tokens):
+            raise ValueError(f"question {found.id} has no {min(missing, default='tokens')}")
+        if any(getattr(found, key) > len(found.tokens) for key in COUNTS):
+            raise ValueError(f"question {found.id} counts more than its answers")
+        return found
 
 
 COUNTS = ("truncated", "unclosed", "refused", "thoughts_only", "unread")
 NUMBERS = ("unrelated", "empty", "nats")
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _is_number(value: Any) -> bool:
-    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_real and isfinite(value)
+_ANSWER = TypeAdapter(Answer)
 
 
 def digest(question: Question) -> str:

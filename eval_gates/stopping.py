@@ -1,4 +1,4 @@
-"""Stopping rules: whether the gate is decided, and the next questions."""
+"""Rule of a suite's gate: whether it is decided, and the next questions."""
 
 from __future__ import annotations
 
@@ -6,29 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, TypeAdapter
 
 from eval_gates.clusters import whole_end
+from eval_gates.gate_result import Tier
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import own_gains
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding, find, planned_looks
-
-if TYPE_CHECKING:
-    from recipes.policy import Margin
+from pipeline.core.record import Record
+from recipes.policy import AnySuite, Margin
+from recipes.schema import Family
 
 Answers = Sequence[Answer]
 BATCH = 64
 """Questions that a kill can lose: answers are stored after each batch."""
 
 
-@dataclass(frozen=True)
-class StoppingRule:
-    """Settings that decide the gate."""
+class GateRule(Record):
+    """Settings that decide a gate."""
 
-    comparison: Comparison
-    alpha: float
-    can_pass: bool = True  # false for an insensitive gate, which may only fail
+    tier: Tier
+    margin: Margin
+    alpha: float = Field(description="level: the policy's alpha over the variants")
+
+    @property
+    def comparison(self) -> Comparison:
+        return comparison_of(self.margin)
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,12 @@ class StoppingPlan:
 
     max_questions: int
     batch: int = BATCH
-    rule: StoppingRule | None = None  # None to ask all
+    rule: GateRule | None = None  # None to ask all
     # The baseline's scores to the same questions, for a rule.
     baseline: Sequence[float] = ()
     # Each question's cluster; looks and batches end where a cluster ends.
     clusters: Sequence[str] | None = None
+    can_pass: bool = True  # false for an insensitive gate, which may only fail
 
     @property
     def end(self) -> int:
@@ -80,7 +86,7 @@ class StoppingPlan:
             self.rule.alpha,
             len(self._sizes(min(self.end, len(self.baseline)))),
             own_gains(shown),
-            can_pass=self.rule.can_pass,
+            can_pass=self.can_pass,
         )
 
     def counted(self, rows: Answers) -> int:
@@ -113,12 +119,13 @@ class StoppingPlan:
         return [sum(scores[end - n : end]) / n for n, end in zip(sizes, ends, strict=True)]
 
 
-def read_stopping(data: dict[str, Any]) -> StoppingPlan:
-    """Parse the result of :func:`dataclasses.asdict`."""
-    rule = data["rule"]
-    if rule is not None:
-        rule = StoppingRule(**{**rule, "comparison": Comparison(**rule["comparison"])})
-    return StoppingPlan(**{**data, "rule": rule})
+PLAN = TypeAdapter(StoppingPlan)
+"""As a worker gets it."""
+
+
+def gate_rule_of(suite: AnySuite, family: Family, alpha: float) -> GateRule:
+    """Return the rule of a policy's suite."""
+    return GateRule(tier=suite.tier, margin=suite.margins[family], alpha=alpha)
 
 
 def comparison_of(margin: Margin) -> Comparison:

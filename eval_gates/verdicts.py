@@ -8,13 +8,13 @@ from statistics import fmean, stdev
 
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.gate_result import SCORE, GateResult, Verdict
-from eval_gates.gate_rule import GateRule
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, own_gains
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find
+from eval_gates.stopping import GateRule
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
@@ -70,7 +70,6 @@ def judge_suite(
     scores = Scores(
         baseline=sum(before) / n,
         candidate=sum(after) / n,
-        flips=flips / n,
         sensitivity_checks=tuple(sensitivity_checks),
         full_baseline=mean_of(all_of_baseline, "score"),
         shuffled_score=0.0 if candidate[0].unrelated is None else mean_of(candidate, "unrelated"),

@@ -137,7 +137,7 @@ class Card:
         kind = kind_of(suite)
         if known := kind.benchmark:
             return known.dataset, f"{known.title}, {gate.n:,} of {known.questions:,} questions"
-        task = kind.title(suite) or gate.name
+        task = getattr(suite, "task", gate.name)
         return task, f"{task}, {gate.n:,} of {gate.planned:,} questions"
 
     def hub_entries(self) -> list[dict[str, Any]]:

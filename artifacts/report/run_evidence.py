@@ -11,8 +11,8 @@ from typing import Any
 
 from artifacts.run_record import RunReport
 from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
-from eval_gates.gate_rule import GateRule
 from eval_gates.rows import Answer, Question
+from eval_gates.stopping import GateRule
 from eval_gates.suites.fidelity import TEXTS as CONVERSATIONS
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes

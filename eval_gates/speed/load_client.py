@@ -11,10 +11,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any, Self
 
 from eval_gates.engine_metrics import MetricsReader, open_session
@@ -23,8 +22,15 @@ from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
 
 TICK_SECONDS = 0.02
-LOOK_SECONDS = 1.0  # between two readings of the machine's runnable threads
-LOAD_AVERAGE = Path("/proc/loadavg")
+BYTES_OF_AN_ANSWER = 1 << 17  # besides its tokens: usage, an error in words
+BYTES_OF_A_TOKEN = 1 << 12  # vLLM's part of one token is about 300
+ANSWER_SECONDS = 3600.0
+SILENT_SECONDS = 600.0  # in a queue, and between two parts of an answer
+MAX_TOKENS = 10_000_000
+MAX_ERROR_CHARACTERS = 300
+COLUMNS = ("start_s", "ttft_s", "end_s", "input_tokens", "output_tokens", "error")
+
+Row = tuple[float, float | None, float | None, int, int, str | None]
 
 
 class ClientClock:
@@ -34,7 +40,6 @@ class ClientClock:
         self._began = time.perf_counter()
         self._late: list[float] = []  # of ticks
         self._sent_late: list[float] = []  # of requests that had a time
-        self._runnable: list[int] = []
 
     def now(self) -> float:
         return time.perf_counter() - self._began
@@ -55,46 +60,17 @@ class ClientClock:
 
     def facts(self) -> dict[str, float]:
         """Return a LoadRun's fields on the client."""
-        found = {}
-        if self._late:
-            worst = max(_percentile_99(each) for each in (self._late, self._sent_late) if each)
-            found = {"client_lag_s": worst, "client_late_s": sum(self._late)}
-        if self._runnable:
-            found["runnable"] = sum(self._runnable) / len(self._runnable)
-        return found
+        if not self._late:
+            return {}
+        late = [sorted(each) for each in (self._late, self._sent_late) if each]
+        worst = max(each[int(0.99 * (len(each) - 1))] for each in late)
+        return {"client_lag_s": worst, "client_late_s": sum(self._late)}
 
     async def _tick(self) -> None:
-        looked = -LOOK_SECONDS
         while True:
             before = self.now()
-            if before - looked >= LOOK_SECONDS and (threads := count_runnable()) is not None:
-                looked = before
-                self._runnable.append(threads)
             await asyncio.sleep(TICK_SECONDS)
             self._late.append(max(0.0, self.now() - before - TICK_SECONDS))
-
-
-def count_runnable() -> int | None:
-    """Return this machine's running and ready threads, if known."""
-    try:
-        return int(LOAD_AVERAGE.read_text().split()[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _percentile_99(values: list[float]) -> float:
-    return sorted(values)[int(0.99 * (len(values) - 1))]
-
-
-BYTES_OF_AN_ANSWER = 1 << 17  # besides its tokens: usage, an error in words
-BYTES_OF_A_TOKEN = 1 << 12  # vLLM's part of one token is about 300
-ANSWER_SECONDS = 3600.0
-SILENT_SECONDS = 600.0  # in a queue, and between two parts of an answer
-MAX_TOKENS = 10_000_000
-MAX_ERROR_CHARACTERS = 300
-COLUMNS = ("start_s", "ttft_s", "end_s", "input_tokens", "output_tokens", "error")
-
-Row = tuple[float, float | None, float | None, int, int, str | None]
 
 
 class BadAnswerError(Exception):
@@ -161,7 +137,6 @@ class LoadClient:
             # The first requests of a prefix cannot find it in the cache, so they do not count.
             "before": begun if is_begun else before,
             "after": after,
-            "cpus": os.cpu_count(),
             **clock.facts(),
         }
 
@@ -291,26 +266,26 @@ async def _parts(response: Any, limit: int) -> Any:
         if came > limit:
             raise BadAnswerError(f"the answer is larger than {limit:,} bytes")
         *lines, rest = (rest + chunk).split(b"\n")
-        for part in _parsed(lines):
-            yield part
-    for part in _parsed([rest]):
+        for line in lines:
+            if (part := _parsed(line)) is not None:
+                yield part
+    if (part := _parsed(rest)) is not None:
         yield part
 
 
-def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        content = line.strip().removeprefix(b"data:").strip()
-        if not line.startswith(b"data:") or content == b"[DONE]":
-            continue
-        # The plain reader is ten times as fast as the one for untrusted files. The answer's limit
-        # bounds memory, counts are checked, and text is only repeated in errors.
-        try:
-            part = json.loads(content)  # noqa: TID251
-        except RecursionError as error:
-            raise BadAnswerError("a part of the answer is nested too deep") from error
-        if not isinstance(part, dict):
-            raise BadAnswerError("a part of the answer is no object")
-        yield part
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    content = line.strip().removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or content == b"[DONE]":
+        return None
+    # The plain reader is ten times as fast as the one for untrusted files. The answer's limit
+    # bounds memory, counts are checked, and text is only repeated in errors.
+    try:
+        part = json.loads(content)  # noqa: TID251
+    except RecursionError as error:
+        raise BadAnswerError("a part of the answer is nested too deep") from error
+    if not isinstance(part, dict):
+        raise BadAnswerError("a part of the answer is no object")
+    return part
 
 
 def _tokens(usage: Any, name: str) -> int:

@@ -56,6 +56,7 @@ MAX_OWN = 2  # blocks with a fault of the same side that end the gate
 MAX_LATE = 0.1  # of a load's time, or of the limited time, by which the client may be late
 MAX_LOG = 50.0  # largest ln(limit / time); a missing time has the negative
 SUSTAINED = 0.05  # unanswered share of all requests from which on a rate is not sustained
+BACKLOG = 0.1  # share of a load's requests from which on its server is over-saturated
 MAX_BEYOND = 1 / 6  # largest share of starts beyond a limit with which a gate passes
 HIT_RATE_TOLERANCE = 0.05
 MIN_WAVES = 7  # that end in the steady state; a load has at least eight, and one may be late
@@ -179,7 +180,8 @@ class SpeedRule(NumericRecord):
                 continue
             if not faults:
                 found.quiet.append(unit)
-                failed, allowed = _failed(unit), self.limits.get("errors", 0.0)
+                errors = [error for load in unit for error in load.requests.error]
+                failed, allowed = len(errors) - errors.count(None), self.limits.get("errors", 0.0)
                 if failed > allowed:
                     why = f"{failed} requests of a load failed, {allowed:g} may"
                     found.ended = ("fail", why)
@@ -278,10 +280,7 @@ class SpeedRule(NumericRecord):
         """Return why the gate must not pass despite its bound."""
         if self.kind != "slo":
             return ""
-        flows = [steady_state.count_flow(load) for (load,) in quiet]
-        arrived = sum(arrivals for arrivals, _ in flows)
-        left = 1 - sum(answers for _, answers in flows) / arrived if arrived else 1.0
-        if left >= SUSTAINED:
+        if (left := steady_state.share_left([load for (load,) in quiet])) >= SUSTAINED:
             return f"the rate is not sustained: {100 * left:.1f} % of the requests were left over"
         beyond = sum(self.value(unit) < 0 for unit in quiet)
         if beyond > MAX_BEYOND * len(quiet):
@@ -320,7 +319,8 @@ class SpeedRule(NumericRecord):
         try:
             steady_state.output_rate(load)
             if self._is_late(load):
-                yield "client_lag", _describe_lag(load)
+                lag = "unknown" if load.client_lag_s is None else f"{1e3 * load.client_lag_s:.0f}"
+                yield "client_lag", f"the client was late by {lag} ms a step"
             if load.arrivals == "concurrency":
                 waves = steady_state.count_waves(load)
                 if waves < MIN_WAVES:
@@ -331,7 +331,15 @@ class SpeedRule(NumericRecord):
             if any(each is None for each in load.requests.error):
                 yield "too_short", str(error)
             return
-        if self.kind != "slo" or steady_state.is_over_saturated(load):
+        if self.kind != "slo":
+            return
+        highest = max_percentile(self.limits) or 0
+        start, end = steady_state.steady_window(load)
+        counted = sum(start <= sent < end for sent in load.requests.start_s)
+        if counted < (needed := min_requests(highest)):
+            yield "too_few", f"{counted} requests count, but P{highest} needs {needed}"
+            return
+        if steady_state.share_left([load]) >= BACKLOG:
             return  # the queue of an over-saturated server is its answer
         answer, lasted = steady_state.median_answer_s(load), load.measured_s
         if lasted is not None and answer is not None and lasted < MIN_ANSWERS * answer:
@@ -340,12 +348,6 @@ class SpeedRule(NumericRecord):
                 f"{lasted:g} s are shorter than ten median answers of {answer:.3g} s: increase the "
                 "workload's 'seconds'",
             )
-            return
-        highest = max_percentile(self.limits) or 0
-        start, end = steady_state.steady_window(load)
-        counted = sum(start <= sent < end for sent in load.requests.start_s)
-        if counted < (needed := min_requests(highest)):
-            yield "too_few", f"{counted} requests count, but P{highest} needs {needed}"
 
     def _is_late(self, load: LoadRun) -> bool:
         if self.kind != "slo":
@@ -414,19 +416,6 @@ def hit_rate(load: LoadRun) -> float | None:
         return None
     queries, hits = counts[1] - counts[0], counts[3] - counts[2]
     return hits / queries if queries > 0 and 0 <= hits <= queries else None
-
-
-def _describe_lag(load: LoadRun) -> str:
-    if load.client_lag_s is None:
-        return "the client's lag is unknown"
-    words = f"the client was late by {1e3 * load.client_lag_s:.0f} ms a step"
-    if load.runnable is None or load.cpus is None:
-        return words
-    return f"{words} ({load.runnable:.1f} threads were ready to run on {load.cpus} CPUs)"
-
-
-def _failed(unit: Sequence[LoadRun]) -> int:
-    return sum(error is not None for load in unit for error in load.requests.error)
 
 
 def _log_margin(time: float, limit: float) -> float:

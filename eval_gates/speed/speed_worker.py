@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval_gates.speed.load_client import LoadClient, LoadTarget
 from eval_gates.speed.load_prompts import open_source
+from eval_gates.speed.load_run import LENGTH_FACTOR, MIN_LOAD_WAVES, LoadLog, LoadRun
+from eval_gates.speed.rules import SpeedRule
+from eval_gates.speed.schedule import Timing, arrival_times, draw_block, look_seed, timing_after
 from pipeline.core.events import Progress
 from pipeline.core.gpus import disturbances, gpu_states, visible_gpus
-
-if TYPE_CHECKING:  # both need more than the standard library
-    from eval_gates.speed.load_run import LoadRun
-    from eval_gates.speed.schedule import Timing
 
 FIRST_LOOK = 2  # waves of the short load at a fixed concurrency
 # The first wave ends with its longest answer, which takes as long as several natural ones.
@@ -65,10 +64,6 @@ def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, ou
 
     Each block is on disk before the next.
     """
-    from eval_gates.speed.load_run import LoadLog
-    from eval_gates.speed.rules import SpeedRule
-    from eval_gates.speed.schedule import draw_block, look_seed
-
     log, rule = LoadLog(output), SpeedRule.model_validate(spec["rule"])
     loads, start = log.loads(), spec["start"]
     looked: tuple[int, Timing | None] | None = None
@@ -105,9 +100,6 @@ def load_of(
     **where: int,
 ) -> LoadRun:
     """Measure one load; `where` is its server run, block and place."""
-    from eval_gates.speed.load_run import LoadRun
-    from eval_gates.speed.schedule import arrival_times
-
     arrivals, (requests, timing) = spec["workload"]["arrivals"], size
     at: Sequence[float] = ()
     told: dict[str, Any] = {"arrivals": "concurrency", "concurrency": arrivals["concurrency"]}
@@ -122,15 +114,12 @@ def load_of(
 
 
 def look(
-    spec: dict[str, Any], rule: Any, sides: Sequence[str], measure: Measure, seed: int
+    spec: dict[str, Any], rule: SpeedRule, sides: Sequence[str], measure: Measure, seed: int
 ) -> tuple[int, Timing | None]:
     """Measure a short load of each side; return a load's requests, or timing.
 
     At a fixed concurrency the faster side must be busy for the workload's seconds.
     """
-    from eval_gates.speed.load_run import LENGTH_FACTOR, MIN_LOAD_WAVES
-    from eval_gates.speed.schedule import arrival_times, timing_after
-
     workload = spec["workload"]
     seconds, at_once = float(workload["seconds"]), int(workload["arrivals"]["concurrency"] or 0)
     if not at_once:

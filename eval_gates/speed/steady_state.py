@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -17,24 +15,9 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-MIN_BACKLOG_SHARE = 0.1  # of the requests in the steady state: more than a momentary queue
-SAMPLES_PER_QUARTER = 64  # of the requests in flight, per quarter of the steady state
-
 
 class NoSteadyStateError(ValueError):
     """The load ends before it is steady."""
-
-
-@dataclass(frozen=True)
-class Latencies:
-    """Counted latencies of answered requests, in milliseconds: [requests] each."""
-
-    ttft_ms: FloatArray
-    tpot_ms: FloatArray
-    """Per token after the first; answers with one token have none."""
-    latency_ms: FloatArray
-    failed: int
-    """Requests that count and were not answered."""
 
 
 def steady_window(load: LoadRun) -> tuple[float, float]:
@@ -96,8 +79,11 @@ def lag_gain(load: LoadRun) -> float:
     return -math.log1p(-share) if share < 1 else math.inf
 
 
-def latencies(load: LoadRun) -> Latencies:
-    """Return the latencies of requests sent in the steady state."""
+def latencies(load: LoadRun) -> tuple[dict[str, FloatArray], int]:
+    """Return answered requests' milliseconds by name, and the number of others, both counted.
+
+    Requests count that are sent in the steady state. `tpot_ms` is per token after the first.
+    """
     import numpy as np
 
     start, end = steady_window(load)
@@ -112,12 +98,8 @@ def latencies(load: LoadRun) -> Latencies:
     tokens = np.array([requests.output_tokens[i] for i in answered])
     several = tokens > 1
     per_token = (last - sent - ttft)[several] / (tokens[several] - 1)
-    return Latencies(
-        ttft_ms=1e3 * ttft,
-        tpot_ms=1e3 * np.maximum(per_token, 0.0),
-        latency_ms=1e3 * (last - sent),
-        failed=len(counted) - len(answered),
-    )
+    found = {"ttft_ms": ttft, "tpot_ms": np.maximum(per_token, 0.0), "latency_ms": last - sent}
+    return {name: 1e3 * each for name, each in found.items()}, len(counted) - len(answered)
 
 
 def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
@@ -129,47 +111,32 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
 
     found = {"errors": float(sum(error is not None for error in load.requests.error))}
     try:
-        measured = latencies(load)
+        measured, failed = latencies(load)
     except NoSteadyStateError:
-        measured = None
+        measured, failed = {}, 0
+    # A time and infinity cannot be interpolated.
+    method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if failed else "linear"
     for name in names:
         what, _, percentile = name.rpartition("_p")
-        values = getattr(measured, what, None)
+        values = measured.get(what)
         if values is None or not values.size:
             found.setdefault(name, math.inf)
             continue
-        assert measured is not None
-        # A time and infinity cannot be interpolated.
-        method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if measured.failed else "linear"
-        times = np.append(values, np.full(measured.failed, np.inf))
+        times = np.append(values, np.full(failed, np.inf))
         found[name] = float(np.percentile(times, int(percentile), method=method))
     return found
 
 
-def count_flow(load: LoadRun) -> tuple[int, int]:
-    """Count the steady state's arrivals and answers, without failed requests."""
-    start, end = steady_window(load)
-    sent, ended = _times(load)
-    came, answered = ((start <= each) & (each < end) for each in (sent, ended))
-    return int(came.sum()), int(answered.sum())
-
-
-def is_over_saturated(load: LoadRun) -> bool:
-    """Return whether requests arrive faster than the server answers them.
-
-    A tenth is left over, and each quarter had more in flight than the one before.
-    """
-    import numpy as np
-
-    came, answered = count_flow(load)
-    if came - answered < MIN_BACKLOG_SHARE * came or not came:
-        return False
-    start, end = steady_window(load)
-    sent, ended = _times(load)
-    at = np.linspace(start, end, 4 * SAMPLES_PER_QUARTER, endpoint=False)
-    in_flight = np.searchsorted(sent, at, side="right") - np.searchsorted(ended, at, side="right")
-    quarter_means = [float(each.mean()) for each in np.array_split(in_flight, 4)]
-    return all(before < after for before, after in pairwise(quarter_means))
+def share_left(loads: Iterable[LoadRun]) -> float:
+    """Return the unanswered share of the steady states' arrivals, without failed requests."""
+    came = answered = 0
+    for load in loads:
+        start, end = steady_window(load)
+        rows = zip(load.requests.start_s, load.requests.end_s, strict=True)
+        times = [(sent, ended) for sent, ended in rows if ended is not None]
+        came += sum(start <= sent < end for sent, _ in times)
+        answered += sum(start <= ended < end for _, ended in times)
+    return 1 - answered / came if came else 1.0
 
 
 def median_answer_s(load: LoadRun) -> float | None:
@@ -177,13 +144,3 @@ def median_answer_s(load: LoadRun) -> float | None:
     times = zip(load.requests.start_s, load.requests.end_s, strict=True)
     known = [end - start for start, end in times if end is not None]
     return median(known) if known else None
-
-
-def _times(load: LoadRun) -> tuple[FloatArray, FloatArray]:
-    import numpy as np
-
-    requests = load.requests
-    answered = [i for i, error in enumerate(requests.error) if error is None]
-    sent = np.array([requests.start_s[i] for i in answered], dtype=float)
-    ended = np.array([requests.end_s[i] or 0.0 for i in answered], dtype=float)
-    return np.sort(sent), np.sort(ended)

@@ -15,35 +15,35 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType, SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from eval_gates.suites.json_lines import package_file, read_rows
-from pipeline.core.errors import EvaluationDataError
 
 CallForm = Literal["prompt", "server"]
 Calls = list[dict[str, Any]]
 """Calls in order, each `{function: {parameter: value}}`."""
 
+Category = Literal[
+    "simple_python",
+    "simple_java",
+    "simple_javascript",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "irrelevance",
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "live_parallel_multiple",
+    "live_irrelevance",
+    "live_relevance",
+]
 # Cases of each category in bfcl-eval 2026.3.23.
-CATEGORIES = {
-    "simple_python": 400,
-    "simple_java": 100,
-    "simple_javascript": 50,
-    "multiple": 200,
-    "parallel": 200,
-    "parallel_multiple": 200,
-    "irrelevance": 240,
-    "live_simple": 258,
-    "live_multiple": 1053,
-    "live_parallel": 16,
-    "live_parallel_multiple": 24,
-    "live_irrelevance": 884,
-    "live_relevance": 16,
-}
+_CASES = (400, 100, 50, 200, 200, 200, 240, 258, 1053, 16, 24, 884, 16)
+CATEGORIES: dict[str, int] = dict(zip(get_args(Category), _CASES, strict=True))
 FUNCTION_LISTS = 2_116  # that these cases show to the model
 # Characters of an answer in Java or JavaScript: C parsers recurse, and 100,000 end the process.
 MAX_CHARACTERS = 8_000
-_MAX_BASE, _MAX_EXPONENT = 1_000_000, 64
 
 
 class BfclCase(NamedTuple):
@@ -51,7 +51,7 @@ class BfclCase(NamedTuple):
 
     id: str
     category: str
-    messages: list[dict[str, str]]
+    turns: list[dict[str, str]]
     functions: list[dict[str, Any]]
     # For each call `{function: {parameter: [allowed values]}}`; empty if no call is right.
     ground_truth: list[dict[str, dict[str, Any]]]
@@ -94,10 +94,12 @@ def load_package() -> Bfcl:
 
 def read_category(category: str) -> list[BfclCase]:
     """Return a category's cases in order."""
-    found = [row for _, row in read_rows(_data_file(f"BFCL_v4_{category}.json"))]
+    found = [
+        row for _, row in read_rows(package_file("bfcl_eval", "data", f"BFCL_v4_{category}.json"))
+    ]
     truths: list[list[Any]] = [[] for _ in found]
     if "relevance" not in category:
-        file = _data_file("possible_answer", f"BFCL_v4_{category}.json")
+        file = package_file("bfcl_eval", "data", "possible_answer", f"BFCL_v4_{category}.json")
         # As its runner does: ids of the two files differ.
         truths = [row["ground_truth"] for _, row in read_rows(file)]
     return [
@@ -110,7 +112,7 @@ def prompt_messages(case: BfclCase) -> list[dict[str, str]]:
     """Return messages, first a system prompt with the functions."""
     bfcl = load_package()
     messages: list[dict[str, str]] = bfcl.handling.system_prompt_pre_processing_chat_model(
-        copy.deepcopy(case.messages), _described(case), f"{case.category}_0"
+        copy.deepcopy(case.turns), _described(case), f"{case.category}_0"
     )
     return messages
 
@@ -178,11 +180,6 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def evaluate_arithmetic(expression: str) -> Any:
-    """Return the value of numbers or texts, else ValueError."""
-    return _value_of(ast.parse(expression, mode="eval").body)
-
-
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -194,25 +191,20 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
+def evaluate_arithmetic(expression: str) -> Any:
+    """Return the value of numbers or texts, else ValueError; runs in a limited process."""
+    return _value_of(ast.parse(expression, mode="eval").body)
+
+
 def _value_of(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=int() | float() | str()):
             return node.value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
-        case ast.BinOp(left=left, op=op, right=right):
-            values = _value_of(left), _value_of(right)
-            if _is_bounded(op, *values):
-                return _OPERATORS[type(op)](*values)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value_of(left), _value_of(right))
     raise ValueError("the argument is neither a value nor simple arithmetic")
-
-
-def _is_bounded(op: ast.operator, left: Any, right: Any) -> bool:
-    if isinstance(left, str) or isinstance(right, str):
-        return isinstance(op, ast.Add)
-    if isinstance(op, ast.Pow):
-        return bool(abs(left) <= _MAX_BASE and abs(right) <= _MAX_EXPONENT)
-    return type(op) in _OPERATORS
 
 
 def _described(case: BfclCase) -> list[dict[str, Any]]:
@@ -233,14 +225,3 @@ def _or_none(work: Callable[[], Any]) -> Any:
         return work()
     except Exception:
         return None
-
-
-def _data_file(*parts: str) -> Any:
-    path = package_file("bfcl_eval", "data", *parts)
-    if path is not None:
-        return path
-    raise EvaluationDataError(
-        "BFCL's cases are not installed here",
-        where=f"package bfcl-eval, data/{'/'.join(parts)}",
-        hint="run in the evaluate environment: prepare doctor --build evaluate",
-    )

@@ -75,7 +75,6 @@ class Problem(NamedTuple):
     header: str
     entry_point: str
     test: str
-    canonical_solution: str
 
 
 class CodeKind(GeneratingKind[Code]):

@@ -25,11 +25,10 @@ from eval_gates.prompt_scores import (
     generate_body,
     nats,
     read_generated,
-    read_rendered,
     read_scores,
+    read_tokens,
     score_body,
     share_kept,
-    thought_end,
 )
 from eval_gates.rows import Answer, Question, Reply, Score
 from eval_gates.suites.json_lines import find_files, read_rows, write_rows
@@ -45,7 +44,6 @@ STEM = "conversations"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
 TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
 TOLD = "Summarize the following text in one paragraph.\n\n"
-NEAR_TIE = 0.05  # nats: below, two starts of the baseline differ, too
 _HINT = "each line needs messages (as of OpenAI's chat API; tools, too) or prompt (a text)"
 
 
@@ -105,8 +103,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         return [folder] if folder.is_file() else find_files(folder, STEM)
 
     def questions(self, task: FidelityTask, order: QuestionOrder) -> Read:
-        files = self.folder_files(order.folder) if order.folder else [CARRIED_FILE]
-        rows = [each for file in files for each in read_rows(file)]
+        rows = self.read(order.source, order.folder)
         chats = [read_chat_row(row, place) for place, row in rows]
         ids = [str(row.get("id", f"conversation/{number}")) for number, (_, row) in enumerate(rows)]
         kept = [{"id": id_, **chat} for id_, chat in zip(ids, chats, strict=True)]
@@ -150,12 +147,12 @@ class Fidelity(SuiteKind[FidelityTask]):
         chats = [self._chats[each.id] for each in batch]
         rendered = client.send(
             [
-                Request("/tokenize", _tokenized(client.model, task, chat), read_rendered)
+                Request("/tokenize", _tokenized(client.model, task, chat), read_tokens)
                 for chat in chats
             ]
         )
         room = max(1, min(task.scored_tokens, client.max_length) - task.max_tokens - 1)
-        prompts = [ids[-room:] for ids, _ in rendered]
+        prompts = [ids[-room:] for ids in rendered]
         if baseline is None:
             answers = client.send(
                 [
@@ -210,14 +207,11 @@ class Fidelity(SuiteKind[FidelityTask]):
                         "answer_ids": answer.tokens,
                         "prompt_sha256": digest_of_tokens(prompt),
                         "is_cut": len(ids) > len(prompt),
-                        "in_thought": in_thought,
                         "scored": found,
                     },
                 )
             ]
-            for (ids, in_thought), prompt, answer, found in zip(
-                rendered, prompts, answers, scored, strict=True
-            )
+            for ids, prompt, answer, found in zip(rendered, prompts, answers, scored, strict=True)
         ]
 
     def score(self, task: FidelityTask, question: Question, replies: Sequence[Reply]) -> Score:
@@ -225,7 +219,6 @@ class Fidelity(SuiteKind[FidelityTask]):
         (reply,) = replies
         own = dict(reply.own)
         scored: list[ScoredToken] = own.pop("scored")
-        in_thought = own.pop("in_thought", False)
         if not scored:
             raise EvaluationDataError(
                 "the baseline ends its answer before the first token",
@@ -234,17 +227,11 @@ class Fidelity(SuiteKind[FidelityTask]):
             )
         flips = [place for place, each in enumerate(scored) if not each.is_kept]
         read = str(own.pop("prompt_sha256"))
-        if thoughts := thought_end(scored, has_begun=in_thought):
-            own["kept_of_thoughts"] = share_kept(scored[:thoughts])
-            if thoughts < len(scored):
-                own["kept_after_thoughts"] = share_kept(scored[thoughts:])
         if flips:
-            own["first_flip"] = flips[0]
-            own["margin"] = scored[flips[0]].margin
-            start = len("".join(each.text for each in scored[: flips[0]]))
             first = scored[flips[0]]
+            own |= {"first_flip": flips[0], "margin": first.margin}
+            start = len("".join(each.text for each in scored[: flips[0]]))
             own["flip"] = {"start": start, "token": first.text, "choice": first.choice}
-            own["near_ties"] = sum(scored[place].margin < NEAR_TIE for place in flips)
         return Score(share_kept(scored), nats=nats(scored), prompt_sha256=read, own=own)
 
     def metric(self, task: FidelityTask, laid_out: str | None) -> str:
@@ -277,7 +264,7 @@ def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _tokenized(model: str, task: FidelityTask, chat: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request of `/tokenize`, which takes prompts of any length."""
-    body = {"model": model, "return_token_strs": True}
+    body = {"model": model}
     if "messages" not in chat:
         return {**body, **chat}
     if task.prompt_format != "chat":

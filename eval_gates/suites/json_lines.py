@@ -52,20 +52,18 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
     return files
 
 
-def rows_of_files(
-    folder: Path, stem: str, *, but_not: Iterable[str | None] = ()
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of :func:`find_files`."""
-    for path in find_files(folder, stem, but_not=but_not):
-        yield from read_rows(path)
-
-
-def package_file(package: str, *parts: str) -> Path | None:
-    """Return a package's data file without an import."""
+def package_file(package: str, *parts: str) -> Path:
+    """Return a package's data file without an import; EvaluationDataError without it."""
     found = find_spec(package)
     folders = (found.submodule_search_locations or []) if found else []
-    files = (Path(folder, *parts) for folder in folders)
-    return next((file for file in files if file.is_file()), None)
+    for folder in folders:
+        if (file := Path(folder, *parts)).is_file():
+            return file
+    raise EvaluationDataError(
+        "the questions' package is not installed here",
+        where=f"package {package}, {'/'.join(parts)}",
+        hint="run in the evaluate environment: prepare doctor --build evaluate",
+    )
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

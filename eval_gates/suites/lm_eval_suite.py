@@ -139,6 +139,3 @@ class LmEval(TextKind[LmEvalTask]):
 
     def known_cluster(self, task: LmEvalTask) -> str | None:
         return known_tasks().get(task.task, {}).get("cluster")
-
-    def title(self, task: LmEvalTask) -> str:
-        return task.task

@@ -92,18 +92,15 @@ def choose_metric(
     """
     filters = list(filters) or [NO_FILTER]
     name, _, filter_name = (wanted or metrics[0].name).partition(",")
-    found = next((metric for metric in metrics if metric.name == name.strip()), None)
-    usable = ", ".join(m.name for m in metrics if m.usable) or "none of this task's"
-    hint = f"metrics that a gate can use: {usable}"
-    if found is None:
-        raise _error(task, f"the task has no metric '{name}'", hint)
-    if not found.usable:
-        why = "is loaded from the Hub" if found.needs_hub else "is not a mean over documents"
-        raise _error(task, f"the metric '{found.name}' {why} ({found.aggregation})", hint)
-    chosen = filter_name.strip() or filters[0]
-    if chosen not in filters:
-        hint = f"filters of this task: {', '.join(filters)}"
-        raise _error(task, f"the task has no filter '{chosen}'", hint)
+    usable = {metric.name: metric for metric in metrics if metric.usable}
+    found, chosen = usable.get(name.strip()), filter_name.strip() or filters[0]
+    if found is None or chosen not in filters:
+        raise _error(
+            task,
+            f"the task has no metric '{wanted or name}' that a gate can use",
+            f"metrics that are a mean over documents: {', '.join(usable) or 'none'}; filters: "
+            f"{', '.join(filters)}",
+        )
     return found._replace(filter=chosen)
 
 
@@ -411,10 +408,9 @@ def _shared_metric(configs: Sequence[Config], suite: Config) -> Metric:
         return metrics[0]
     labels = {metric.label: config["task"] for metric, config in zip(metrics, configs, strict=True)}
     listed = "; ".join(f"{task} has {label}" for label, task in labels.items())
-    kinds = f" ({', '.join(sorted(types))})" if len(types) > 1 else ""
     raise _error(
         suite["task"],
-        f"the members of the group are scored differently{kinds}: {listed}",
+        f"the members of the group are scored differently ({', '.join(sorted(types))}): {listed}",
         "set 'metric' to one that all have, or make a suite of each member",
     )
 

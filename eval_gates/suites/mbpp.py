@@ -10,20 +10,20 @@ import builtins
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from eval_gates.suites import humaneval
 from eval_gates.suites.code_extraction import names_read
 from eval_gates.suites.code_suite import CodeKind, CodeTask, Problem, lay_out
-from eval_gates.suites.json_lines import TEXT, check_row, rows_of_files
+from eval_gates.suites.json_lines import TEXT, check_row
 from eval_gates.suites.sources import (
     HubQuestions,
     QuestionSource,
+    Row,
     SourceLookup,
     SuiteSource,
-    hub_rows,
 )
 from eval_gates.suites.suite_kind import QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
@@ -66,18 +66,13 @@ class MbppTask(CodeTask):
     )
 
 
-def read_folder(folder: Path) -> list[Problem]:
-    """Return the problems of `mbpp*.jsonl[.gz]`."""
-    return [problem_of(row, place) for place, row in rows_of_files(folder, "mbpp")]
-
-
-def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:
+def select_usable(rows: list[tuple[str, Row]]) -> tuple[list[Problem], list[str]]:
     """Return usable problems, and why others are not."""
     problems: list[Problem] = []
     left_out: list[EvaluationDataError] = []
-    for number, row in enumerate(rows):
+    for place, row in rows:
         try:
-            problems.append(problem_of(row, f"{dataset}, row {number}"))
+            problems.append(problem_of(row, place))
         except EvaluationDataError as error:
             left_out.append(error)
     if len(left_out) > LARGEST_SHARE_LEFT_OUT * len(rows):
@@ -85,11 +80,11 @@ def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Proble
     return problems, [f"{error.where}: {error.message}" for error in left_out]
 
 
-def problem_of(row: dict[str, Any], place: str) -> Problem:
+def problem_of(row: Row, place: str) -> Problem:
     """Convert a row; `test` is the complete program."""
     check_row(row, place, _CURE, **_KEYS)
-    code, asserts, number = row["code"], row["test_list"], row["task_id"]
-    function = _function(_parse(code, "code", place), asserts[0], place)
+    asserts, number = row["test_list"], row["task_id"]
+    function = _function(_parse(row["code"], "code", place), asserts[0], place)
     test = "\n".join([*row["test_imports"], row["test"]]) + "\n"
     _check_can_be_judged(_parse(test, "test", place), function.name, place)
     return Problem(
@@ -97,7 +92,6 @@ def problem_of(row: dict[str, Any], place: str) -> Problem:
         header=_prompt(function, row["prompt"], asserts[0], place),
         entry_point=function.name,
         test=_guard(test),
-        canonical_solution=code,
     )
 
 
@@ -153,18 +147,11 @@ def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) ->
 
 def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
     bound, read = _names_bound(test), names_read(test)
-    problem = ""
-    if function not in read:
-        problem = f"does not use the function '{function}'"
-    elif function in bound:
-        problem = f"defines '{function}' itself, which would be tested instead of the solution"
-    elif "*" in bound:
-        problem = "imports all names of a module (*), which may include such a function"
-    elif unknown := read - bound - set(dir(builtins)) - {function}:
-        problem = f"uses names that it does not define: {', '.join(sorted(unknown)[:5])}"
-    if problem:
+    unknown = read - bound - set(dir(builtins)) - {function}
+    if function not in read or function in bound or "*" in bound or unknown:
         raise EvaluationDataError(
-            f"'test' {problem}",
+            f"'test' must use '{function}', and define all other names that it uses but not this "
+            f"one{', such as ' * bool(unknown)}{', '.join(sorted(unknown)[:5])}",
             where=place,
             hint="fix or remove the row: of a solution a test gets its one function alone",
         )
@@ -217,14 +204,13 @@ class Mbpp(CodeKind[MbppTask]):
 
     def questions(self, task: MbppTask, order: QuestionOrder) -> Read:
         source, left_out = order.source, list[str]()
-        if source.kind == "folder" and order.folder:
-            problems = read_folder(order.folder)
-        elif source.kind == "packages":
-            problems = []
+        problems: list[Problem] = []
+        if source.kind == "packages":
             order.progress.note("MBPP's problems are out of reach: HumanEval's are asked alone")
+        elif source.kind == "hub":
+            problems, left_out = select_usable(self.read(source, None))
         else:
-            rows = hub_rows(source, source.split)
-            problems, left_out = select_usable(rows, str(source.id))
+            problems = [problem_of(row, place) for place, row in self.read(source, order.folder)]
         if task.humaneval:
             problems += humaneval.read_problems()
         facts = {

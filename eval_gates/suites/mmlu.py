@@ -7,7 +7,6 @@ chance.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,9 +16,9 @@ from pydantic import Field
 
 from eval_gates.quality_result import GroupReport, report_groups
 from eval_gates.rows import Answer, Question, Reply, Score, choose
-from eval_gates.suites.json_lines import TEXT, check_row, read_rows, rows_of_files
-from eval_gates.suites.sources import HubQuestions, QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Row, SuiteKind
+from eval_gates.suites.json_lines import TEXT, check_row, read_rows
+from eval_gates.suites.sources import HubQuestions, QuestionSource, Row
+from eval_gates.suites.suite_kind import QuestionOrder, Read, SuiteKind
 from pipeline.core.errors import EvaluationDataError
 from recipes.policy import EvalTask
 
@@ -30,6 +29,7 @@ EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 OTHER_STEM = "mmlu_pro"  # the questions of another suite
 DATA = Path(__file__).parents[1] / "data"
 QUIZ_FILE, DEV_FILE = DATA / "quiz.jsonl", DATA / "mmlu_dev.jsonl"
+PACKAGED_SHOTS = 2  # of the development questions
 UNKNOWN_GROUP = "not in MMLU"  # a folder may hold subjects of the user's own
 
 _FIELDS = (
@@ -56,21 +56,6 @@ def subject_groups() -> dict[str, list[str]]:
     """Return 57 subjects in lm-eval's four groups."""
     found: dict[str, list[str]] = json.loads((DATA / "mmlu_groups.json").read_text("utf-8"))  # noqa: TID251
     return found
-
-
-def read_folder(folder: Path) -> list[Row]:
-    """Return the questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in order.
-
-    Each has `subject`, `question`, `choices` (four) and `answer` (0 to 3).
-    """
-    rows = rows_of_files(folder, "mmlu", but_not=(EXAMPLES_STEM, OTHER_STEM))
-    if questions := [_question(row, place) for place, row in rows]:
-        return questions
-    raise EvaluationDataError(
-        "there are no MMLU questions",
-        where=str(folder),
-        hint=f"put them in mmlu_test.jsonl or mmlu_test.jsonl.gz there; {_FIELDS}",
-    )
 
 
 def read_builtin() -> list[Row]:
@@ -159,26 +144,20 @@ class Mmlu(SuiteKind[MmluTask]):
     benchmark = hub.benchmark("MMLU")
 
     def questions(self, task: MmluTask, order: QuestionOrder) -> Read:
-        source = order.source
-        if source.kind == "folder" and order.folder:
-            questions = read_folder(order.folder)
-            pool = [_question(row, at) for at, row in rows_of_files(order.folder, EXAMPLES_STEM)]
-        elif source.kind == "hub":
-            questions = hub_rows(source, source.split)
-            pool = hub_rows(source, source.shots_split)
-        elif source.kind == "builtin":
-            questions = pool = [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
-        else:
-            questions = pool = read_builtin()
-        shots = task.num_fewshot
+        source, shots = order.source, task.num_fewshot
         if source.kind == "packages":
+            questions = read_builtin()
             # One subject has only three questions, and a question is not its own example.
-            shots = min(shots, min(Counter(row["subject"] for row in pool).values()) - 1)
+            shots = min(shots, PACKAGED_SHOTS)
             if shots < task.num_fewshot:
                 order.progress.note(
                     f"{shots} worked examples instead of {task.num_fewshot}: the packages carry "
                     "no more"
                 )
+        else:
+            questions = self._rows(order)
+        is_split = source.kind in ("folder", "hub")
+        pool = self._rows(order, examples=True) if is_split else questions
         laid_out = lay_out(questions, pool, task.prompt_format, shots)
         choices = {
             each.id: [
@@ -188,6 +167,11 @@ class Mmlu(SuiteKind[MmluTask]):
             for each in laid_out
         }
         return laid_out, {"choices": choices}
+
+    def _rows(self, order: QuestionOrder, *, examples: bool = False) -> list[Row]:
+        found = self.read(order.source, order.folder, examples=examples)
+        is_known = order.source.kind == "hub"
+        return [row if is_known else _question(row, place) for place, row in found]
 
     def score(self, task: MmluTask, question: Question, replies: Sequence[Reply]) -> Score:
         reply = replies[0]

@@ -8,21 +8,20 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
-from eval_gates.quality_result import GroupReport, report_groups
-from eval_gates.rows import Answer, Question, Reply
+from eval_gates.rows import Question, Reply
 from eval_gates.suites import rouge
 from eval_gates.suites.generation import GeneratingTask, TextKind
-from eval_gates.suites.sources import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row
+from eval_gates.suites.sources import QuestionSource, Row
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
 from pipeline.core.errors import EvaluationDataError, UsageError
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
@@ -179,11 +178,6 @@ class NeedlesKind(TextKind[NeedlesTask]):
     def score_text(self, task: NeedlesTask, question: Question, reply: Reply) -> float:
         return share_found(reply.text, question.data["values"])
 
-    def own(
-        self, task: NeedlesTask, question: Question, replies: Sequence[Reply]
-    ) -> dict[str, Any]:
-        return {key: question.data[key] for key in ("length", "needles", "depth")}
-
     def metric(self, task: NeedlesTask, laid_out: str | None) -> str:
         return "recall"
 
@@ -194,14 +188,14 @@ class NeedlesKind(TextKind[NeedlesTask]):
     def fit(
         self, name: str, task: NeedlesTask, max_length: int, note: Callable[[str], None]
     ) -> NeedlesTask:
-        lengths = [each for each in task.lengths if least_length(task, each) <= max_length]
+        least = {each: prompt_tokens(task, each) + answer_tokens(task) for each in task.lengths}
+        lengths = [each for each in task.lengths if least[each] <= max_length]
         if lengths == task.lengths:
             return task
         if not lengths:
-            least = least_length(task, min(task.lengths))
             raise UsageError(
-                f"no length of the suite '{name}' fits: the shortest needs {least} tokens, and the "
-                f"served model takes {max_length}",
+                f"no length of the suite '{name}' fits: the shortest needs {min(least.values())} "
+                f"tokens, and the served model takes {max_length}",
                 where=f"policy key suites.{name}.lengths",
                 hint="shorter lengths; or fewer max_tokens; or raise max-model-len in the profile",
             )
@@ -213,23 +207,6 @@ class NeedlesKind(TextKind[NeedlesTask]):
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> list[Path]:
         return []
-
-    def title(self, task: NeedlesTask) -> str:
-        return "numbers hidden in long texts"
-
-    def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
-        owns = [row.own for row in baseline]
-        ordered = sorted(owns, key=lambda own: (own["length"], NEEDLES.index(own["needles"])))
-        reports: list[GroupReport] = []
-        for parts in (slice(1), slice(1, 2), slice(2)):
-
-            def group_of(row: Answer, parts: slice = parts) -> str:
-                return ", ".join(_names(row.own)[parts])
-
-            order = list(dict.fromkeys(", ".join(_names(own)[parts]) for own in ordered))
-            is_both = parts == slice(2)
-            reports += report_groups(baseline, candidate, group_of, order, is_subject=is_both)
-        return reports
 
 
 def request_of(task: NeedlesTask, question: Question) -> str:
@@ -250,14 +227,12 @@ def request_of(task: NeedlesTask, question: Question) -> str:
 
 def prompt_tokens(task: NeedlesTask, length: int) -> int:
     """Return the largest prompt in tokens."""
-    quarter = length // 4
-    return length - (min(task.max_tokens, quarter) if isinstance(task.max_tokens, int) else quarter)
+    return length - min(answer_tokens(task), length // 4)
 
 
-def least_length(task: NeedlesTask, length: int) -> int:
-    """Return the tokens of prompt and answer."""
-    answer = task.max_tokens if isinstance(task.max_tokens, int) else 0
-    return max(length, prompt_tokens(task, length) + answer)
+def answer_tokens(task: NeedlesTask) -> int:
+    """Return the largest answer in tokens; 'model' is a quarter of the shortest text."""
+    return task.max_tokens if isinstance(task.max_tokens, int) else min(task.lengths) // 4
 
 
 def _questions(task: NeedlesTask) -> Iterator[Question]:
@@ -286,7 +261,7 @@ def _questions(task: NeedlesTask) -> Iterator[Question]:
                 name,
                 # Shown without the text around the numbers.
                 " [...] ".join(["", *hidden, ""]).strip() + f"\n\n{asked}",
-                group=", ".join(_names(row)),
+                group=f"{length} tokens, {needles.replace('_', ' ')}",
                 expected=", ".join(case.values),
                 data={
                     **row,
@@ -300,7 +275,3 @@ def _questions(task: NeedlesTask) -> Iterator[Question]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _names(row: Mapping[str, Any]) -> tuple[str, str]:
-    return f"{row['length']} tokens", str(row["needles"]).replace("_", " ")

@@ -5,7 +5,7 @@ An entry point names each as an attribute of this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,14 +22,12 @@ from eval_gates.suites.json_lines import (
     check_row,
     check_schema,
     read_rows,
-    rows_of_files,
     write_rows,
 )
 from eval_gates.suites.lm_rows import InMemoryDataset, LmRows, load_checkers
-from eval_gates.suites.sources import HubQuestions, QuestionSource, hub_rows
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, Row
+from eval_gates.suites.sources import HubQuestions, QuestionSource, Row
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.limited_call import CallError, LimitError, call_limited
 from recipes.generation import MaxTokens
 
 EXAMPLES_FILE = "examples.jsonl"  # next to the questions
@@ -114,17 +112,12 @@ class PresetKind(TextKind[Any]):
 
     def questions(self, task: Any, order: QuestionOrder) -> Read:
         self.prepare_scoring(task)
-        found = list(self._rows(order, self.folder_stem, order.source.split))
-        if not found:
-            raise EvaluationDataError(
-                f"there are no questions of {self.folder_stem}",
-                where=str(order.folder),
-                hint=f"put them in {self.folder_stem}_test.jsonl[.gz] there",
-            )
+        found = self.read(order.source, order.folder)
         documents = [self.preset.document(row, place) for place, row in found]
         self._examples = self._read_examples(task, order, set(map(self._subject, documents)))
         write_rows(order.output / EXAMPLES_FILE, self._examples)
-        self._try_scores(task, documents, [place for place, _ in found])
+        for document, (place, _) in zip(documents, found, strict=True):
+            self._try_score(task, document, place)
         questions = [
             Question(
                 f"{task.kind}/{number}",
@@ -157,44 +150,21 @@ class PresetKind(TextKind[Any]):
     def _subject(self, document: Row) -> str:
         return str(document[self.preset.subject]) if self.preset.subject else ""
 
-    def _try_scores(self, task: Any, documents: Sequence[Row], places: Sequence[str]) -> None:
-        """Raise EvaluationDataError for a row that lm-eval cannot score."""
-
-        def attempt() -> None:
-            for document, place in zip(documents, places, strict=True):
-                try:
-                    self._task(task, document).score_text(document, "A text of some words.")
-                except Exception as error:  # each checker has its own ways to refuse
-                    raise EvaluationDataError(
-                        f"lm-eval cannot score an answer: {type(error).__name__}: {error}"[:300],
-                        where=place,
-                        hint=self.preset.hint,
-                    ) from error
-
-        for each in documents:  # or the limited process would read all of their YAML files
-            self._task(task, each)
+    def _try_score(self, task: Any, document: Row, place: str) -> None:
         try:
-            call_limited(attempt, seconds=600)
-        except (LimitError, CallError) as error:
+            self._task(task, document).score_text(document, "A text of some words.")
+        except Exception as error:  # each checker has its own ways to refuse
             raise EvaluationDataError(
-                f"the questions cannot be checked: {error}", where=places[0].partition(",")[0]
+                f"lm-eval cannot score an answer: {type(error).__name__}: {error}"[:300],
+                where=place,
+                hint=self.preset.hint,
             ) from error
-
-    def _rows(
-        self, order: QuestionOrder, stem: str, split: str | None
-    ) -> Iterator[tuple[str, Row]]:
-        if order.source.kind == "folder" and order.folder:
-            but_not = [self.examples_stem] if stem == self.folder_stem else []
-            yield from rows_of_files(order.folder, stem, but_not=but_not)
-        else:
-            for number, row in enumerate(hub_rows(order.source, split)):
-                yield f"{order.source.id}, split {split}, row {number}", row
 
     def _read_examples(self, task: Any, order: QuestionOrder, subjects: set[str]) -> list[Row]:
         key, shots = self.preset.examples, _shots(task)
         if not key or not shots:
             return []
-        found = list(self._rows(order, str(self.examples_stem), order.source.shots_split))
+        found = self.read(order.source, order.folder, examples=True)
         examples = []
         for place, row in found:
             check_row(row, place, f"each line needs {key}", **{key: TEXT})

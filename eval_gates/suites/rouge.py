@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind, is_unsolved
-from eval_gates.suites.json_lines import TEXT, check_row, read_rows, rows_of_files
-from eval_gates.suites.sources import HubQuestions, QuestionSource, hub_rows
+from eval_gates.suites.json_lines import TEXT, check_row, read_rows
+from eval_gates.suites.sources import HubQuestions, QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read
-from pipeline.core.errors import EvaluationDataError
 from recipes.generation import MaxTokens
 
 Document = dict[str, Any]
@@ -48,21 +47,6 @@ class RougeTask(GeneratingTask):
     kind: Literal["rouge"] = "rouge"
     metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
     max_tokens: MaxTokens = 96
-
-
-def read_folder(folder: Path) -> list[Document]:
-    """Return the documents of `summarization*.jsonl[.gz]`, in order.
-
-    Each has `document`, `references` (at least one string), and optional `id` and `title`.
-    """
-    documents = [_document(row, place) for place, row in rows_of_files(folder, STEM)]
-    if not documents:
-        raise EvaluationDataError(
-            "there are no documents to summarize",
-            where=str(folder),
-            hint=f"put them in summarization_test.jsonl[.gz] there; {_FIELDS}",
-        )
-    return documents
 
 
 def read_builtin() -> list[Document]:
@@ -126,16 +110,11 @@ class Rouge(TextKind[RougeTask]):
     stops = STOPS
 
     def questions(self, task: RougeTask, order: QuestionOrder) -> Read:
-        source = order.source
-        if source.kind == "folder" and order.folder:
-            documents = read_folder(order.folder)
-        elif source.kind == "hub":
-            documents = [
-                {"document": row["article"], "references": [row["highlights"]], "title": ""}
-                for row in hub_rows(source, source.split)
-            ]
-        else:
-            documents = read_builtin()
+        found = self.read(order.source, order.folder)
+        if order.source.kind == "hub":
+            renamed = {"article": "document", "highlights": "summary"}
+            found = [(at, {new: row[old] for old, new in renamed.items()}) for at, row in found]
+        documents = [_document(row, place) for place, row in found]
         template = PROMPTS["completion" if task.prompt_format == "completion" else "chat"]
         return [
             Question(

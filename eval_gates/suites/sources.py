@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -31,7 +32,10 @@ class QuestionSource(SparseRecord):
     humaneval: str | None = Field(None, description="environment that carries its problems, too")
 
 
-def hub_rows(source: QuestionSource, split: str | None) -> list[dict[str, Any]]:
+Row = dict[str, Any]
+
+
+def hub_rows(source: QuestionSource, split: str | None) -> list[Row]:
     """Return a Hub dataset's rows at the pinned revision."""
     from datasets import load_dataset
 
@@ -143,13 +147,30 @@ class SourcedKind:
         files = self.local_files(suite, identity, folder)
         number = sum(1 for path in files for line in data_lines(path) if line.strip())
         if not number:
-            raise EvaluationDataError(
-                "there are no questions in the evaluation data",
-                where=", ".join(str(path) for path in files) or str(folder),
-                hint="write one question a line (docs/how-to/suites.md has the keys), or remove "
-                "the file so that another source is used",
-            )
+            raise _no_questions(files, folder)
         return number
+
+    def read(
+        self, source: QuestionSource, folder: Path | None, *, examples: bool = False
+    ) -> list[tuple[str, Row]]:
+        """Return the source's rows, or its worked examples, with their places.
+
+        EvaluationDataError without questions.
+        """
+        if source.kind == "hub":
+            split = source.shots_split if examples else source.split
+            rows = enumerate(hub_rows(source, split))
+            return [(f"{source.id}, split {split}, row {number}", row) for number, row in rows]
+        if folder is None:
+            files = [self.carried] if self.carried else []
+        elif examples:
+            files = find_files(folder, str(self.examples_stem))
+        else:
+            files = self.folder_files(folder)
+        found = [each for file in files for each in read_rows(file)]
+        if not found and not examples:
+            raise _no_questions(files, folder)
+        return found
 
     def count_clusters(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
@@ -200,3 +221,12 @@ class SourcedKind:
         if source == "builtin" and self.carried is not None:
             return QuestionSource(kind="builtin", digest=lookup.digest_of(self.carried)), None
         return None, None
+
+
+def _no_questions(files: Sequence[Path], folder: Path | None) -> EvaluationDataError:
+    return EvaluationDataError(
+        "there are no questions in the evaluation data",
+        where=", ".join(str(path) for path in files) or str(folder),
+        hint="write one question a line (docs/how-to/suites.md has names and keys), or remove "
+        "the file so that another source is used",
+    )

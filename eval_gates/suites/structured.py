@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind
-from eval_gates.suites.json_lines import TEXT, check_row, read_rows, rows_of_files
+from eval_gates.suites.json_lines import TEXT, check_row
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.limited_call import CallError, LimitError, call_limited
@@ -22,7 +22,6 @@ from recipes.generation import MaxTokens
 STEM = "structured"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "structured.jsonl"
 MAX_VALUES = 2_000  # of an answer; unique items are compared pair by pair
-MAX_REPEATS = 10_000  # of a pattern: RE2 and engines for guided decoding have lower limits
 
 PROMPT = (
     "{prompt}\n\nAnswer with one JSON value and nothing else. It must fit this JSON schema:\n"
@@ -30,7 +29,6 @@ PROMPT = (
 )
 ENDS = {"chat": "", "completion": "\n\nJSON: "}
 
-_REPEATS = re.compile(r"[{,](\d+)(?=[,}])")
 _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)\n?```", re.DOTALL)
 _FIELDS = "each line needs prompt (a text) and schema (a JSON schema, draft 2020-12)"
 
@@ -63,7 +61,7 @@ class Structured(TextKind[StructuredTask]):
     stops = {"completion": ["\n\n"]}  # noqa: RUF012
 
     def questions(self, task: StructuredTask, order: QuestionOrder) -> Read:
-        found = rows_of_files(order.folder, STEM) if order.folder else read_rows(CARRIED_FILE)
+        found = self.read(order.source, order.folder)
         return [_question(row, n, place, task) for n, (place, row) in enumerate(found)], {}
 
     def prepare_scoring(self, task: StructuredTask) -> None:
@@ -138,15 +136,9 @@ def _find_problem(schema: dict[str, Any]) -> str:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
-    if any(_values_of(schema, "$dynamicRef")):
-        return "uses $dynamicRef, which is not resolved here"
-    if any(isinstance(name, str) for part in schema.values() for name in _values_of(part, "$id")):
-        return "has '$id' inside, which changes what references mean"
-    named = (each for each in _values_of(schema, "patternProperties") if isinstance(each, dict))
-    for pattern in (*_values_of(schema, "pattern"), *(word for each in named for word in each)):
-        repeats = _REPEATS.findall(pattern) if isinstance(pattern, str) else []
-        if any(int(number) > MAX_REPEATS for number in repeats if number):
-            return f"has a pattern with more than {MAX_REPEATS:,} repetitions"
+    inner = (name for part in schema.values() for name in _values_of(part, "$id"))
+    if any(_values_of(schema, "$dynamicRef")) or any(isinstance(name, str) for name in inner):
+        return "uses $dynamicRef or an inner $id, which are not resolved here"
     try:
         Draft202012Validator.check_schema(schema)
         resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()

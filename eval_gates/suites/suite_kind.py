@@ -25,7 +25,6 @@ from recipes.generation import Generation
 from recipes.policy import SOURCES, EvalTask, Policy, Source, Suite, SuiteModels
 
 Task = TypeVar("Task", bound=EvalTask)
-Row = dict[str, Any]
 Read = tuple[list[Question], dict[str, Any]]
 """Questions, and facts for the record. `choices` of the facts: by question's id, each choice's text
 and its score; from them follows what guessing scores."""
@@ -156,10 +155,6 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         `note` receives what was left out. UsageError if nothing is left.
         """
         return task
-
-    def title(self, task: Task) -> str | None:
-        """Return another name than the policy's for model cards."""
-        return None
 
     def choice_values(
         self, task: Task, likelihoods: Sequence[float], choices: Sequence[str]

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from eval_gates.rows import Question, Reply, ToolCall
+from eval_gates.rows import Question, Reply
 from eval_gates.suites.bfcl import (
     CATEGORIES,
     FUNCTION_LISTS,
     BfclCase,
     CallForm,
     Calls,
+    Category,
     decode,
     is_right,
     load_package,
@@ -29,9 +30,9 @@ from eval_gates.suites.bfcl import (
     right_calls,
 )
 from eval_gates.suites.generation import GeneratingTask, TextKind
-from eval_gates.suites.json_lines import check_row, rows_of_files
-from eval_gates.suites.sources import QuestionSource
-from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Row
+from eval_gates.suites.json_lines import check_row
+from eval_gates.suites.sources import QuestionSource, Row
+from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.limited_call import CallError, LimitError, call_limited
 from pipeline.core.untrusted import parse_json
@@ -39,22 +40,6 @@ from recipes.generation import MaxTokens
 from recipes.policy import Suite
 
 STEM = "tools"
-Category = Literal[
-    "simple_python",
-    "simple_java",
-    "simple_javascript",
-    "multiple",
-    "parallel",
-    "parallel_multiple",
-    "irrelevance",
-    "live_simple",
-    "live_multiple",
-    "live_parallel",
-    "live_parallel_multiple",
-    "live_irrelevance",
-    "live_relevance",
-]
-
 _FIELDS = (
     "each line needs question (a text or a list of messages), function (a list of functions with "
     "name, description and parameters) and ground_truth (a list of calls, empty where none is "
@@ -134,10 +119,8 @@ class Tools(TextKind[ToolsTask]):
 
     def questions(self, task: ToolsTask, order: QuestionOrder) -> Read:
         if order.folder:
-            found = [
-                _own_case(row, n, place)
-                for n, (place, row) in enumerate(rows_of_files(order.folder, STEM))
-            ]
+            rows = enumerate(self.read(order.source, order.folder))
+            found = [_own_case(row, n, place) for n, (place, row) in rows]
         else:
             found = [c for name in task.categories or CATEGORIES for c in read_category(name)]
         return [_question(case, task) for case in found], {}
@@ -146,7 +129,7 @@ class Tools(TextKind[ToolsTask]):
         load_package()
 
     def score_text(self, task: ToolsTask, question: Question, reply: Reply) -> float:
-        case = case_of(question)
+        case = BfclCase(question.id, **question.data)
         return float(is_right(case, calls_in(reply, case.category, task.form), task.form))
 
     def own(self, task: ToolsTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -171,29 +154,21 @@ class Tools(TextKind[ToolsTask]):
         return "ast_acc"
 
 
-def case_of(question: Question) -> BfclCase:
-    """Return a laid-out case."""
-    data = question.data
-    keys = ("category", "turns", "functions", "ground_truth")
-    return BfclCase(question.id, *(data[key] for key in keys))
-
-
 def calls_in(reply: Reply, category: str, form: CallForm) -> Calls | None:
     """Return calls; None if it is not a list of calls."""
     if form == "prompt":
         return decode(reply.text, category)
     try:
-        return [_arguments_read(call) for call in reply.calls] or None
+        return [
+            {call.name: parse_json(call.arguments or "{}", finite=False, whole_text=False)}
+            for call in reply.calls
+        ] or None
     except ValueError:
         return None
 
 
-def _arguments_read(call: ToolCall) -> dict[str, Any]:
-    return {call.name: parse_json(call.arguments or "{}", finite=False, whole_text=False)}
-
-
 def _question(case: BfclCase, task: ToolsTask) -> Question:
-    asked = prompt_messages(case) if task.form == "prompt" else case.messages
+    asked = prompt_messages(case) if task.form == "prompt" else case.turns
     lines = [f"{message['role']}: {message['content']}" for message in asked]
     return Question(
         case.id,
@@ -202,12 +177,7 @@ def _question(case: BfclCase, task: ToolsTask) -> Question:
         {"tools": openai_tools(case)} if task.form == "server" else {},
         group=case.category,
         expected=json.dumps(right_calls(case.ground_truth), ensure_ascii=False),
-        data={
-            "category": case.category,
-            "turns": case.messages,
-            "functions": case.functions,
-            "ground_truth": case.ground_truth,
-        },
+        data={key: value for key, value in case._asdict().items() if key != "id"},
     )
 
 

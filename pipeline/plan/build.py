@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval_gates.gate_rule import gate_rule_of
+from eval_gates.stopping import gate_rule_of
 from pipeline.core.digest import digest_json
 from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store

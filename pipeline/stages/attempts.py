@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import Field
 
-from eval_gates.gate_rule import GateRule, gate_rule_of
 from eval_gates.statistics.multiplicity import gate_level
+from eval_gates.stopping import GateRule, gate_rule_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, UsageError, raise_as
 from pipeline.core.private_files import create_exclusively, make_folder

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from pydantic import Field
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers
 from eval_gates.clusters import labels_of
-from eval_gates.gate_rule import GateRule
+from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.rows import Answer, Question
-from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.statistics.assay_sensitivity import check_sensitivities
-from eval_gates.stopping import BATCH, StoppingPlan, StoppingRule
+from eval_gates.stopping import BATCH, PLAN, GateRule, StoppingPlan
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.core.digest import digest_bytes, digest_json
@@ -155,7 +154,7 @@ def run(context: Context) -> EvaluateResult:
                 {
                     **worker_spec(context.spec, context.store),
                     "book": str(todo.book_file),
-                    "stopping": asdict(todo.stopping),
+                    "stopping": PLAN.dump_python(todo.stopping, mode="json"),
                     "baseline": baseline_files(context),
                 },
                 plugins=[for_worker(context.parameters.suite)],
@@ -204,15 +203,14 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     clusters = labels_of(questions) if parameters.suite.cluster_by else None
     max_questions = min(parameters.max_questions or len(ids), len(ids))
     baseline: list[Answer] = []
-    rule: StoppingRule | None = None
+    can_pass = True
     if "baseline" in spec.inputs:
         baseline = read_answers(folder_of(spec, store, "baseline"))
         max_questions = min(max_questions, len(baseline))
     if wanted := parameters.rule:
         guessing = ASKED.result_of(store.get(spec.inputs["questions"])).guessing
         checks = check_sensitivities(baseline, guessing, wanted.comparison)
-        is_sensitive = all(each.p_insensitive <= wanted.alpha for each in checks)
-        rule = wanted.stopping(can_pass=is_sensitive)
+        can_pass = all(each.p_insensitive <= wanted.alpha for each in checks)
     return EvaluationRound(
         ids=ids,
         available=len(ids),
@@ -221,9 +219,10 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
             max_questions,
             # At the end of a batch the server is idle for about one request.
             batch=max(BATCH, 4 * EVALUATE.runtime_of(spec).concurrency),
-            rule=rule,
+            rule=parameters.rule,
             baseline=[row.score for row in baseline],
             clusters=clusters,
+            can_pass=can_pass,
         ),
     )
 

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.cost import CostResult, cost_rule_of, judge_cost
+from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.gate_result import GateResult, Verdict
 from eval_gates.quality_result import QualityResult
 from eval_gates.rows import Answer, Question
-from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule

@@ -333,7 +333,11 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         b' "top_logprobs": [{"token": "A", "logprob": -0.5}]}]}}]}',
         one_error(listed_in, UntrustedJsonError),
     ),
-    "mbpp": ("mbpp.jsonl", json.dumps(MBPP).encode(), lambda p: mbpp.read_folder(p.parent)),
+    "mbpp": (
+        "mbpp.jsonl",
+        json.dumps(MBPP).encode(),
+        lambda p: [mbpp.problem_of(row, place) for place, row in read_rows(p)],
+    ),
     "task": ("a.yaml", TASK.encode(), read_task_file),
     "card": ("README.md", CARD, lambda p: license_in(p.parent)),
     "manifest": (

@@ -22,7 +22,7 @@ from eval_gates.evaluate_worker import ask_until_over
 from eval_gates.rows import COUNTS, Answer
 from eval_gates.speed.load_run import LoadLog
 from eval_gates.speed.speed_worker import measure_loads
-from eval_gates.stopping import read_stopping
+from eval_gates.stopping import PLAN
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError, StageError
@@ -178,7 +178,7 @@ class PretendContext(StageContext[Any, Any]):
 
         ids = [row["id"] for row in questions]
         book = AnswerLog(Path(worker_spec["book"]), ids, writer=1)
-        stopping = read_stopping(worker_spec["stopping"])
+        stopping = PLAN.validate_python(worker_spec["stopping"])
         ask_until_over(book, stopping, ask)
         self.models.asked.append((variant, suite, asked))
         drafted = {"spec_decode": DRAFTED} if worker_spec["counters"] else {}

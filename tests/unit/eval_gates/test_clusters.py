@@ -13,8 +13,7 @@ from kept_answers import HUMANEVAL, judged_rows, parsed
 
 from eval_gates.clusters import group_by_cluster, means, partners, repeated_field, whole_end
 from eval_gates.rows import Answer
-from eval_gates.statistics.comparison import Comparison
-from eval_gates.stopping import StoppingPlan, StoppingRule
+from eval_gates.stopping import GateRule, StoppingPlan
 from recipes.policy import AnySuite, Margin
 
 ALPHA = 0.05
@@ -79,7 +78,7 @@ def test_a_variant_at_the_margin_passes_in_5_percent() -> None:
 def test_the_worker_and_the_judge_see_the_same() -> None:
     rows = parsed(passages(np.random.default_rng(1), 60, 0.0))
     names = [row.cluster for row in rows]
-    rule = StoppingRule(Comparison.points(0.1), ALPHA)
+    rule = GateRule(tier="critical", margin=Margin(points=0.1), alpha=ALPHA)
     stopping = StoppingPlan(len(rows), 10, rule, [1.0] * len(rows), names)
     alone = StoppingPlan(60, 2, rule, [1.0] * 60)
     means_alone = [Answer("a", "p", each) for each in means(group_by_cluster(rows), "score")]

@@ -7,12 +7,12 @@ import pytest
 from eval_gates.answer_log import AnswerLog
 from eval_gates.evaluate_worker import ask_until_over
 from eval_gates.rows import Answer
-from eval_gates.statistics.comparison import Comparison
-from eval_gates.stopping import StoppingPlan, StoppingRule
+from eval_gates.stopping import GateRule, StoppingPlan
 from pipeline.core.errors import StageError
+from recipes.policy import Margin
 
 IDS = [f"q/{number}" for number in range(200)]
-POINTS = Comparison.points(0.2)
+RULE = GateRule(tier="critical", margin=Margin(points=0.2), alpha=0.05)
 
 
 class Model:
@@ -37,16 +37,9 @@ def ask(book: AnswerLog, stopping: StoppingPlan, model: Model) -> None:
     ask_until_over(book, stopping, model.ask)
 
 
-def test_without_a_rule_all_are_asked(book: AnswerLog) -> None:
-    model = Model()
-    ask(book, StoppingPlan(max_questions=50, batch=16), model)
-    assert model.batches == [range(16), range(16, 32), range(32, 48), range(48, 50)]
-    assert [row.id for row in book.rows()] == IDS[:50]
-
-
 @pytest.mark.parametrize(("wrong", "state"), [(0, "pass"), (200, "fail")])
 def test_a_decided_gate_asks_no_more(book: AnswerLog, wrong: int, state: str) -> None:
-    stopping = StoppingPlan(200, 8, StoppingRule(POINTS, 0.05), [1.0] * 200)
+    stopping = StoppingPlan(200, 8, RULE, [1.0] * 200)
     ask(book, stopping, Model(wrong=frozenset(range(wrong))))
     found = stopping.decided(book.rows())
     assert found is not None

@@ -22,8 +22,7 @@ from kept_answers import (
 )
 
 from eval_gates.statistics.bound import mean_bounds
-from eval_gates.statistics.comparison import Comparison
-from eval_gates.stopping import StoppingPlan, StoppingRule
+from eval_gates.stopping import GateRule, StoppingPlan
 from eval_gates.suites.mmlu import Mmlu
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
@@ -34,9 +33,8 @@ class TestLooks:
         before, after = flipped(4000, 40, 40, 2600)
         rows = answers(after)
         suite = Mmlu.policy(margins={"fp8": Margin(points=0.02)})
-        stopping = StoppingPlan(
-            4000, rule=StoppingRule(Comparison.points(0.02), 0.05), baseline=before
-        )
+        rule = GateRule(tier="critical", margin=Margin(points=0.02), alpha=0.05)
+        stopping = StoppingPlan(4000, rule=rule, baseline=before)
         asked: list[dict[str, Any]] = []
         while batch := stopping.next_batch(parsed(asked)):
             asked += rows[batch.start : batch.stop]

@@ -22,7 +22,6 @@ from recipes.policy import Suite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
 FOLDER = {"kind": "folder", "digest": "d"}
-MBPP_PLUS = {**Mbpp.hub.source.model_dump(), "revision": "r"}
 PACKAGES = {"kind": "packages", "environment": "e"}
 
 
@@ -208,16 +207,6 @@ class TestMbpp:
         (folder / "mbpp_copy.jsonl").write_text("\n".join(copies))
         with pytest.raises(EvaluationDataError, match=r"^3 of 6 "):
             lay_out(tmp_path / "out", Mbpp.policy(margins=MARGINS), FOLDER, folder)
-
-    def test_what_the_hub_has_and_the_sandbox_cannot_judge(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        rows = [mbpp_row(number) for number in range(20)]
-        rows[7]["test"] = "assert add(Pair(1)) == 8"
-        monkeypatch.setattr("eval_gates.suites.mbpp.hub_rows", lambda source, split: rows)
-        facts, asked = lay_out(tmp_path / "out", Mbpp.policy(margins=MARGINS), MBPP_PLUS)
-        assert (facts["questions"], facts["dropped"]) == (19, 1) == (len(asked), 1)
-        assert "evalplus/mbppplus, row 7: 'test' uses names" in facts["dropped_why"]
 
 
 class TestCopies:

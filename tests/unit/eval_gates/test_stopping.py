@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval_gates.rows import Answer
-from eval_gates.statistics.comparison import Comparison
-from eval_gates.stopping import StoppingPlan, StoppingRule, comparison_of, read_stopping
+from eval_gates.stopping import PLAN, GateRule, StoppingPlan
 from recipes.policy import Margin
 
-POINTS, RECOVERY = Comparison.points(0.2), Comparison.recovery(0.8)
+POINTS, RECOVERY = (
+    GateRule(tier="critical", margin=each, alpha=0.05)
+    for each in (Margin(points=0.2), Margin(recovery=0.8))
+)
 SLOW = settings(max_examples=25, deadline=None)
 Rows = list[Answer]
 
@@ -42,17 +43,12 @@ def asked(stopping: StoppingPlan, answers: Rows, start: int = 0) -> int:
     return len(rows)
 
 
-def test_margins_become_comparisons() -> None:
-    assert comparison_of(Margin(points=0.2)) == POINTS
-    assert comparison_of(Margin(recovery=0.8)) == RECOVERY
-
-
-@pytest.mark.parametrize("margin", [POINTS, RECOVERY, Comparison.points(0.1 + 0.2)])
+@pytest.mark.parametrize("rule", [POINTS, RECOVERY])
 @pytest.mark.parametrize("can_pass", [True, False])
-def test_a_rule_survives_the_way_to_the_worker(margin: Comparison, can_pass: bool) -> None:
+def test_a_rule_survives_the_way_to_the_worker(rule: GateRule, can_pass: bool) -> None:
     before, after = paired(7, 120, 0.1, 0.05)
-    stopping = StoppingPlan(120, 16, StoppingRule(margin, 0.05 / 3, can_pass), before)
-    arrived = read_stopping(json.loads(json.dumps(asdict(stopping))))
+    stopping = StoppingPlan(120, 16, rule, before, can_pass=can_pass)
+    arrived = PLAN.validate_python(json.loads(PLAN.dump_json(stopping)))
     assert arrived == stopping
     assert asked(arrived, after) == asked(stopping, after)
 
@@ -66,7 +62,7 @@ def test_without_a_rule_all_is_asked() -> None:
 
 def test_it_ends_at_a_look() -> None:
     before, after = paired(3, 400, 0.0, 0.0)
-    stopping = StoppingPlan(400, 64, StoppingRule(POINTS, 0.05), before)
+    stopping = StoppingPlan(400, 64, POINTS, before)
     assert stopping.look_ends() == [100, 200, 400]
     assert asked(stopping, after) == 100
     found = stopping.decided(after[:100])
@@ -77,14 +73,14 @@ def test_it_ends_at_a_look() -> None:
 def test_kept_answers_beyond_the_look_are_not_counted() -> None:
     """As of an earlier run with a stricter margin."""
     before, after = paired(3, 400, 0.0, 0.0)
-    stopping = StoppingPlan(400, 64, StoppingRule(POINTS, 0.05), before)
+    stopping = StoppingPlan(400, 64, POINTS, before)
     assert stopping.next_batch(after[:250]) == range(0)
     assert stopping.counted(after[:250]) == 100
 
 
 def test_clusters_are_asked_whole_and_looks_count_them() -> None:
     labels = [str(n // 5) for n in range(400)]
-    stopping = StoppingPlan(398, 64, StoppingRule(POINTS, 0.05), [1.0] * 400, clusters=labels)
+    stopping = StoppingPlan(398, 64, POINTS, [1.0] * 400, clusters=labels)
     assert stopping.end == 400
     assert stopping.look_ends() == [100, 200, 400]
     assert len(stopping.next_batch([])) == 65
@@ -96,14 +92,14 @@ def test_clusters_are_asked_whole_and_looks_count_them() -> None:
     n=st.integers(1, 150),
     batches=st.tuples(st.integers(1, 70), st.integers(1, 70)),
     lost=st.sampled_from([0.0, 0.1, 0.5]),
-    margin=st.sampled_from([POINTS, RECOVERY]),
+    rule=st.sampled_from([POINTS, RECOVERY]),
     start=st.integers(0, 150),
 )
 def test_batches_and_interruptions_change_nothing(
-    seed: int, n: int, batches: tuple[int, int], lost: float, margin: Comparison, start: int
+    seed: int, n: int, batches: tuple[int, int], lost: float, rule: GateRule, start: int
 ) -> None:
     before, after = paired(seed, n, lost, 0.05)
-    one, other = (StoppingPlan(n, batch, StoppingRule(margin, 0.05), before) for batch in batches)
+    one, other = (StoppingPlan(n, batch, rule, before) for batch in batches)
     whole = asked(one, after)
     assert whole == asked(other, after)
     assert one.counted(after[: max(whole, min(start, n))]) == whole

@@ -47,7 +47,7 @@ class TestPairing:
     def test_score_missing_or_out_of_range(self, score: Any, on_baseline: bool) -> None:
         sides = [answers([1.0, score]), answers([1.0, 1.0])]
         message = self.refused(*(sides if on_baseline else sides[::-1]))
-        assert f"question philosophy/1 has the score {score}" in message
+        assert f"question philosophy/1 has the score {score!r}" in message
 
     def test_no_score_at_all(self) -> None:
         candidate = answers([1.0, 1.0])
@@ -175,7 +175,7 @@ class TestLengths:
 
     @pytest.mark.parametrize("tokens", [None, [], [-1], [True], ["7"], [1e9], [2**40], 7])
     def test_impossible_tokens(self, tokens: Any) -> None:
-        with pytest.raises(ValueError, match="/0 has no tokens"):
+        with pytest.raises(ValueError, match=r"/0 has (no|the) tokens"):
             judged_rows(self.lengths([1]), self.lengths(tokens))
 
     def test_answers_that_were_not_read_show_on_both_sides(self) -> None:
@@ -186,7 +186,7 @@ class TestLengths:
 
     @pytest.mark.parametrize("count", [None, -1, 2, "0", 0.5])
     def test_impossible_counts(self, count: Any) -> None:
-        with pytest.raises(ValueError, match="/0 has no number 'unclosed'"):
+        with pytest.raises(ValueError, match=r"/0 (has the unclosed|counts)"):
             judged_rows(self.lengths([1]), self.lengths([1], unclosed=count))
 
 

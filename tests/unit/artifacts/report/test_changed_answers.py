@@ -19,8 +19,8 @@ from artifacts.report.answers import (
     prompt_of,
 )
 from artifacts.report.run_evidence import RunEvidence
-from eval_gates.gate_rule import GateRule
 from eval_gates.rows import Answer, Question
+from eval_gates.stopping import GateRule
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.mmlu import Mmlu
 from eval_gates.suites.rouge import Rouge

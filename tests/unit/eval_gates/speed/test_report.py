@@ -101,12 +101,12 @@ def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
 
 
 def test_a_disturbed_measurement_says_what_was_seen() -> None:
-    seen = {"client_lag_s": 1.0, "client_late_s": 9.0, "runnable": 6.2, "cpus": 2}
+    seen = {"client_lag_s": 1.0, "client_late_s": 9.0}
     loads = [load.model_copy(update=seen) for load in blocks([1.1] * 10)]
     report = of_ratio(loads)
     assert (report.verdict, report.n, report.repeats) == ("undecided", 0, {"disturbed": 10})
-    for told in ("disturbed 10", "1000 ms", "6.2 threads", "2 CPUs"):
-        assert told in report.reason
+    assert "disturbed 10" in report.reason
+    assert "1000 ms" in report.reason
 
 
 def test_a_gate_that_only_finds_broken_servers_says_so() -> None:

@@ -45,7 +45,7 @@ def test_a_declared_time_is_taken_as_it_is() -> None:
     rate = {"arrivals": "rate", "rate": 4.0, "concurrency": None}
     load = load_in_waves(8, 4, **rate, warmup_s=2.5, measured_s=4.0)
     assert steady_window(load) == (2.5, 6.5)
-    assert latencies(load).ttft_ms.shape == (16,)
+    assert latencies(load)[0]["ttft_ms"].shape == (16,)
 
 
 @pytest.mark.parametrize("waves", [1])
@@ -63,5 +63,5 @@ def test_an_answer_of_one_token_has_no_time_between_tokens() -> None:
         s + t for s, t in zip(requests["start_s"], requests["ttft_s"], strict=True)
     ]
     load = load_in_waves(4, 2, requests=requests)
-    assert latencies(load).tpot_ms.size == 0
+    assert latencies(load)[0]["tpot_ms"].size == 0
     assert output_rate(load) > 0

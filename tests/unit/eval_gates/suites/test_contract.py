@@ -151,10 +151,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
             ({"schema": {"type": "thing"}}, "not a JSON schema"),
             ({"schema": {"pattern": "("}}, "not a JSON schema"),
             ({"schema": {"items": {"$ref": "https://host.example/x.json"}}}, "does not hold"),
-            ({"schema": {"pattern": "^(a{2,99999})$"}}, "more than 10,000 repetitions"),
             ({"schema": {"$ref": "#"}}, "refers to itself"),
             ({"schema": {"$dynamicRef": "#absent"}}, "dynamicRef"),
-            ({"schema": {"items": {"$id": "http://x/"}}}, "'.id' inside"),
+            ({"schema": {"items": {"$id": "http://x/"}}}, "inner .id"),
         ]
     ),
     *(
@@ -167,10 +166,10 @@ REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
             ({"test_list": ["assert other([1]) == 0"]}, "'test_list'.* uses none"),
             ({"test_imports": [1]}, "'test_imports'"),
             ({"test": "(" * 5000}, "'test' is not Python"),
-            ({"test": "assert 1 + 1 == 2"}, "'test' does not use the function 'twice'"),
-            ({"test": "assert twice(helper(1)) == 0"}, "does not define: helper"),
-            ({"test": "def twice(n): return 0\nassert twice(1) == 0"}, "itself"),
-            ({"test": "from numpy import *\nassert twice(1) == 2"}, "'test' imports all names"),
+            ({"test": "assert 1 + 1 == 2"}, "'test' must use 'twice'"),
+            ({"test": "assert twice(helper(1)) == 0"}, "such as helper"),
+            ({"test": "def twice(n): return 0\nassert twice(1) == 0"}, "but not this one"),
+            ({"test": "from numpy import *\nassert twice(1) == 2"}, "'test' must use 'twice'"),
         ]
     ),
 ]

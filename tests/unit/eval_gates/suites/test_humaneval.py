@@ -21,14 +21,13 @@ PROBLEM = Problem(
     header=PROMPT,
     entry_point="halves",
     test="def check(candidate):\n    assert candidate([4, 7]) == [half(4), 3]\n",
-    canonical_solution="    return [half(number) for number in numbers]\n",
 )
 
 
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [
-        (PROMPT + PROBLEM.canonical_solution, "passed"),
+        (PROMPT + "    return [half(number) for number in numbers]\n", "passed"),
         ("def halves(numbers):\n    return [n // 2 for n in numbers]\n", "passed"),
         ("def halves(numbers):\n    return numbers\n", "failed"),
         ("def half(x):\n    return x\n\n\ndef halves(numbers):\n    return [4, 3]\n", "failed"),

@@ -35,28 +35,20 @@ def test_metric_and_filter() -> None:
     ("metrics", "wanted", "what", "hint"),
     [
         (METRICS, "f1", "no metric 'f1'", "acc, wer"),
-        (METRICS, "bleu", "'bleu' is not a mean over documents", "acc, wer"),
-        ([PERPLEXITY, ACC], None, "'perplexity' is not a mean over documents", "use: acc"),
-        ([PERPLEXITY], None, "'perplexity'", "none of this task's"),
-        ([Metric("likelihood", "mean", True)], None, "'likelihood'", "none of this task's"),
-        ([Metric("rouge", "mean", True, needs_hub=True)], None, "from the Hub", "none of"),
-        ([Metric("acc", "nanmean", True)], None, "nanmean", "none of"),
+        (METRICS, "bleu", "no metric 'bleu'", "acc, wer"),
+        ([PERPLEXITY, ACC], None, "no metric 'perplexity'", "documents: acc"),
+        ([Metric("likelihood", "mean", True)], None, "'likelihood'", "none"),
+        ([Metric("rouge", "mean", True, needs_hub=True)], None, "'rouge'", "none"),
+        (METRICS, "acc,loose", "'acc,loose'", "filters: strict"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_what_can(
     metrics: list[Metric], wanted: str | None, what: str, hint: str
 ) -> None:
-    with pytest.raises(EvaluationDataError) as caught:
-        choose_metric("my_task", metrics, [], wanted)
-    assert what in caught.value.message
+    with pytest.raises(EvaluationDataError, match=what) as caught:
+        choose_metric("my_task", metrics, ["strict"], wanted)
     assert hint in caught.value.hint
     assert "my_task" in caught.value.where
-
-
-def test_a_filter_that_the_task_has_not() -> None:
-    with pytest.raises(EvaluationDataError, match="'loose'") as caught:
-        choose_metric("t", METRICS, ["strict"], "acc,loose")
-    assert "strict" in caught.value.hint
 
 
 @given(st.floats(0, 1))

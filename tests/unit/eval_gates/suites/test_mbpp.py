@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.sandbox import Program, run_many
-from eval_gates.suites.code_suite import Problem, prompt_of
-from eval_gates.suites.humaneval import complete
-from eval_gates.suites.mbpp import problem_of, read_folder, select_usable
+from eval_gates.suites.code_suite import prompt_of
+from eval_gates.suites.mbpp import problem_of, select_usable
 from pipeline.core.errors import EvaluationDataError
 
 PLACE = "mbpp.jsonl, line 1"
@@ -66,7 +65,6 @@ SPREAD_PROBLEM, MEAN_PROBLEM = problem_of(SPREAD, PLACE), problem_of(MEAN, PLACE
 def test_a_row_is_asked_as_humanevals_problems_are() -> None:
     assert SPREAD_PROBLEM.task_id == "Mbpp/9001"
     assert SPREAD_PROBLEM.entry_point == "spread"
-    assert SPREAD_PROBLEM.canonical_solution == SPREAD["code"]
     assert prompt_of(SPREAD_PROBLEM, "completion") == (
         "def spread(numbers, start=0):\n"
         '    """Write a function to tell how far the largest number is above the smallest.\n\n'
@@ -119,46 +117,24 @@ def test_the_answers_shape_is_seen_to_in_both_of_numpys_comparisons() -> None:
     assert (right.outcome, empty.outcome) == ("passed", "failed"), (right, empty)
 
 
-def test_a_problem_of_humanevals_beside_the_others() -> None:
-    theirs = Problem(
-        task_id="Test/0",
-        header='def half(x):\n    return x // 2\n\n\ndef halves(xs):\n    """Halve each."""\n',
-        entry_point="halves",
-        test="def check(candidate):\n    assert candidate([4, 7]) == [half(4), 3]\n",
-        canonical_solution="    return [half(x) for x in xs]\n",
-    )
-    problem = complete(theirs)
-    assert problem._replace(test=theirs.test) == theirs
-    executions = run_many(
-        [
-            Program(theirs.header + body, problem.test)
-            for body in (theirs.canonical_solution, "    return xs\n")
-        ],
-        seconds=20,
-        memory_bytes=2**30,
-    )
-    assert [execution.outcome for execution in executions] == ["passed", "failed"]
-
-
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+def test_the_example_of_the_documentation() -> None:
     page = Path(__file__).parents[4] / "docs" / "how-to" / "suites.md"
     blocks = page.read_text().split("```json\n")[1:]
     (example,) = [block for block in blocks if '"test_list"' in block]
     row = json.loads(example.partition("```")[0])
-    (tmp_path / "mbpp.jsonl").write_text(json.dumps(row))
-    (problem,) = read_folder(tmp_path)
-    assert problem.entry_point == "twice"
+    assert problem_of(row, PLACE).entry_point == "twice"
 
 
 def test_a_few_of_a_dataset_are_left_out_and_more_are_another_form() -> None:
-    rows = [{**SPREAD, "task_id": number} for number in range(20)]
-    rows[3]["test"] = "assert spread([Pair()]) == 0"
-    problems, left_out = select_usable(rows, "some/dataset")
+    rows = [(f"row {number}", {**SPREAD, "task_id": number}) for number in range(20)]
+    rows[3][1]["test"] = "assert spread([Pair()]) == 0"
+    problems, (left_out,) = select_usable(rows)
     assert len(problems) == 19
-    assert left_out == ["some/dataset, row 3: 'test' uses names that it does not define: Pair"]
-    rows[4]["test"] = "pass"
+    assert left_out.startswith("row 3: 'test' must use 'spread'")
+    assert left_out.endswith("such as Pair")
+    rows[4][1]["test"] = "pass"
     with pytest.raises(EvaluationDataError, match="Pair"):
-        select_usable(rows, "some/dataset")
+        select_usable(rows)
 
 
 # Neither half a character nor a NUL can stand in a source text; a test above has them refused.

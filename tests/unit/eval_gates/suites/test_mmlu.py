@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from eval_gates.suites import mmlu
+from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.suite_kind import QuestionOrder
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.events import NullProgress
 
 ROW = {
     "subject": "high_school_physics",
@@ -29,8 +32,10 @@ def test_a_folder_gives_its_questions_without_the_development_ones(tmp_path: Pat
     write(tmp_path, ROW, {**OTHER, "answer": "C"})
     write(tmp_path, {**ROW, "question": "dev?"}, name="mmlu_dev.jsonl")
     write(tmp_path, {"question": "another suite's"}, name="mmlu_pro_test.jsonl")
-
-    assert mmlu.read_folder(tmp_path) == [ROW, OTHER]
+    order = QuestionOrder(QuestionSource(kind="folder"), tmp_path, tmp_path, NullProgress())
+    found, _ = mmlu.Mmlu().questions(mmlu.MmluTask(num_fewshot=1), order)
+    assert [each.data for each in found] == [ROW, OTHER]
+    assert all("dev?" in each.prompt for each in found)
 
 
 def test_examples_are_the_first_of_the_subject_and_never_the_question_itself() -> None:

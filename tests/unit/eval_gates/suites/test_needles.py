@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.rows import Answer, Question
+from eval_gates.rows import Question
 from eval_gates.suites import needles
 from eval_gates.suites.needles import NEEDLES, Needles, NeedlesKind, NeedlesTask
-from eval_gates.suites.sources import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder, Row
+from eval_gates.suites.sources import QuestionSource, Row
+from eval_gates.suites.suite_kind import QuestionOrder
 from pipeline.core.errors import EvaluationDataError, UsageError
 from pipeline.core.events import NullProgress
 
@@ -43,12 +42,6 @@ class TestCase:
         assert (len(others) >= 3) == (kind == "multi_key")
         assert all(set(key.split("-")) & set(case.key.split("-")) for key in others)
         assert needles.build_case(seed, kind, characters, depth) == case
-
-    @pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 0.99])
-    def test_a_number_is_at_its_depth(self, depth: float) -> None:
-        case = needles.build_case("seed", "single", 40_000, depth)
-
-        assert case.text.index(case.values[0]) / len(case.text) == pytest.approx(depth, abs=0.05)
 
 
 class TestScore:
@@ -86,13 +79,6 @@ class TestScore:
         values = [str(number) for number in numbers]
         assert 0 <= needles.share_found(answer, values) <= 1
         assert needles.share_found(", ".join(values), values) == 1
-
-    def test_writing_down_all_numbers_of_the_text_finds_no_more_than_a_guess(self) -> None:
-        scores = []
-        for seed in range(60):
-            case = needles.build_case(f"{seed}", "multi_key", 3_000, (seed + 0.5) / 60)
-            scores.append(needles.share_found(case.text, case.values))
-        assert sum(scores) / len(scores) < 0.4
 
 
 class TestSuite:
@@ -144,20 +130,3 @@ class TestSuite:
         with pytest.raises(UsageError) as caught:
             NeedlesKind().fit("long", NeedlesTask(max_tokens=max_tokens), max_length, print)
         assert caught.value.where == "policy key suites.long.lengths"
-
-    def test_groups_are_lengths_kinds_and_both(self) -> None:
-        rows = [Answer(row["id"], "p", 1.0, own=row) for row in read(SHORT)]
-        worse = [replace(row, score=0.5 * (row.own["length"] == 512)) for row in rows]
-
-        found = {group.group: group for group in NeedlesKind().groups(rows, worse)}
-
-        assert list(found)[:5] == [
-            *("512 tokens", "1024 tokens", "single", "multi key", "multi value")
-        ]
-        assert found["512 tokens"].candidate == 0.5
-        assert found["1024 tokens"].candidate == 0
-        assert found["multi key"].model_dump() == {
-            **{"group": "multi key", "is_subject": False, "n": 8},
-            **{"baseline": 1.0, "candidate": 0.25, "flips": 8},
-        }
-        assert found["512 tokens, multi value"].is_subject

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +10,17 @@ from hypothesis import strategies as st
 
 from eval_gates.suites import rouge
 
-ROW = {"id": "7", "title": "Cats", "document": "A cat sat.", "references": ["Cat sits.", "It sat."]}
 
-
-def write(folder: Path, *rows: dict[str, Any]) -> Path:
-    path = folder / "summarization_test.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def test_references_win_over_the_one_summary(tmp_path: Path) -> None:
-    assert rouge.read_folder(write(tmp_path, {**ROW, "summary": "Cat sits."})) == [ROW]
-
-
-def test_a_summary_is_the_only_reference(tmp_path: Path) -> None:
-    write(tmp_path, {"document": "A cat sat.", "summary": "Cat sits."})
-
-    assert rouge.read_folder(tmp_path) == [
-        {"id": "", "title": "", "document": "A cat sat.", "references": ["Cat sits."]}
-    ]
+@pytest.mark.parametrize(
+    ("given", "references"),
+    [
+        ({"summary": "Cat sits."}, ["Cat sits."]),
+        ({"summary": "Cat sits.", "references": ["It sat.", "Cat sat."]}, ["It sat.", "Cat sat."]),
+    ],
+)
+def test_references_win_over_the_one_summary(given: Any, references: list[str]) -> None:
+    found = rouge._document({"document": "A cat sat.", **given}, "here")
+    assert found["references"] == references
 
 
 def test_a_summary_without_a_reference_cannot_be_scored() -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.suites.bfcl import CATEGORIES, evaluate_arithmetic, right_calls
+from eval_gates.suites.bfcl import evaluate_arithmetic, right_calls
 from eval_gates.suites.sources import QuestionSource
-from eval_gates.suites.tools import Category, Tools, ToolsTask
+from eval_gates.suites.tools import Tools, ToolsTask
 
 MARGINS: dict[Any, Any] = {"fp8": 0.03}
 NUMBERS = st.integers(-1_000, 1_000)
-
-
-def test_every_category_can_be_named() -> None:
-    assert get_args(Category) == tuple(CATEGORIES)
 
 
 def test_the_number_of_cases_is_known_before_they_are_read() -> None:
@@ -55,13 +51,9 @@ def test_arithmetic(left: int, right: int, sign: str) -> None:
         "print(1) + 1",
         "a + 1",
         "().__class__ + 1",
-        "'a' * 1000000000",
-        "9 ** 9 ** 9",
-        "(64 ** 64) ** 64",
         "1 << 1000000000",
         "[1] + [2]",
         "f'{print(1)}' + 'a'",
-        "'%d' % 1",
         "(lambda: 1)() + 1",
     ],
 )
