@@ -13,12 +13,12 @@ from pipeline.core.untrusted import (
     UntrustedJsonError,
     UntrustedLinesError,
     parse_json,
-    read_json_items,
+    read_json_file,
     read_lines,
 )
 from recipes.workload import AnyWorkload, FileWorkload
 
-LARGEST_FILE = 1 << 30  # of conversations
+LARGEST_FILE, MAX_VALUES = 1 << 30, 10_000_000  # of conversations
 A_PROMPT = 'a prompt a line, as {"prompt": "..."}; a list of conversations has a name in .json'
 A_CONVERSATION = '[{"conversations": [{"from": "human", "value": "..."}]}, ...]'
 
@@ -85,7 +85,10 @@ def prompts_of(path: Path) -> Iterator[str]:
     OSError, UntrustedJsonError and UntrustedLinesError for an unreadable file.
     """
     if path.name.endswith(".json"):
-        for number, row in enumerate(read_json_items(path, limit=LARGEST_FILE), start=1):
+        rows = read_json_file(path, limit=LARGEST_FILE, values=MAX_VALUES)
+        if not isinstance(rows, list):
+            raise UntrustedJsonError("it is not a list")
+        for number, row in enumerate(rows, start=1):
             turns = row.get("conversations") if isinstance(row, dict) else None
             first = turns[0] if isinstance(turns, list) and turns else {}
             value = first.get("value") if isinstance(first, dict) else None

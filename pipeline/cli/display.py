@@ -80,35 +80,27 @@ class PlainLines:
     """Occasional lines, for logs."""
 
     def __init__(self) -> None:
-        self._started: dict[str, float] = {}
-        self._printed: dict[str, float] = {}
+        self._times: dict[str, tuple[float, float]] = {}  # of the start and the last line
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Print at intervals, and at the end."""
+        """Print at intervals, and at the end of what took a while."""
         now = time.monotonic()
-        started = self._started.setdefault(task, now)
+        started, last = self._times.setdefault(task, (now, now))
         finished = total is not None and done >= total
-        last = self._printed.get(task, started)
-        if not finished and now - last < PLAIN_LINE_INTERVAL_S:
+        if finished:
+            del self._times[task]
+        if now - last < PLAIN_LINE_INTERVAL_S and not (finished and now - started >= 1):
             return
-        if finished and now - started < 1:
-            self._forget(task)
-            return
-        self._printed[task] = now
+        if not finished:
+            self._times[task] = started, now
         of = f"/{total}" if total is not None else ""
         eta = ""
         if total and 0 < done < total:
             eta = f", eta {(now - started) / done * (total - done):.0f} s"
         print(f"  {task}: {done}{of} {unit}, {now - started:.0f} s{eta}", file=sys.stderr)
-        if finished:
-            self._forget(task)
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
-
-    def _forget(self, task: str) -> None:
-        self._started.pop(task, None)
-        self._printed.pop(task, None)
 
 
 class JsonLines:

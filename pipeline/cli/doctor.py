@@ -124,7 +124,13 @@ def _diagnose(settings: Settings, profile: str, *, as_json: bool) -> None:
         print_table(
             ("environment", "state", "size", "where", "what is wrong"),
             [
-                (item.key, str(item.state), _size(item.size_bytes), str(item.path), item.reason)
+                (
+                    item.key,
+                    str(item.state),
+                    f"{item.size_bytes / 1e9:.1f} GB",
+                    str(item.path),
+                    item.reason,
+                )
                 for item in environments
             ],
             width=WIDTH_WITHOUT_TERMINAL,
@@ -149,7 +155,3 @@ def _statuses(settings: Settings) -> list[EnvironmentStatus]:
             if accelerator is own or item.state is not EnvironmentState.MISSING:
                 found.setdefault(item.key, item)
     return list(found.values())
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes else "-"

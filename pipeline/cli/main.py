@@ -48,24 +48,13 @@ app = typer.Typer(
     "and promote it only if it passes.",
     epilog="Start with: prepare model demo:smollm2-135m",
 )
-app.command("model")(model.model)
-app.command("plan")(plan.plan)
-app.command("gate")(gate.gate)
-app.command("tune")(tune.tune)
-app.command("verify")(verify.verify)
-app.command("report")(report.report)
-app.command("promote")(promote.promote)
-app.command("rollback")(rollback.rollback)
-app.command("pull")(pull.pull)
-app.command("push")(push.push)
-app.command("serve")(serve.serve)
-app.command("export")(export.export)
-app.command("recheck")(recheck.recheck)
-app.command("runs")(runs.runs)
-app.command("gc")(gc.gc)
-app.command("show")(show.show)
-app.command("doctor")(doctor.doctor)
-app.command("registry")(registry.registry)
+# In the order of the help.
+for _module in (
+    *(model, plan, gate, tune, verify, report, promote, rollback, pull, push, serve, export),
+    *(recheck, runs, gc, show, doctor, registry),
+):
+    _name = _module.__name__.rpartition(".")[2]
+    app.command(_name)(getattr(_module, _name))
 
 
 def show_version(wanted: bool) -> None:

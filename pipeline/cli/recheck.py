@@ -143,16 +143,9 @@ def gate_cells(gate: GateResult | None) -> list[str]:
 
 def next_step(outcome: RecheckOutcome) -> str:
     """Return the next step."""
-    version, look = outcome.version, f"prepare report {outcome.run}"
+    name, look = outcome.version.name, f"prepare report {outcome.run}"
     if outcome.stands:
-        return f"Next: prepare serve {version.name}@{version.version}"
+        return f"Next: prepare serve {name}@{outcome.version.version}"
     if outcome.stands is None:
         return f"Next: {look}; fix the cause, and run the same command again"
-    aliases = [alias for alias in version.aliases if alias not in ("previous", "candidate")]
-    if not aliases:
-        return f"No alias points to it. Next: {look} shows why; `prepare model` makes a new variant"
-    alias = f" --alias {aliases[0]}" if aliases[0] != "champion" else ""
-    return (
-        f"No alias has moved. Next: prepare rollback {version.name}{alias}, or serve it on the "
-        f"judged tuple as before, or make a new variant here with `prepare model`; {look} shows why"
-    )
+    return f"No alias has moved. Next: {look}; `prepare rollback {name}` moves the alias back"

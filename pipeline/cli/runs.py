@@ -94,19 +94,14 @@ def print_runs(store: Store, *, as_json: bool) -> None:
             report.run,
             report.status,
             report.options.checkpoint or "",
-            ", ".join(verdicts_in(report)),
+            f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"
+            if report.tuning is not None and report.tuning.verdict is not None
+            else ", ".join(f"{each.recipe}: {each.verdict}" for each in report.variants),
             f"{report.seconds:.0f} s",
         ]
         for report in found
     ]
     print_table(["run", "status", "checkpoint", "verdicts", "time"], rows)
-
-
-def verdicts_in(report: RunReport) -> list[str]:
-    """Return each variant's verdict, or the tuning's winner's."""
-    if report.tuning is not None and report.tuning.verdict is not None:
-        return [f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"]
-    return [f"{variant.recipe}: {variant.verdict}" for variant in report.variants]
 
 
 def follow_run(report: RunReport, named: Path | None, store: Store, *, as_json: bool) -> None:

@@ -83,20 +83,15 @@ def guard_streams() -> Iterator[None]:
     """
     kept = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        for stream in kept:
-            escape_letters(stream)
+        for stream in kept:  # escape letters that the stream's encoding lacks
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
         lasting = (cast(TextIO, LastingStream(stream or nowhere)) for stream in kept)
         sys.stdout, sys.stderr = map(SanitizedStream, lasting)
         try:
             yield
         finally:
             sys.stdout, sys.stderr = kept
-
-
-def escape_letters(stream: TextIO | None) -> None:
-    """Escape letters that the stream's encoding lacks."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-        stream.reconfigure(errors="backslashreplace")
 
 
 def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -113,9 +108,5 @@ def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
                     yield Segment(log_text(segment.text), segment.style)
 
     stream = sys.stderr if stderr else sys.stdout
-    return SanitizedConsole(file=underlying_stream(stream), width=width, highlight=False)
-
-
-def underlying_stream(stream: TextIO) -> TextIO:
-    """Return the stream below a sanitized one."""
-    return stream.stream if isinstance(stream, SanitizedStream) else stream
+    below = stream.stream if isinstance(stream, SanitizedStream) else stream
+    return SanitizedConsole(file=below, width=width, highlight=False)

@@ -140,9 +140,15 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
     Returns whether all is as recorded; None without answers. EvidenceError: no evidence, or an
     invalid signature.
     """
+    from artifacts.evidence.signing import check_with_key
     from artifacts.evidence.verify import check_bundle
+    from recipes.checkpoints.weight_files import SIGNATURE
 
-    signature = check_signature(folder, public_key)
+    if public_key is not None:
+        check_with_key(folder, public_key)
+        signature = "holds"
+    else:
+        signature = "unchecked" if (folder / SIGNATURE).exists() else "none"
     check = check_bundle(folder)
     if as_json:
         print_json(
@@ -151,17 +157,6 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
     else:
         print_folder(folder, check, signature)
     return None if check.is_sound and check.answers_withheld else check.is_sound
-
-
-def check_signature(folder: Path, public_key: Path | None) -> str:
-    """Return the signature's state: `holds`, `unchecked` or `none`."""
-    from artifacts.evidence.signing import check_with_key
-    from recipes.checkpoints.weight_files import SIGNATURE
-
-    if public_key is not None:
-        check_with_key(folder, public_key)
-        return "holds"
-    return "unchecked" if (folder / SIGNATURE).exists() else "none"
 
 
 def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
@@ -190,7 +185,10 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
 def print_checks(checks: Sequence[VariantCheck]) -> None:
     """Print a table of variants, then every difference."""
     rows = [
-        [c.recipe, c.kept, c.computed or "cannot be computed", f"{c.answers:,}", words(c)]
+        [
+            *(c.recipe, c.kept, c.computed or "cannot be computed", f"{c.answers:,}"),
+            "differs" if c.differences else "the same",
+        ]
         for c in checks[:MAX_LINES]
     ]
     print_table(["variant", "verdict kept", "computed again", "answers read", ""], rows)
@@ -211,9 +209,3 @@ def print_clipped(lines: Sequence[str]) -> None:
 def value(text: str) -> str:
     """Return an untrusted name as part of a line."""
     return log_line(text, MAX_NAME_CHARACTERS)
-
-
-def words(check: VariantCheck) -> str:
-    """Return the result in a word."""
-    count = len(check.differences)
-    return "the same" if count == 0 else f"{count} differences" if count > 1 else "1 difference"

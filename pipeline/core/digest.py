@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.events import NullProgress, Progress
+from pipeline.core.file_locks import locked
 from pipeline.core.private_files import untrusted_reason, write_atomically
 from pipeline.core.untrusted import open_regular
 
@@ -110,11 +111,9 @@ class FileDigests:
         return found
 
     def _remember(self, fresh: Mapping[str, Any], progress: Progress) -> None:
-        from filelock import FileLock
-
         try:
             self.cache_file.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.cache_file.with_name(self.cache_file.name + ".lock")):
+            with locked(self.cache_file.with_name(self.cache_file.name + ".lock")):
                 files = {p: entry for p, entry in self._read_cache().items() if Path(p).exists()}
                 files |= fresh
                 cache = {"schema_version": CACHE_SCHEMA, "files": files}

@@ -54,9 +54,8 @@ class Plugin:
         """Return data to import the class in a worker."""
         top = self.value.partition(":")[0].partition(".")[0]
         spec = find_spec(top)
-        if spec is None or spec.origin is None:
-            raise UsageError(f"the plugin '{self.name}' has no file", where=self.words)
-        return {**asdict(self), "file": spec.origin}
+        assert spec is not None  # it was imported
+        return {**asdict(self), "file": str(spec.origin)}
 
 
 _given: dict[tuple[str, str], Plugin] = {}
@@ -73,8 +72,8 @@ def use_given(plugin: Mapping[str, str]) -> None:
         return
     folders = [str(file.parent)] if file.name == "__init__.py" else None
     spec = spec_from_file_location(top, file, submodule_search_locations=folders)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"the plugin '{found.name}' has no file", where=found.words)
+    assert spec is not None
+    assert spec.loader is not None
     sys.modules[top] = module = module_from_spec(spec)
     spec.loader.exec_module(module)
 

@@ -46,6 +46,7 @@ PARTIAL, DEAD, DISCARDED = ".partial", ".dead", ".discarded"
 LOCK, LOCKS = "lock", "locks"
 TOKEN_LETTERS = 12
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
+_UNUSABLE = (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EIO, errno.ESTALE)
 
 
 class Store:
@@ -66,16 +67,10 @@ class Store:
     def find(self, stage: str, key: str) -> StageRecord | None:
         path = self.stage_folder(stage, key) / RECORD
         try:
-            content = read_regular(path, MAX_RECORD_BYTES)
+            with self.explain_errors():
+                content = read_regular(path, MAX_RECORD_BYTES)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise StoreError(
-                f"a stage's record cannot be read: {error.strerror or error}",
-                where=str(path),
-                hint=f"have its owner share it: `chmod -R g+rwX {path.parent}`, or name a folder "
-                "of your own with --store DIR",
-            ) from error
         try:
             record = parse_record(content, StageRecord)
             if (record.stage, record.key) != (stage, key):
@@ -115,9 +110,7 @@ class Store:
     def _keys(self, stage: str) -> list[tuple[str, str]]:
         found = sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}"))
         keys = [(path.parent.parent.name, path.parent.name) for path in found]
-        return [
-            (name, key) for name, key in keys if "." not in key
-        ]  # excludes partial and discarded ones
+        return [each for each in keys if "." not in each[1]]  # no partial or discarded ones
 
     def find_current(self, stage: str, key: str) -> StageRecord | None:
         """Return a finished stage's record, unless an input was made again with another result.
@@ -256,9 +249,9 @@ class Store:
                     where=str(error.filename or self.root),
                     hint="find out who created it, and remove it",
                 ) from error
-            if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+            if error.errno in _UNUSABLE:
                 raise StoreError(
-                    f"the store cannot be written: {error.strerror}",
+                    f"the store cannot be used: {error.strerror}",
                     where=str(error.filename or self.root),
                     hint="use a writable folder with --store DIR; another user's store is "
                     f"shared with a group by `chgrp -R GROUP {self.root}`, `chmod -R g+rwX` and "
@@ -360,13 +353,6 @@ def _means_full_disk(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _unfinished(final: Path) -> list[Path]:
-    """Return earlier attempts' directories, newest first."""
-    names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}", f"{final.name}.*{PARTIAL}{DEAD}")
-    found = {path for name in names for path in final.parent.glob(name)}
-    return sorted(found, key=lambda path: (_changed_at(path), path.name), reverse=True)
-
-
 def _changed_at(folder: Path) -> float:
     """Return the folder's last change; 0 if it is gone."""
     try:
@@ -381,7 +367,10 @@ def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
     Files are copied, since an old writer may have one open.
     """
     partial = final.with_name(f"{final.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{PARTIAL}")
-    earlier = _unfinished(final)
+    names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}", f"{final.name}.*{PARTIAL}{DEAD}")
+    found = {path for name in names for path in final.parent.glob(name)}
+    # The newest first.
+    earlier = sorted(found, key=lambda path: (_changed_at(path), path.name), reverse=True)
     partial.mkdir()
     for place, left in enumerate(earlier):
         if left.name.endswith(PARTIAL):  # a writer that was cut off loses its directory
@@ -389,16 +378,16 @@ def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
             with contextlib.suppress(OSError):
                 left.rename(earlier[place])
         for name in resumed:
-            found = earlier[place] / name
+            kept = earlier[place] / name
             if (partial / name).exists():
                 continue
             # Without locks another process may take it; then that work is repeated.
             with contextlib.suppress(FileNotFoundError):
-                if found.is_dir():
-                    found.rename(partial / name)
-                elif found.is_file():
+                if kept.is_dir():
+                    kept.rename(partial / name)
+                elif kept.is_file():
                     copied = partial / f".{name}"
-                    shutil.copyfile(found, copied)
+                    shutil.copyfile(kept, copied)
                     copied.rename(partial / name)
     for left in (*earlier, *final.parent.glob(f"{final.name}.*{DISCARDED}")):
         shutil.rmtree(left, ignore_errors=True)

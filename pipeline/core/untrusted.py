@@ -50,7 +50,6 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class UntrustedFileError(OSError):
@@ -169,68 +168,21 @@ def parse_json(
         text = content if isinstance(content, str) else content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UntrustedJsonError(f"it is not UTF-8 text: {error.reason}") from error
-    with _JsonErrors():
-        found = _decoder(finite=finite).decode(text)
-    _check_value(found, text if whole_text else "")
-    return found
-
-
-def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
-    """Yield the items of an untrusted JSON list."""
-    decoder = _decoder(finite=True)
-    try:
-        text = read_regular(path, limit).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UntrustedJsonError(f"it is not UTF-8 text: {error.reason}") from error
-
-    def skip(place: int) -> int:
-        match = _SPACE.match(text, place)
-        return match.end() if match else place
-
-    place = skip(0)
-    if text[place : place + 1] != "[":
-        raise UntrustedJsonError("it is not a list")
-    place, number, mark = skip(place + 1), 0, ","
-    if text[place : place + 1] == "]":
-        mark, place = "]", skip(place + 1)
-    while mark == ",":
-        number += 1
-        with _JsonErrors(f"item {number}: "):
-            item, end = decoder.raw_decode(text, place)
-        _check_value([item], text[place:end])
-        yield item
-        end = skip(end)
-        mark, place = text[end : end + 1], skip(end + 1)
-    if mark != "]":
-        raise UntrustedJsonError(f"expected ',' or ']' after item {number}")
-    if place < len(text):
-        raise UntrustedJsonError("something follows the list")
-
-
-def _decoder(*, finite: bool) -> json.JSONDecoder:
-    return json.JSONDecoder(
+    decoder = json.JSONDecoder(
         object_pairs_hook=_refuse_repeated,
         parse_constant=_refuse_non_finite if finite else None,
         parse_float=_parse_finite if finite else None,
     )
-
-
-class _JsonErrors:
-    def __init__(self, where: str = "") -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RecursionError):
-            raise _depth_error() from error
-        if isinstance(error, (UntrustedJsonError, json.JSONDecodeError)):
-            raise UntrustedJsonError(f"{self._where}{error}") from error
-        if isinstance(error, ValueError):  # Python's limit on the digits of an integer
-            raise UntrustedJsonError(
-                f"{self._where}a number in it has thousands of digits"
-            ) from error
+    try:
+        found = decoder.decode(text)
+    except RecursionError as error:
+        raise _depth_error() from error
+    except (UntrustedJsonError, json.JSONDecodeError) as error:
+        raise UntrustedJsonError(str(error)) from error
+    except ValueError as error:  # Python's limit on the digits of an integer
+        raise UntrustedJsonError("a number in it has thousands of digits") from error
+    _check_value(found, text if whole_text else "")
+    return found
 
 
 def _refuse_repeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -348,18 +300,16 @@ def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
             raise UntrustedLinesError(f"line {number}: {error}") from error
         if not isinstance(row, dict):
             raise UntrustedLinesError(f"line {number} is not a JSON object")
-        row = without_nested(row)
+        row = {
+            key: value
+            for key, value in row.items()
+            if not isinstance(value, (dict, list)) or (key in COUNTS and _are_counts(value))
+        }
         kept += sum(len(value) if isinstance(value, list) else 1 for value in row.values())
         if kept > MAX_VALUES:
             raise UntrustedLinesError(f"it has more than {MAX_VALUES:,} values")
         yield row
 
 
-def without_nested(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row's numbers, strings and lists of counts."""
-    return {
-        key: value
-        for key, value in row.items()
-        if not isinstance(value, (dict, list))
-        or (key in COUNTS and isinstance(value, list) and all(type(each) is int for each in value))
-    }
+def _are_counts(value: dict[str, Any] | list[Any]) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)

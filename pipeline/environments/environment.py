@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from pipeline.core.errors import EnvironmentBuildError, raise_as
 from pipeline.core.events import Progress
-from pipeline.core.file_locks import is_locked
+from pipeline.core.file_locks import is_locked, locked
 from pipeline.core.private_files import untrusted_reason, unwritable_umask
 from pipeline.environments.build import (
     RECORD_NAME,
@@ -217,14 +215,7 @@ def _build_once(
         with raise_as(EnvironmentBuildError, what, str(folder.parent), cure):
             lock_file(folder).parent.mkdir(parents=True, exist_ok=True)
             lock_file(folder).touch()
-        # Unlike a store's locks, child processes that start meanwhile do not inherit it.
-        lock = FileLock(lock_file(folder))
-        try:
-            held = lock.acquire(timeout=0)
-        except Timeout:
-            progress.note(f"waiting for another process that is building {definition.key}")
-            held = lock.acquire()
-        with held:
+        with locked(lock_file(folder), lambda who: progress.note(f"{definition.key}: {who}")):
             if not force and (record := usable_record(definition, folder)):
                 return record  # another process built it meanwhile
             if users := processes_using(folder):

@@ -178,12 +178,12 @@ class Server:
         """Start the server; return the seconds until its first answer."""
         self._socket = private_socket()
         try:
-            return self._start_process(timeout_seconds, progress)
+            return self._start(timeout_seconds, progress)
         except ServingError:
             self.stop()
             raise
 
-    def _start_process(self, timeout_seconds: float, progress: Progress) -> float:
+    def _start(self, timeout_seconds: float, progress: Progress) -> float:
         with open_log(self._log) as log_file:
             self._log_begins = log_file.seek(0, os.SEEK_END)  # after those of earlier starts
             process = self._process = SupervisedProcess(

@@ -301,17 +301,6 @@ def compare_numbers(
         )
     if not findings["rescaled"]:
         _judge_layers(found, recipe, comparison.variant)
-    if outputs := found.outputs:
-        found.notes.append(
-            f"outputs over {outputs['tokens']} tokens: {outputs['divergence_nats']:.3f} nats from "
-            f"the source's, the same token first in {outputs['same_next_token']:.0%}; worst block: "
-            f"{outputs['worst_block']} {outputs['worst_block_db'] or 0:.1f} dB"
-        )
-    if found.altered:
-        name, change = next(iter(found.altered.items()))
-        found.notes.append(
-            f"{len(found.altered)} kept tensors are stored differently: {name} {change}, ..."
-        )
     if found.median_db is not None and {form.name for form in forms.values()} == {PLAIN}:
         found.notes.append(WIDE_NOTE)
 

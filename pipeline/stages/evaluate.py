@@ -149,13 +149,19 @@ def run(context: Context) -> EvaluateResult:
             AttemptLedger(context.store).begin(counted, context.parameters.measurement)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
+            kind = kind_of(context.parameters.suite)
+            reads_baseline = kind.reads_baseline and "baseline" in context.spec.inputs
             facts = context.run_worker(
                 "eval_gates.evaluate_worker",
                 {
                     **worker_spec(context.spec, context.store),
                     "book": str(todo.book_file),
                     "stopping": PLAN.dump_python(todo.stopping, mode="json"),
-                    "baseline": baseline_files(context),
+                    "baseline": [
+                        str(context.input_folder("baseline") / name)
+                        for name in (ANSWERS, TEXTS)
+                        if reads_baseline and (context.input_folder("baseline") / name).exists()
+                    ],
                 },
                 plugins=[for_worker(context.parameters.suite)],
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
@@ -271,14 +277,6 @@ def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
         # Prefix caches and batches change numbers, and the noise floor must show it.
         "backwards": parameters.repeat_id > 0,
     }
-
-
-def baseline_files(context: Context) -> list[str]:
-    """Return files that a variant's questions depend on."""
-    if not (kind_of(context.parameters.suite).reads_baseline and "baseline" in context.spec.inputs):
-        return []
-    folder = context.input_folder("baseline")
-    return [str(folder / name) for name in (ANSWERS, TEXTS) if (folder / name).exists()]
 
 
 def folder_of(spec: StageSpec, store: Store, role: str) -> Path:

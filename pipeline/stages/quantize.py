@@ -90,7 +90,9 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
     parameters, runtime = context.parameters, context.runtime
     quantization = parameters.quantization
     source = runtime.checkpoint
-    keep_recipe(context)
+    resolved = {**runtime.recipe, "quantization": quantization.model_dump(mode="json")}
+    text = json.dumps(resolved, indent=2) + "\n"
+    (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
     if runtime.left_alone:
         context.note(f"left in 16 bits besides the recipe's own list: {runtime.left_alone}")
     facts = context.run_worker(
@@ -114,14 +116,6 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
         weights_digest=weights_digest(output, digest_file),
         weights_bytes=sum(file.stat().st_size for file in weight_files(output)),
     )
-
-
-def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> None:
-    """Save the resolved recipe."""
-    quantization = context.parameters.quantization.model_dump(mode="json")
-    resolved = {**context.runtime.recipe, "quantization": quantization}
-    text = json.dumps(resolved, indent=2) + "\n"
-    (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
 
 
 def copy_carried_over(source: Checkpoint, output: Path) -> None:

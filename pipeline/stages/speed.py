@@ -24,10 +24,10 @@ from pipeline.stages.block import (
     collect,
     digest_of,
     find_blocks,
+    measure_loads,
     seed_of,
 )
 from pipeline.stages.context import StageContext
-from pipeline.stages.load_worker import measure_loads
 
 # Prefix of these stages' roles, before the gate's name.
 ROLE = "speed."

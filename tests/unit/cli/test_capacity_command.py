@@ -10,7 +10,6 @@ from small_checkpoint import safetensors, write_files
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import CheckpointError, UsageError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -63,22 +62,3 @@ def test_json(model: str) -> None:
     assert found["serving"] == "profile h100"
     assert found["context"] == 128
     assert [fit["variant"] for fit in found["fits"]] == ["baseline", "fp8-dynamic"]
-
-
-def test_what_cannot_be_planned(model: str, tmp_path: Path) -> None:
-    missing = CliRunner().invoke(app, ["plan", str(tmp_path / "none"), "--gpu", "h100"])
-    assert isinstance(missing.exception, CheckpointError)
-    demo = CliRunner().invoke(app, ["plan", "demo:smollm2-135m", "--gpu", "h100"])
-    assert isinstance(demo.exception, CheckpointError)
-    assert "prepare model demo:smollm2-135m" in demo.exception.hint
-    cpu = CliRunner().invoke(app, ["plan", model, "--gpu", "h100", "--profile", "cpu"])
-    assert isinstance(cpu.exception, UsageError)
-    none = CliRunner().invoke(app, ["plan", model, "--gpu", "h100", "--gpus", "0"])
-    assert none.exit_code == 2
-
-
-@pytest.mark.parametrize("words", ["--gpus 8", "--context 64"])
-def test_gpus_without_their_kind_are_refused(model: str, words: str) -> None:
-    with pytest.raises(UsageError) as error:
-        CliRunner().invoke(app, ["plan", model, *words.split()], catch_exceptions=False)
-    assert "--gpu h100" in error.value.hint

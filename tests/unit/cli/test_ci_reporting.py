@@ -96,18 +96,6 @@ def test_the_exit_code_and_the_files_say_the_same(
     assert (job / "summary.md").read_text().startswith(f"## prepare: {verdict}\n")
 
 
-def test_gitlab_has_a_junit_file_and_a_dotenv_report(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
-        monkeypatch.delenv(name)
-    finished(monkeypatch, failed())
-    result = model("--junit", "junit.xml", "--outputs", "prepare.env")
-    assert not any(line.startswith("::") for line in result.stderr.splitlines())
-    assert outputs(job, "prepare.env")["verdict"] == "fail"
-    assert sorted(path.name for path in job.iterdir()) == ["junit.xml", "prepare.env"]
-
-
 def test_without_ci_nothing_is_written_but_what_was_asked_for(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from pipeline.cli import display
-from pipeline.cli.display import JsonLines, PlainLines
+from pipeline.cli.display import PlainLines
 
 Capture = pytest.CaptureFixture[str]
 DRAW = """
@@ -49,20 +49,6 @@ def test_a_line_now_and_then_has_an_eta(capsys: Capture, monkeypatch: pytest.Mon
 
 
 # --- JSON lines ---------------------------------------------------------------------------------
-
-
-def test_a_program_is_not_flooded(capsys: Capture) -> None:
-    lines = JsonLines()
-    for done in range(1, 1001):
-        lines.advance("verify", done, 1000, "tensors")
-    lines.advance("evaluate", 1, 9, "questions")
-    events = [json.loads(line) for line in printed(capsys)]
-    assert [(e["task"], e["done"]) for e in (events[0], *events[-2:])] == [
-        ("verify", 1),
-        ("verify", 1000),
-        ("evaluate", 1),
-    ]
-    assert len(events) < 20
 
 
 # --- bars ---------------------------------------------------------------------------------------

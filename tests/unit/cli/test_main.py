@@ -83,32 +83,6 @@ def test_every_command_explains_itself_with_an_example(words: str) -> None:
     assert f"prepare {words}" in result.output
 
 
-def test_plan_takes_the_very_same_options_and_gpus() -> None:
-    gpus = [["--gpu"], ["--gpus"], ["--context"], ["--verbose"]]
-    of_the_end = [
-        ["--promote"],
-        ["--sign"],
-        ["--ablate"],
-        ["--screen"],
-        ["--until"],
-        ["--remeasure"],
-        ["--screen"],
-        ["--until"],
-        ["--ci"],
-        ["--junit"],
-        ["--outputs"],
-        ["--run"],
-        ["--retry"],
-        ["--on"],
-        ["--copies"],
-    ]
-    options = [param.opts for param in TREE["plan"].params]
-    assert [each for each in options if each not in gpus] == [
-        param.opts for param in TREE["model"].params if param.opts not in of_the_end
-    ]
-    assert [each for each in options if each in gpus] == gpus
-
-
 # --- ways to end --------------------------------------------------------------------------------
 
 
@@ -125,28 +99,6 @@ def test_a_wrong_command_line_is_2(tmp_path: Path, arguments: tuple[str, ...], w
     assert done.returncode == 2
     assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_recipe_is_2_and_names_the_known_ones(tmp_path: Path) -> None:
-    done = prepare(tmp_path, "model", "demo:smollm2-135m", "--recipe", "nope")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    what, where, hint = done.stderr.splitlines()
-    assert what == "error: there is no recipe 'nope'"
-    assert where == "  where: --recipe nope"
-    assert "fp8-dynamic" in hint
-    assert list(tmp_path.iterdir()) == []  # nothing was begun
-
-
-def test_a_missing_checkpoint_is_2_and_begins_no_run(tmp_path: Path) -> None:
-    missing = tmp_path / "no-such-checkpoint"
-    done = prepare(tmp_path, "model", str(missing), "--profile", "cpu", "--json")
-    assert done.returncode == 2
-    report = json.loads(done.stdout)
-    assert report["run"] is None
-    assert report["error"]["message"] == "the folder does not exist"
-    assert f"where: {missing}" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -46,14 +46,3 @@ def test_a_run_that_would_be_refused_has_its_exit_code(
 ) -> None:
     assert plan(model, "completion", *options)[0] == 0
     assert plan(model, "chat", *options)[0] == 2
-
-
-def test_a_refused_checkpoint_is_shown_once(model: Path) -> None:
-    """The fault stands in the preflight's list and ends the planning, too."""
-    config = json.loads((model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "unheard-of"}
-    (model / "config.json").write_text(json.dumps(config))
-    code, shown = plan(model, "auto")
-    assert code == 2
-    assert shown.count("would be refused") == 1
-    assert f"{model}: refused" in shown

@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 
 from pipeline.cli.main import app
 from pipeline.core.errors import UsageError
-from pipeline.core.events import NullProgress
-from pipeline.plan.first_prompt import first_prompt
 from recipes import catalog
 
 QUESTION = {"subject": "s", "question": "q", "choices": list("abcd"), "answer": 0}
@@ -119,12 +117,3 @@ class TestCheck:
             tier="advisory",
         )
         assert "cannot" in prepare("plan", "--policy", path)
-
-
-@pytest.mark.parametrize(
-    ("suite", "folder", "words"),
-    [("nosuch", ".", "no suite 'nosuch'"), ("quiz", "nowhere", "not a folder")],
-)
-def test_a_prompt_that_cannot_be_shown(suite: str, folder: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=words):
-        first_prompt(catalog.load_policy("demo"), suite, tmp_path / folder, None, NullProgress())

@@ -62,12 +62,6 @@ def refusal(command: str, model: Path, suite: dict[str, Any], **policy: Any) -> 
             id="a cap beyond the model's length",
         ),
         pytest.param(
-            {"kind": "ifeval", "margins": {"fp8": 0.2}},
-            {},
-            ("suites.mine.sources", "--eval-data"),
-            id="no data",
-        ),
-        pytest.param(
             {"kind": "tools", "form": "server", "cluster_by": "functions", "margins": {"fp8": 0.2}},
             {},
             ("suites.mine.form", "/model", "'form: prompt'"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from sample_reports import run_report
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.errors import UsageError
 from pipeline.core.private_files import write_atomically
 from pipeline.core.store import RUN_RECORD, RunFolders, Store
 
@@ -50,10 +49,3 @@ def test_a_file_that_cannot_be_written() -> None:
         run("-o", "no/such/folder/report.html")
     assert "No such file or directory" in caught.value.message
     assert "--output" in caught.value.where
-
-
-def test_a_record_of_another_version(store: Store) -> None:
-    file = store.root / "runs" / SECOND / RUN_RECORD
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 99}))
-    with pytest.raises(StoreError, match="schema_version"):
-        run()

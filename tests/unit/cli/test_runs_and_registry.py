@@ -113,15 +113,6 @@ def store(tmp_path: Path) -> Store:
     return found
 
 
-@pytest.mark.parametrize("command", ["gc --dry-run --older-than"])
-def test_what_is_kept_for_ever_has_no_number(command: str) -> None:
-    outcome = {
-        days: CliRunner().invoke(app, [*command.split(), days]).exit_code
-        for days in ("36500", "inf", "1e300", "nan", "-1")
-    }
-    assert outcome == {"36500": 0, "inf": 2, "1e300": 2, "nan": 2, "-1": 2}
-
-
 @pytest.mark.usefixtures("store")
 def test_runs_are_listed_newest_last() -> None:
     lines = words("runs")
@@ -142,43 +133,6 @@ def test_a_damaged_record_does_not_hide_the_others(store: Store) -> None:
     assert SECOND in result.stdout
     assert FIRST in result.stderr
     assert "cannot be read" in result.stderr
-
-
-def test_a_run_is_shown_with_its_stages(store: Store) -> None:
-    assert not any("/stages/" in line for line in words("runs", FIRST[:8]))
-    lines = words("runs", FIRST[:8], "--paths")
-    assert lines[0].startswith("demo:smollm2-135m (0123456789ab), policy demo, profile cpu")
-    assert "fp8-dynamic: promoted: all 2 gates passed" in lines
-    heading = lines.index("stage variant status time")
-    assert lines[heading + 2].startswith("judge fp8-dynamic reused 1.2 s")
-    assert f"judge, fp8-dynamic: {store.stage_folder('judge', 'abc')}" in lines[heading:]
-
-
-def test_a_run_that_failed_is_shown_with_its_error(store: Store) -> None:
-    """And with what to do, which is not to show it."""
-    error = {
-        "kind": "CheckpointError",
-        "message": "no such folder",
-        "where": "./mine",
-        "hint": "look",
-    }
-    failed = run_report(
-        run=SECOND[:-1] + "2",
-        status="failed",
-        exit_code=1,
-        error=error,
-        variants=[],
-        stages=[],
-        command=COMMAND | {"checkpoint": "./mine", "registry": None},
-    )
-    put_run(store, failed)
-    lines = words("runs", failed.run)
-    assert "error: no such folder" in lines
-    assert "where: ./mine" in lines
-    assert "hint: look" in lines
-    assert not any(line.startswith("variant ") for line in lines)
-    (following,) = [line.partition("Next: ")[2] for line in lines if "Next: " in line]
-    assert following.startswith("prepare model ./mine ")
 
 
 # --- registry -----------------------------------------------------------------------------------
@@ -220,19 +174,6 @@ def test_registered_versions_are_listed(registry: Registry) -> None:
         ("smollm2-135m", "1", ["previous"]),
     ]
     assert all(Path(version["source"]).is_dir() for version in listed)
-
-
-def test_a_registered_model_is_shown_with_its_tags(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PREPARE_REGISTRY", registry.uri)
-    lines = words("registry", "smollm2-135m")
-    assert lines[0] == "smollm2-135m version 2 (champion)"
-    assert "prepare.recipe fp8-dynamic" in lines
-    assert "smollm2-135m version 1 (previous)" in lines
-    shown = value("registry", "smollm2-135m")
-    assert shown == value("registry")
-    assert shown[0]["tags"] == {MANIFEST_TAG: "fp8-dynamic", "prepare.recipe": "fp8-dynamic"}
 
 
 def test_the_history_is_told(registry: Registry) -> None:

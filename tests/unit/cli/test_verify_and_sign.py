@@ -16,7 +16,7 @@ from artifacts.evidence.signing import sign_with_key
 from artifacts.evidence.verify import BundleCheck, VariantCheck
 from pipeline.cli.main import app
 from pipeline.cli.verify import print_folder
-from pipeline.core.errors import EvidenceError, UsageError
+from pipeline.core.errors import EvidenceError
 
 
 def call(*arguments: object) -> Any:
@@ -68,11 +68,6 @@ class TestVerify:
         changed, not_judged = data["problems"]
         assert "config.json: the file was changed" in changed
         assert "are not those that were judged" in not_judged
-
-    def test_a_run_has_no_signature(self, run: FakeRun, keys: tuple[Path, Path]) -> None:
-        with pytest.raises(UsageError) as caught:
-            call("verify", run.report.run, "--store", run.root, "--public-key", keys[1])
-        assert caught.value.where == run.report.run
 
     def test_a_key_of_the_environment_is_no_fault_of_a_run(
         self, run: FakeRun, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

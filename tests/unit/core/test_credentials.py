@@ -90,12 +90,6 @@ def test_credentials_go_to_the_host_that_they_were_given_for(shown: str) -> None
         restore_credentials(shown)
 
 
-def test_two_credentials_for_one_address_are_refused() -> None:
-    strip_credentials("http://a:first@host")
-    with pytest.raises(UsageError):
-        strip_credentials("http://a:second@host/v1")
-
-
 @given(
     st.text(
         st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/?#"), min_size=4

@@ -37,10 +37,3 @@ def test_every_part_is_limited() -> None:
     lengths = [len(part) for part in (error.message, error.where, error.hint)]
     assert max(lengths) <= MAX_PART_CHARACTERS
     assert len(json.dumps(error.to_dict())) < 4 * MAX_PART_CHARACTERS
-
-
-def test_a_subclass_defined_elsewhere_is_found_too() -> None:
-    class OwnError(pipeline.core.errors.StoreError):
-        """An error of a plug-in."""
-
-    assert type(from_dict(OwnError("x").to_dict())) is OwnError

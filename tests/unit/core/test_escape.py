@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from xml.sax.saxutils import escape
 
 import pytest
@@ -11,11 +10,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from pipeline.core.escape import (
-    html_text,
     junit_text,
     log_line,
     log_text,
-    make_visible,
     markdown,
     markdown_link,
     markdown_with_code,
@@ -62,13 +59,6 @@ def test_nothing_in_it_acts(text: str) -> None:
     plain.encode()
 
 
-@pytest.mark.parametrize(
-    "text", ["plain", "Käse 漢字 🎉", "na\u200cme", "a\tb\nc", "C:\\x", "a: b # c"]
-)
-def test_plain_text_stays(text: str) -> None:
-    assert log_text(text) == text
-
-
 @given(st.text())
 @example("x\n\n# Verdict: pass\n\n| a |")
 @example("![y](https://evil.example/p.png)")
@@ -107,37 +97,6 @@ def test_junit_text_is_xml_that_names_no_file(text: str) -> None:
     assert not ACTS.search(shown)
     assert not re.search(r"\[\[\s*attachment", shown, re.IGNORECASE)
     assert not re.search(r"^\s*::|##[A-Za-z]*\[", shown, re.MULTILINE)
-
-
-class Markup(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.found.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        self.found.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def handle_comment(self, data: str) -> None:
-        self.found.append(data)
-
-    handle_decl = handle_pi = unknown_decl = handle_comment
-
-
-@given(FOREIGN)
-def test_html_text_has_no_markup(text: str) -> None:
-    page = Markup()
-    page.feed(html_text(text))
-    page.close()
-    assert page.found == []
-    assert page.text == make_visible(text)
-    assert not ACTS.search(page.text)
 
 
 @given(FOREIGN)

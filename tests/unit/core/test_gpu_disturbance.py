@@ -64,14 +64,6 @@ def test_a_process_that_came(driver: Path) -> None:
     ]
 
 
-def test_without_a_driver_or_gpus_nothing_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu_states(["GPU-1"]) == gpu_states([]) == []
-    assert list(disturbances([], [], 1.0)) == []
-
-
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     answer, program = tmp_path / "answer.xml", tmp_path / "nvidia-smi"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from loose_stage import stage_spec
 from pipeline.core.errors import WorkerError
 from pipeline.core.events import EVENTS_FD_VARIABLE
 from pipeline.core.store import Store
-from pipeline.environments.definition import Accelerator, define
 from pipeline.stages.context import BOOTSTRAP, StageContext
 
 # A worker with many ways to end; its spec says which.
@@ -172,10 +170,6 @@ class TestAnswer:
         assert (error["kind"], error["message"]) == ("StoreError", "the disk is full")
         assert "--store" in error["hint"]
 
-    def test_peak_memory(self, worker: TinyWorker) -> None:
-        worker.start(how="memory")
-        assert 200 * 2**20 < worker.answer()["peak_memory_bytes"] < 400 * 2**20
-
     def test_threads_that_libraries_leave_behind_do_not_hold_it(self, worker: TinyWorker) -> None:
         assert worker.start(how="thread").returncode == 0
 
@@ -216,18 +210,6 @@ class TestImports:
         assert what.startswith("KeyError:") or any(
             f"No module named '{name}'" in what for name in installed_later
         )
-
-    @pytest.mark.parametrize(
-        "module", ["eval_gates.evaluate_worker", "eval_gates.questions_worker"]
-    )
-    def test_an_evaluation_worker_imports_what_its_environment_requires(
-        self, worker: TinyWorker, bare_python: str, module: str
-    ) -> None:
-        """A site's interpreter without it is refused by name before a worker starts."""
-        ended = start_without_libraries(worker, bare_python, module)
-        missing = re.search("No module named '(\\w+)'", ended.stderr.decode())
-        assert missing
-        assert missing[1] in define("evaluate", Accelerator.CPU).modules
 
 
 class TestRunWorker:

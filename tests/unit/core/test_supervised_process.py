@@ -116,19 +116,6 @@ def test_output_environment_and_empty_input() -> None:
         assert process.wait() == 0
 
 
-def test_errors_can_go_elsewhere(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log:
-        process = SupervisedProcess(
-            ["sh", "-c", "echo out; echo err >&2"],
-            environment={"PATH": os.environ["PATH"]},
-            output=subprocess.PIPE,
-            errors=log,
-        )
-    with process:
-        assert process.output.read() == b"out\n"
-    assert (tmp_path / "log").read_text() == "err\n"
-
-
 # --- nothing is left ----------------------------------------------------------------------------
 
 

@@ -34,7 +34,6 @@ from pipeline.core.untrusted import (
     parse_record,
     read_flat_rows,
     read_json_file,
-    read_json_items,
     read_lines,
     read_record,
     read_regular,
@@ -46,11 +45,6 @@ SOON = 2.0  # seconds, where an ordinary reader would wait forever, or take minu
 
 class Listed(Record):
     names: tuple[str, ...] = Field(fail_fast=True)
-
-
-def items(content: bytes, tmp_path: Path) -> list[Any]:
-    (tmp_path / "a.json").write_bytes(content)
-    return list(read_json_items(tmp_path / "a.json", limit=10**6))
 
 
 def rows(content: bytes, tmp_path: Path) -> list[Any]:
@@ -73,7 +67,6 @@ LONG_TEXTS = f"a: &a {'x' * 100_000}\nb: [{','.join(['*a'] * 100)}]\n"
 Read = Callable[[bytes, Path], Any]
 READERS: dict[str, tuple[Read, type[ValueError]]] = {
     "json": (lambda content, _: parse_json(content), UntrustedJsonError),
-    "items": (items, UntrustedJsonError),
     "record": (lambda content, _: parse_record(content, Listed), UntrustedJsonError),
     "rows": (rows, UntrustedLinesError),
     "packed": (packed, UntrustedLinesError),
@@ -97,17 +90,6 @@ REFUSED: list[tuple[str, bytes | str, str]] = [
     ("json", b"[" + b"[]," * 32_000_000 + b"[]]", "values"),
     ("json", b'{"\\ud800": 1}', "surrogate"),
     ("json", b"1 2", "Extra data"),
-    *(("items", text, "not a list") for text in (b"", b"{}")),
-    *(("items", text, "item ") for text in (b"[", b"[1,]", b"[1,,2]", b'["a]', b"[NaN]")),
-    *(("items", text, "after item 1") for text in (b"[1", b"[1 2]")),
-    ("items", b"[1] 2", "follows"),
-    ("items", b"[] 2", "follows"),
-    ("items", b'[{"a": 1, "a": 2}]', "twice"),
-    ("items", b"[" * 100 + b"]" * 100, "deep"),
-    ("items", b"[" * 100_000, "deep"),
-    ("items", b'["\\ud800"]', "surrogate"),
-    ("items", b'["\xff"]', "UTF-8"),
-    ("items", b"[" + b"9" * 10_000 + b"]", "digits"),
     ("record", '{"names": [1, 2]}', "names.0: Input should be a valid string"),
     ("record", '{"names": [], "names": ["b"]}', "twice"),
     ("record", '{"names": [' + "[" * 100 + "]" * 100 + "]}", "deep"),
@@ -181,10 +163,6 @@ def test_what_was_written_is_read(tmp_path: Path, value: Any, spaced: bool) -> N
     written = json.dumps(value, indent=2 if spaced else None)
     assert parse_json(written) == value
     assert parse_yaml(yaml.safe_dump(value).encode()) == value
-    listed = value if isinstance(value, list) else [value, value]
-    assert (
-        items(f" {json.dumps(listed, indent=2 if spaced else None)}\n".encode(), tmp_path) == listed
-    )
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -274,16 +252,6 @@ class TestFiles:
 
 
 class TestLines:
-    def test_limits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(untrusted, "MAX_LINE_CHARACTERS", 10)
-        file = tmp_path / "a"
-        for content in ("x" * 11, "\n" * 4, "123456789\n" * 3):
-            file.write_text(content)
-            with pytest.raises(UntrustedLinesError, match="more than"):
-                list(read_lines(file, max_lines=3, max_characters=20))
-        file.write_text("123456789\n" * 2)
-        assert len(list(read_lines(file, max_lines=3, max_characters=20))) == 2
-
     def test_rows_without_nested_values(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

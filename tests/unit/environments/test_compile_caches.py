@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import time
 from pathlib import Path
 
@@ -46,28 +45,6 @@ def test_nor_another_users(tmp_path: Path) -> None:
     opened(tmp_path)
     os.chown(tmp_path / "caches" / IDENTITY[:16], 12345, -1)
     assert opened(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "is_trusted"),
-    [("mode=2775,gid=31400", True), ("mode=2777,gid=31400", False), ("mode=2775,uid=31400", False)],
-)
-def test_a_volume_of_roots_is_for_whom_it_was_given_to(
-    tmp_path: Path, options: str, is_trusted: bool
-) -> None:
-    """As Kubernetes mounts one with `fsGroup`."""
-    volume = tmp_path / "caches"
-    volume.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", volume]).returncode:
-        pytest.skip("this user, or this machine, mounts nothing")
-    try:
-        assert bool(opened(tmp_path)) == is_trusted
-        if is_trusted:
-            assert stat.S_IMODE((volume / IDENTITY[:16]).stat().st_mode) & 0o777 == 0o700
-            (volume / IDENTITY[:16]).chmod(0o770)
-            assert opened(tmp_path) == {}
-    finally:
-        subprocess.run(["umount", volume], check=True)
 
 
 def test_what_nobody_has_used_for_a_while_is_collected(tmp_path: Path) -> None:

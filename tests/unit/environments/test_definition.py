@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import re
-import string
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from tiny_environment import TinySource
 
@@ -21,9 +18,6 @@ from pipeline.environments.definition import (
 )
 
 EVERY = [(name, accelerator) for name in EnvironmentName for accelerator in Accelerator]
-
-names = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,8}[A-Za-z0-9])?", fullmatch=True)
-versions = st.text(string.ascii_lowercase + string.digits + ".+!", min_size=1, max_size=12)
 
 
 @pytest.mark.parametrize(("name", "accelerator"), EVERY)
@@ -96,13 +90,6 @@ class TestIdentity:
         before = tiny.definition.identity
         monkeypatch.setattr("sys.version_info", (3, 99, 0))
         assert tiny.definition.identity != before
-
-
-@given(st.dictionaries(names.map(normalize), versions, max_size=8))
-def test_a_lock_is_read_as_it_was_written(pins: dict[str, str]) -> None:
-    lines = [f"{name}=={version}" for name, version in pins.items()]
-    text = "# header\n" + "\n\n".join(f"{line}  # via something" for line in lines)
-    assert parse_lock(text) == pins
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from pipeline.environments.build import RECORD_NAME, read_record
 from pipeline.environments.definition import (
     Accelerator,
     EnvironmentDefinition,
-    define,
     environment_folder,
 )
 from pipeline.environments.environment import (
@@ -235,15 +234,6 @@ class TestCudaTorch:
         with pytest.raises(EnvironmentBuildError, match=said):
             ensure_defined(for_cuda, home, NullProgress())
         assert not environment_folder(home, for_cuda).exists()
-
-    def test_which_need_it(self) -> None:
-        needing = {
-            define(name, accelerator).key
-            for name in ("quantize", "quantize-autoawq", "serve", "evaluate")
-            for accelerator in Accelerator
-            if define(name, accelerator).needs_cuda_torch
-        }
-        assert needing == {"quantize-cuda", "quantize-autoawq-cuda", "serve-cuda"}
 
 
 class TestExternal:

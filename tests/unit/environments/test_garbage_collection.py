@@ -59,13 +59,6 @@ def test_an_outdated_one_goes(settings: Settings) -> None:
     assert not folder.exists()
 
 
-def test_a_dry_run_removes_nothing(settings: Settings) -> None:
-    folder = old(settings, idle_days=30)
-    assert [item.path for item in collect(settings, dry_run=True, older_than_days=7)] == [folder]
-    assert (folder / RECORD_NAME).exists()
-    assert (folder / "payload").exists()
-
-
 def test_a_current_one_stays_however_old(settings: Settings) -> None:
     folder = current(settings)
     assert collect(settings, dry_run=False, older_than_days=0) == []

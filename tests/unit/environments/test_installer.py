@@ -16,7 +16,6 @@ from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments import installer
 from pipeline.environments.build import describe
 from pipeline.environments.installer import (
-    has_cpu_torch,
     installer_variables,
     pip_settings,
     run_uv,
@@ -124,22 +123,6 @@ def test_real_pip_is_asked_and_no_pip_is_no_error(
     found = pip_settings()
     assert found["find-links"].split() == ["/one", "/two"]
     assert found["index-url"] == "https://install"
-
-
-@pytest.mark.parametrize(
-    ("wheel", "found"),
-    [
-        ("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", True),
-        ("torch-2.13.0-cp311-cp311-linux_x86_64.whl", False),
-        ("torchvision-0.29.0+cpu-cp311-cp311-linux_x86_64.whl", False),
-    ],
-)
-def test_torch_in_find_links(tmp_path: Path, wheel: str, found: bool) -> None:
-    (tmp_path / wheel).touch()
-    assert has_cpu_torch(str(tmp_path)) is found
-    assert has_cpu_torch(f"/nowhere,file://{tmp_path}") is found
-    assert has_cpu_torch("https://mirror/torch")
-    assert not has_cpu_torch("")
 
 
 @pytest.mark.parametrize("says", ["", "hello", "[" * 9000, "NaN", "1", "true", "{}"])

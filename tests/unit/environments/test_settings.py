@@ -74,20 +74,6 @@ def test_paths_are_meant_from_the_files_folder(
     assert settings.environments["serve"].python == tmp_path / "vllm" / "bin" / "python"
 
 
-def test_a_link_to_an_interpreter_stays_a_link(tmp_path: Path) -> None:
-    link = tmp_path / "python"
-    link.symlink_to("/usr/bin/env")
-    settings = said(tmp_path, f"environments: {{quantize: {{python: {link}}}}}")
-    assert settings.environments["quantize"].python == link
-
-
-def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
-    error = complaint(tmp_path, "environment: {}\n")
-    assert error.where.endswith("key environment")
-    assert "did you mean 'environments'?" in error.hint
-    assert "home, store, store_locks, slurm, ray, environments" in error.hint
-
-
 @pytest.mark.parametrize(
     ("text", "key"),
     [

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from outside import declare
 
-from pipeline.core.errors import ServingError, UsageError
-from pipeline.core.events import NullProgress
+from pipeline.core.errors import UsageError
 from pipeline.core.plugins import ENGINES
 from pipeline.serving.argument_check import engine_version
-from pipeline.serving.served_model import SERVED_NAME
-from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 
@@ -36,40 +31,6 @@ def second_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def profile(folder: Path, text: str = PROFILE) -> ServingProfile:
     (folder / "second.yaml").write_text(text)
     return load_profile(str(folder / "second.yaml"))
-
-
-def server_of(folder: Path, text: str = PROFILE) -> Server:
-    weights = folder / "weights"
-    weights.mkdir()
-    (weights / "text").write_text("The capital of France is Paris and Paris is Paris .")
-    arguments = ServingArguments.of(profile(folder, text), is_baseline=False)
-    return Server(Path(sys.executable), weights, arguments, folder / "server.log")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    served = server_of(tmp_path)
-    (tmp_path / "server.log").write_text("tiny: 9 slots, at an earlier start\n")
-    try:
-        served.start(30, NullProgress())
-        yield served
-    finally:
-        served.stop()
-
-
-def test_it_serves_and_answers_as_the_profile_says(server: Server) -> None:
-    server.check_alive()
-    assert server.facts() == {"slots": "3"}
-    with server.client(timeout_seconds=10) as client:
-        request = {"model": SERVED_NAME, "prompt": "France", "max_tokens": 2}
-        answer = client.post("/v1/completions", json=request).json()
-    assert answer["choices"][0]["text"] == " is Paris"
-
-
-def test_its_failures_have_its_hints(tmp_path: Path) -> None:
-    with pytest.raises(ServingError) as caught:
-        server_of(tmp_path, PROFILE.replace("slots: 3", "slots: 0")).start(30, NullProgress())
-    assert caught.value.hint == "give it a slot"
 
 
 def test_it_tells_its_version() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
-
-from tiny_server import VERSION
 
 from recipes.engines import Engine, LaunchSpec, options
 
-SERVER = Path(__file__).with_name("tiny_server.py")
+VERSION = "0.7"
 
 
 class Tiny(Engine):
@@ -28,13 +25,7 @@ class Tiny(Engine):
     reaching = "TINY_SECRET"
 
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
-        place = f"unix:{launch.socket}" if launch.socket else f"port:{launch.port}"
-        arguments = dict(launch.arguments)
-        cache = str(arguments.pop("kv-cache-dtype"))
-        return [
-            *(python, "-I", str(SERVER), "--weights", launch.model, "--alias", launch.name),
-            *("--listen", place, "--cache", cache, *options(arguments)),
-        ]
+        return [python, launch.model, *options(launch.arguments)]
 
     def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
         return ["tiny", launch.model, *options(launch.arguments)]

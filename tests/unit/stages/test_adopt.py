@@ -76,13 +76,6 @@ def test_symbolic_links_where_hard_ones_cannot_be(
     }
 
 
-def test_the_key_is_of_the_files_not_of_their_place(registered: Path, tmp_path: Path) -> None:
-    elsewhere = write_files(tmp_path / "elsewhere", checkpoint_files())
-    first, second = adopt_stage(registered), adopt_stage(elsewhere)
-    assert first.key == second.key
-    assert adopt_stage(registered, files={"model.safetensors": "0" * 64}).key != first.key
-
-
 def test_another_file_than_was_registered(registered: Path) -> None:
     (registered / "config.json").write_text("{}")
     with pytest.raises(StageError) as caught:

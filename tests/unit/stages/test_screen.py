@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_stand_ins import OPENAI, TRTLLM, ChatStandIn, Schema
 from finished_stage import put_record
 from free_port import free_port
 from listener import Listener
@@ -19,7 +18,7 @@ from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.context import execute
-from pipeline.stages.screen import PROMPTS, SCREEN, TOKENS, find_fault
+from pipeline.stages.screen import PROMPTS, SCREEN, TOKENS
 
 ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "deployment_id": "s", "tokenizer": "t"}
 
@@ -67,17 +66,6 @@ def test_a_variant_by_the_nats_that_it_loses(
     assert [bool(found.fault(limit)) for limit in (0.5, 1.0, 2.0)] == [lost > 0.5, lost > 1, False]
 
 
-def test_a_broken_variants_texts_are_shown_beside_the_baselines(
-    store: Store, baseline: StageRecord
-) -> None:
-    with ReadingStandIn(forgets=2) as server:
-        found = SCREEN.result_of(run(store, server.url, baseline))
-    fault = found.fault(0.1)
-    assert "policy key broken" in fault
-    for ours, theirs in zip(found.texts, baseline.result["texts"], strict=True):
-        assert f"it writes {ours.text[:60]!r}, the baseline {theirs['text'][:60]!r}" in fault
-
-
 def test_a_variant_reads_the_baselines_tokens_not_its_own(
     store: Store, baseline: StageRecord
 ) -> None:
@@ -114,28 +102,6 @@ def test_another_tokenizer_is_told_by_name(store: Store, baseline: StageRecord) 
         assert "another tokenizer" in run(store, server.url, other).result["broken"]
 
 
-@pytest.mark.parametrize(
-    ("lost", "kept", "is_broken"),
-    [
-        (1.0, 0.9, False),
-        (math.inf, 0.9, True),
-        (math.nan, 0.9, True),
-        (None, 0.4, True),
-    ],
-)
-def test_where_the_line_is(lost: float | None, kept: float, is_broken: bool) -> None:
-    assert bool(find_fault(lost, kept)) is is_broken
-
-
-def test_a_proxy_for_other_hosts_is_left_alone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
-    with ReadingStandIn() as server:
-        assert run(store, server.url).result["broken"] == ""
-
-
 @pytest.mark.parametrize(("text", "is_broken"), [("Paris", False), ("  ", True)])
 def test_an_endpoint_that_does_not_read_must_write(
     store: Store, baseline: StageRecord, text: str, is_broken: bool
@@ -147,24 +113,9 @@ def test_an_endpoint_that_does_not_read_must_write(
     assert "gives no log-probabilities" in record.notes[0]
 
 
-@pytest.mark.parametrize(("schema", "by_chat"), [(OPENAI, True), (TRTLLM, True), (TRTLLM, False)])
-def test_nor_does_one_of_the_chat_api(store: Store, schema: Schema, by_chat: bool) -> None:
-    with ChatStandIn(schema) as other:
-        endpoint = {**ELSEWHERE, "chat": by_chat}
-        record = run(store, other.url, endpoint=endpoint)
-    assert (record.result["nats"], record.result["broken"]) == (None, "")
-
-
 def test_our_own_server_must_read(store: Store) -> None:
     with ReadingStandIn(can_read=False) as server, pytest.raises(StageError, match=" 404"):
         run(store, server.url)
-
-
-def test_the_key_of_the_environment_is_sent(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "a key")
-    with ReadingStandIn() as server:
-        run(store, server.url, endpoint=ELSEWHERE)
-        assert {sent["Authorization"] for sent in server.headers} == {"Bearer a key"}
 
 
 def test_a_server_that_does_not_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

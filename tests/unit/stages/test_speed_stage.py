@@ -17,7 +17,6 @@ from eval_gates.speed.load_run import LOADS, LoadLog, LoadRun, read_loads
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.speed.schedule import draw_block
 from pipeline.core.errors import ServingError
-from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.store import Store
 from pipeline.stages import speed
 from pipeline.stages.context import StageContext
@@ -78,24 +77,6 @@ def done(stage: Context) -> SpeedResult:
     return speed.run(stage)
 
 
-def test_it_says_whom_to_ask_and_draws_its_traffic_anew(tmp_path: Path) -> None:
-    stage = context(tmp_path, RANDOM)
-    first, second = done(stage), done(context(tmp_path / "other", RANDOM))
-    assert (first.state, first.units, first.server_runs) == ("pass", 3, 1)
-    assert first.seed != second.seed
-    assert stage.given["environment"]["PYTHONHASHSEED"] == "0"
-    assert stage.given["needs"] == []
-    endpoint = stage.asked["endpoints"]["candidate"]
-    assert endpoint["socket"] == "b"
-    assert endpoint["counters"]["prefix_cache_hits"] == "vllm:prefix_cache_hits_total"
-
-
-def test_an_endpoint_of_someone_else_may_want_a_key(tmp_path: Path) -> None:
-    stage = context(tmp_path, RANDOM, endpoints={"candidate": {"url": "u", "model": "m"}})
-    speed.run(stage)
-    assert stage.given["needs"] == [NetworkAccess.ENDPOINT]
-
-
 def test_prompts_of_a_file_are_there_only_while_they_are_sent(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps([{"conversations": [{"from": "human", "value": "Secret"}]}]))
@@ -148,9 +129,3 @@ class TestKilled:
             file.write_bytes(b"".join(torn))
             assert done(stage).units == 3
             assert [load.block for load in loads_of(stage)] == [0, 0, 1, 1, 2, 2]
-
-    def test_one_that_was_over_needs_no_server(self, tmp_path: Path) -> None:
-        stage = context(tmp_path, RANDOM)
-        first = done(stage)
-        stage.fails_after = 0
-        assert done(stage) == first.model_copy(update={"prompts_drawn_by": ""})
