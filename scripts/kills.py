@@ -33,7 +33,7 @@ from pipeline.core.lots import Needs, Node
 from pipeline.core.private_files import write_atomically
 from pipeline.core.stage import StageRecord
 from pipeline.core.store import RECORD, RunFolders, Store
-from pipeline.run.work import Copy, Failures, Piece, forget_tries
+from pipeline.run.work import TRIED, Copy, Failures, Piece, empty
 from pipeline.stages.evaluate import book_file, open_book
 
 COPIES, VARIANTS, QUESTIONS, LOADS, FILES = 3, 3, 40, 12, 6
@@ -49,7 +49,7 @@ def copy(root: Path, *, locks: bool) -> None:
         fcntl.flock = lambda *_: None
     store = Store(root)
     folder = RunFolders(store).make("kills", is_new=False)
-    forget_tries(folder)  # it was killed from outside
+    empty(folder / TRIED)  # it was killed from outside
     one = Copy(store, folder, Node(root), NullProgress())
 
     def find(failures: Failures) -> list[Piece]:

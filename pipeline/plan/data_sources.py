@@ -147,24 +147,31 @@ class SourceResolver:
         return used, {"file": self.digests.digest(file)}, file
 
 
-def check_known_tasks(policy: Policy, progress: Progress) -> None:
-    """Raise UsageError for a task with several questions a passage.
-
-    Advisory suites, and suites with clusters, are permitted.
-    """
-    for name, suite in policy.suites.items():
-        _check(name, suite, kind_of(suite).known_cluster(suite), progress)
-
-
-def check_laid_out(
-    policy: Policy, laid_out: Mapping[str, QuestionsResult], progress: Progress
+def check_independence(
+    policy: Policy, progress: Progress, laid_out: Mapping[str, QuestionsResult] | None = None
 ) -> None:
-    """Check prepared questions for long common texts.
+    """Raise UsageError for a suite with several questions a passage.
 
-    `laid_out` has results by suite. UsageError: as :func:`check_known_tasks`.
+    Known tasks are checked, or prepared questions by suite. Advisory suites, and suites with
+    clusters, are permitted.
     """
     for name, suite in policy.suites.items():
-        _check(name, suite, laid_out[name].shared_text if name in laid_out else None, progress)
+        field = kind_of(suite).known_cluster(suite)
+        if laid_out is not None:
+            field = laid_out[name].shared_text if name in laid_out else None
+        if field is None or suite.cluster_by is not None:
+            continue
+        what = (
+            f"the suite '{name}' has several questions with one '{field}', whose answers rise and "
+            "fall together; each would count as separate evidence"
+        )
+        if suite.tier != "advisory":
+            raise UsageError(
+                what,
+                where=f"policy key suites.{name}.cluster_by",
+                hint=f"add 'cluster_by: {field}', and each {field} is one value",
+            )
+        progress.note(f"{what}; it is advisory, so this blocks nothing")
 
 
 def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
@@ -180,20 +187,3 @@ def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Prog
                 f"{name}: several questions have the same '{field}'. If their answers rise and "
                 f"fall together, add 'cluster_by: {field}' (policy key suites.{name}.cluster_by)"
             )
-
-
-def _check(name: str, suite: AnySuite, field: str | None, progress: Progress) -> None:
-    if field is None or suite.cluster_by is not None:
-        return
-    what = (
-        f"the suite '{name}' has several questions with one '{field}', whose answers rise and fall "
-        "together; each would count as separate evidence"
-    )
-    if suite.tier == "advisory":
-        progress.note(f"{what}; it is advisory, so this blocks nothing")
-        return
-    raise UsageError(
-        what,
-        where=f"policy key suites.{name}.cluster_by",
-        hint=f"add 'cluster_by: {field}', and each {field} is one value",
-    )

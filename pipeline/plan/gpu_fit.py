@@ -12,7 +12,6 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import demo_stage
 from pipeline.plan.machine import gpu_type, machine_of
 from pipeline.plan.memory import (
-    NATIVE_FP8,
     SMALL_FILES_BYTES,
     Fit,
     Gpus,
@@ -200,16 +199,12 @@ def _check_number(asked: int | None, gpus: int) -> None:
 
 
 def _notes(site: Gpus) -> Iterator[str]:
-    source, gpu = site.model.source, site.gpu
+    source = site.model.source
     if not source.largest_file_bytes:
         yield "there are no weights here: their shapes are estimated from config.json"
     if (form := source.format) is not None:
         after = "recipes start from them in 16 bits" if form.converter else form.reason
         yield f"the baseline has {form.label} weights, as released; {after}"
-    if gpu.compute_capability < NATIVE_FP8 and site.engine.element_bytes == 1:
-        yield f"{gpu.name} has no FP8: whether it serves an FP8 KV cache is not known here"
-    if gpu.compute_capability < 8 and "BF16" in {each.dtype for each in source.tensors.values()}:
-        yield f"{gpu.name} has no bfloat16: serve with dtype float16"
     if site.draft_bytes:
         yield (
             f"of variants' weights {site.draft_bytes / 1e9:,.2f} GB are the draft model's; its own "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,6 @@ from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.header_source import HeaderSource, read_folder
 from recipes.checkpoints.unquantized_modules import describe_added_modules, ignore_list
 from recipes.engines import find_engine
-from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
 
@@ -50,26 +49,26 @@ from recipes.schema import Recipe, ServingProfile
 class ModelPlanner:
     """Builder of a Plan.
 
-    `made` has stages of existing weights, and `adopted` checkpoints not quantized here, by recipe.
-    `tried` recipes are counted by verdicts. `run` is '' to look ahead only.
+    `made` has stages of existing weights by recipe. `tried` recipes are counted by verdicts. `run`
+    is '' to look ahead only.
     """
 
-    checkpoint: Checkpoint
-    profile: ServingProfile
-    policy: Policy
-    recipes: tuple[Recipe, ...]
-    baseline: Recipe
+    choices: Choice
+    found: Located
     identities: Mapping[str, str]
-    node: NodeInfo
     sources: SourceResolver
     store: Path
-    trust_remote_code: bool = False
     made: Mapping[str, StageSpec] = field(default_factory=dict)
     tried: tuple[Recipe, ...] = ()
-    draft: Checkpoint | None = None
     run: str = ""
-    remeasured: Collection[str] = ()
-    adopted: Mapping[str, Checkpoint] = field(default_factory=dict)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.found.source
+
+    @property
+    def profile(self) -> ServingProfile:
+        return self.choices.profile
 
     @cached_property
     def source(self) -> HeaderSource:
@@ -80,25 +79,26 @@ class ModelPlanner:
         """Return the plan; EvaluationDataError if a suite has no questions."""
         made = {name: stage.key for name, stage in self.made.items()}
         return Builder(
-            policy=self.policy,
-            baseline=self._arm(self.baseline),
-            variants=[self._arm(recipe) for recipe in self.recipes],
+            policy=self.choices.policy,
+            baseline=self._arm(self.choices.baseline),
+            variants=[self._arm(recipe) for recipe in self.choices.recipes],
             reference={"checkpoint": self.checkpoint.digest, **made},
             sources=self.sources,
             identities=self.identities,
             store=self.store,
-            machine=self.node.measured_on(self.profile.accelerator),
+            machine=self.choices.node.measured_on(self.profile.accelerator),
             profile=self._carried_out(self.profile),
             tried=self.tried,
             run=self.run,
-            remeasured=self.remeasured,
+            remeasured=self.choices.remeasured,
             other_weights=sorted(made.values()),
         ).build()
 
     def _arm(self, recipe: Recipe) -> Arm:
         is_baseline = recipe.family == "baseline"
         profile = served_profile(self.profile, recipe)
-        draft = self.draft.digest if self.draft and not is_baseline else None
+        drafter = self.found.draft
+        draft = drafter.digest if drafter and not is_baseline else None
         arguments = ServingArguments.of(profile, is_baseline=is_baseline, draft=draft)
         stages, folder = {}, self.checkpoint.path
         if not is_baseline:
@@ -106,8 +106,8 @@ class ModelPlanner:
             made = stages["quantize"]
             folder = Path(made.store) / "stages" / made.stage / made.key / "output"
         arm = served_arm(
-            *(recipe, self.checkpoint, profile, arguments, self.identities, self.node),
-            trust_remote_code=self.trust_remote_code,
+            *(recipe, self.checkpoint, profile, arguments, self.identities, self.choices.node),
+            trust_remote_code=self.choices.asked.trust_remote_code,
         )
         return replace(
             arm,
@@ -115,11 +115,11 @@ class ModelPlanner:
             max_length=max_length_of(self.profile, self.checkpoint),
             stages=stages,
             profile=None if profile is self.profile else self._carried_out(profile),
-            draft=self.draft.path if self.draft and arguments.speculative else None,
+            draft=drafter.path if drafter and arguments.speculative else None,
         )
 
     def _carried_out(self, profile: ServingProfile) -> ServingProfile:
-        return profile.carried_out(self.draft.digest if self.draft else None)
+        return profile.carried_out(self.found.draft.digest if self.found.draft else None)
 
     def _made_by(self, recipe: Recipe) -> dict[str, StageSpec]:
         source, quantization = self.checkpoint.recipe_source, recipe.quantization
@@ -127,7 +127,7 @@ class ModelPlanner:
             tensors, config = self.source.tensors, self.source.config
             ignored = ignore_list(tensors, config, quantization.ignore, fp8=quantization.is_fp8)
             quantization = quantization.model_copy(update={"ignore": ignored})
-        if checkpoint := self.adopted.get(recipe.name):
+        if checkpoint := self.found.adopted.get(recipe.name):
             quantize = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
         else:
             made = self.made.get(recipe.name)
@@ -143,7 +143,7 @@ class ModelPlanner:
             CheckWeightsRuntime(
                 checkpoint=source,
                 environment=EnvironmentName.QUANTIZE,
-                trust_remote_code=self.trust_remote_code,
+                trust_remote_code=self.choices.asked.trust_remote_code,
                 texts=str(BUILTIN_CALIBRATION),
                 baseline_bytes=self.checkpoint.weights_bytes,
             ),
@@ -156,7 +156,7 @@ class ModelPlanner:
         data: dict[str, Any] = {}
         file, compute = None, CalibrationCompute()
         if not quantization.is_streamed:  # these change a calibration's numbers
-            limits = self.node.cpu_limits if self.profile.accelerator == "cpu" else {}
+            limits = self.choices.node.cpu_limits if self.profile.accelerator == "cpu" else {}
             dtype = "float32" if self.profile.quantizes_in_float32 else None
             compute = CalibrationCompute(dtype=dtype, environment=limits)
         if quantization.calibration is not None:
@@ -171,7 +171,7 @@ class ModelPlanner:
                 quantization=quantization,
                 calibration_data=data,
                 environment=self.identities[environment],
-                trust_remote_code=self.trust_remote_code,
+                trust_remote_code=self.choices.asked.trust_remote_code,
                 compute=compute,
             ),
             {},
@@ -230,7 +230,7 @@ def make_plan(
         recipes = tuple(known.get(recipe.name, recipe) for recipe in choices.recipes)
         choices = replace(choices, recipes=recipes)
     planner = make_planner(choices, found, settings, sources)
-    plan = replace(planner, run=run, remeasured=choices.remeasured).plan()
+    plan = replace(planner, run=run).plan()
     if run:
         AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
@@ -247,17 +247,6 @@ def make_planner(
     counts = sources.counts(fitted)
     if fitted != policy and not choices.asked.screen:
         check_power(fitted, choices.recipes, counts, NullProgress())
-    return ModelPlanner(
-        checkpoint=checkpoint,
-        profile=choices.profile,
-        policy=fitted,
-        recipes=choices.recipes,
-        baseline=choices.baseline,
-        identities={str(e): identity(e, accelerator, settings) for e in choices.environments},
-        node=choices.node,
-        sources=sources,
-        store=settings.store,
-        trust_remote_code=choices.asked.trust_remote_code,
-        draft=found.draft,
-        adopted=found.adopted,
-    )
+    identities = {str(e): identity(e, accelerator, settings) for e in choices.environments}
+    choices = replace(choices, policy=fitted)
+    return ModelPlanner(choices, found, identities, sources, settings.store)

@@ -27,7 +27,7 @@ from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
-from pipeline.plan.data_sources import check_known_tasks
+from pipeline.plan.data_sources import check_independence
 from pipeline.plan.speed_plan import find_claims
 from pipeline.stages.questions import QuestionsResult
 from recipes.policy import AnySuite, Policy
@@ -183,7 +183,7 @@ def check_power(
     UsageError: a suite cannot pass a lossless variant, cannot tell it from guessing, or has several
     questions on a passage. Critical ones must pass MIN_CHANCE of lossless variants.
     """
-    check_known_tasks(policy, progress)
+    check_independence(policy, progress)
     for gate in _gates(policy, recipes, counts, level):
         refusal = gate.refusal()
         if refusal is None:

@@ -47,7 +47,7 @@ from pipeline.core.untrusted import (
 from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.recorder import COPIES, RunRecorder
-from pipeline.run.work import forget_failures
+from pipeline.run.work import FAILED, empty
 
 PACKAGES = ("artifacts", "eval_gates", "pipeline", "recipes")
 DIGITS = 12
@@ -167,7 +167,7 @@ def join_run(
                 where=str(folder),
                 hint=f"wait for its end (`prepare runs {run_id} --follow`), then give --retry",
             )
-        forget_failures(folder)
+        empty(folder / FAILED)
         _reopen(folder)
     ended = None
     if not retry and not index and (folder / RUN_RECORD).exists():

@@ -14,7 +14,7 @@ from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import PrepareError
 from pipeline.core.lots import NOTHING, Lot, Needs
 from pipeline.core.stage import StageSpec
-from pipeline.plan.data_sources import check_laid_out
+from pipeline.plan.data_sources import check_independence
 from pipeline.plan.plan import Arm
 from pipeline.plan.power import check_counted
 from pipeline.plan.progress import PlanProgress
@@ -22,7 +22,7 @@ from pipeline.run.blocks import Blocks
 from pipeline.run.copies import Lead
 from pipeline.run.serving import BrokenModelError, Serving
 from pipeline.run.session import RunSession
-from pipeline.run.work import Copy, Failures, Piece, forget_tries
+from pipeline.run.work import TRIED, Copy, Failures, Piece, empty
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.questions import QUESTIONS
 
@@ -41,7 +41,7 @@ def carry_out(
     log = session.log
     copy = Copy(session.stages.store, log.folder, session.node, session.progress)
     if log.is_main:
-        forget_tries(log.folder)
+        empty(log.folder / TRIED)
     with Lead(log, session.progress, further_copies) as lead:
         Pieces(session.serving(state), copy, before_asking).do(lead.try_to)
 
@@ -112,7 +112,7 @@ class Pieces:
         }
         found = {name: self._state.find(spec) for name, spec in stages.items() if spec}
         laid_out = {name: QUESTIONS.result_of(record) for name, record in found.items() if record}
-        check_laid_out(self._plan.policy, laid_out, self._stages.progress)
+        check_independence(self._plan.policy, self._stages.progress, laid_out)
         recipes = [variant.recipe for variant in self._plan.variants]
         check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
         self.before_asking()

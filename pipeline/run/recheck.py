@@ -294,14 +294,10 @@ def _plan(
     )
     _discard_if_gone(adopt, session.stages.store, settings)
     planner = make_planner(choices, Located(checkpoint, draft=draft), settings, sources)
-    return replace(
-        planner,
-        policy=past.policy,  # to the letter
-        made={name: adopt},
-        tried=past.tried,
-        run=run,
-        remeasured=gates,
-    ).plan()
+    # The policy is that of the verdict, to the letter.
+    choices = replace(choices, policy=past.policy, remeasured=tuple(gates))
+    made_so = {name: adopt}
+    return replace(planner, choices=choices, made=made_so, tried=past.tried, run=run).plan()
 
 
 def _no_source(

@@ -140,16 +140,6 @@ class Copy:
         write_atomically(self.folder / FAILED / name, json.dumps(error.to_dict()))
 
 
-def forget_tries(folder: Path) -> None:
-    """Restart the count for a restarted run."""
-    _empty(folder / TRIED)
-
-
-def forget_failures(folder: Path) -> None:
-    """Have failed pieces tried again."""
-    _empty(folder / FAILED)
-
-
 def _read_failure(path: Path) -> PrepareError:
     """Return a piece's error from an untrusted file."""
     try:
@@ -164,7 +154,8 @@ def _read_failure(path: Path) -> PrepareError:
     return from_dict(told)
 
 
-def _empty(folder: Path) -> None:
+def empty(folder: Path) -> None:
+    """Forget tries, or have failed pieces tried again."""
     for path in folder.glob("[!.]*"):  # others are being written
         if not path.is_dir():
             path.unlink(missing_ok=True)

@@ -16,12 +16,15 @@ from quantized_checkpoint import source_files
 from small_checkpoint import write_files
 
 from pipeline.core.errors import CheckpointError, UsageError
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage import StageSpec
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from recipes.catalog import RECIPES
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.folder import Checkpoint, parse_reference
+from recipes.policy import Policy
+from recipes.schema import Recipe, ServingProfile
 
 
 def request_for(checkpoint: str = "org/model", **options: Any) -> ModelRequest:
@@ -35,6 +38,28 @@ def request_for(checkpoint: str = "org/model", **options: Any) -> ModelRequest:
         "trust_remote_code": False,
     }
     return ModelRequest(checkpoint=checkpoint, **(defaults | options))
+
+
+def choice_of(
+    recipes: tuple[Recipe, ...],
+    profile: ServingProfile,
+    policy: Policy,
+    node: NodeInfo,
+    *,
+    trust_remote_code: bool = False,
+    remeasured: tuple[str, ...] = (),
+) -> Choice:
+    """Options that are resolved to these, without the catalog."""
+    return Choice(
+        asked=request_for(trust_remote_code=trust_remote_code),
+        reference=parse_reference("org/model"),
+        recipes=recipes,
+        profile=profile,
+        policy=policy,
+        name="model",
+        node=node,
+        remeasured=remeasured,
+    )
 
 
 def refused(request: ModelRequest, settings: Settings) -> UsageError:

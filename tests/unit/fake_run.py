@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from asked_run import choice_of
 from listener import Listener
 from pretend_stages import PretendModels, PretendStages, Score
 from sample_reports import COMMAND
@@ -42,6 +43,7 @@ from pipeline.core.lots import Node
 from pipeline.core.private_files import write_atomically
 from pipeline.core.store import RUN_RECORD, Store
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
+from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
@@ -249,24 +251,21 @@ class FakeRun:
 
     def plan(self, run: str = "", remeasured: Collection[str] = ()) -> Plan:
         """The real planner's."""
-        return ModelPlanner(
-            checkpoint=self.checkpoint,
-            profile=profile(self.serving, self.hardware["accelerator"], self.starts),
-            policy=self.policy,
-            recipes=(
+        choices = choice_of(
+            (
                 *(recipe(name) for name in self.recipes),
                 *(each.recipe for each in with_facts(self.adopted, self.fetched)),
             ),
-            adopted=self.fetched,
-            baseline=recipe("baseline"),
-            identities=self.identities,
-            node=node_of(self.hardware),
-            sources=Sources(self.models),  # type: ignore[arg-type]
-            store=self.root,
-            run=run,
-            remeasured=remeasured,
+            profile(self.serving, self.hardware["accelerator"], self.starts),
+            self.policy,
+            node_of(self.hardware),
             trust_remote_code=self.trust_remote_code,
-        ).plan()
+            remeasured=tuple(remeasured),
+        )
+        found = Located(self.checkpoint, self.fetched)
+        sources: Any = Sources(self.models)
+        identities = self.identities
+        return ModelPlanner(choices, found, identities, sources, self.root, run=run).plan()
 
     def run(self, remeasured: frozenset[str] = frozenset()) -> RunReport:
         """Run, or run again.

@@ -8,20 +8,18 @@ from typing import Any, Literal
 
 import pytest
 from asked_run import request_for
-from foreign_variants import CONFIGS, foreign_files, foreign_tensors
+from foreign_variants import CONFIGS, foreign_files
 from listener import Listener
 from small_checkpoint import write_files
 from sound_variants import RECIPES, source_files, variant_files
 
 from artifacts.command_line import command_line
-from pipeline.core.errors import CheckpointError, PrepareError, UsageError
+from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.environments.settings import Settings
-from pipeline.plan.adopted_variants import read_served, read_variant, served_profile
+from pipeline.plan.adopted_variants import read_served, read_variant
 from pipeline.plan.checkpoint_resolver import Locator
-from pipeline.plan.gpu_fit import answer
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.survey import survey
-from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.header_source import read_folder
@@ -87,12 +85,6 @@ class TestVariant:
             read_variant(name)
         assert caught.value.hint
 
-    def test_a_missing_shard(self, tmp_path: Path) -> None:
-        index = {"weight_map": dict.fromkeys(foreign_tensors("gptq"), "model-2.safetensors")}
-        files = foreign_files("gptq") | {"model.safetensors.index.json": json.dumps(index).encode()}
-        with pytest.raises(CheckpointError, match=r"missing.*model-2.safetensors"):
-            read_variant(str(write_files(tmp_path / "it", files)))
-
     def test_a_config_that_is_none(self, tmp_path: Path) -> None:
         files = foreign_files("gptq")
         config = json.loads(files["config.json"])
@@ -155,17 +147,6 @@ class TestServed:
         assert caught.value.where.startswith("--served-variant")
         assert caught.value.hint
 
-    def test_only_the_variant_is_served_so(self) -> None:
-        profile = load_profile("cpu")
-        words = "online=--max-num-seqs 8 --kv-cache-dtype auto"
-        changed = served_profile(profile, read_served(words, "org/name", profile).recipe)
-        variant, baseline = (
-            ServingArguments.of(changed, is_baseline=side) for side in (False, True)
-        )
-        assert variant.engine_arguments["max-num-seqs"] == 8
-        assert variant.engine_arguments["kv-cache-dtype"] == "auto"
-        assert baseline == ServingArguments.of(profile, is_baseline=True)
-
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
@@ -193,10 +174,6 @@ class TestChoices:
         both = self.choices(settings, recipes=("fp8-dynamic",), served_variants=("x=--seed 1",))
         assert [each.name for each in both.recipes] == ["fp8-dynamic", "vendor", "x"]
 
-    def test_one_name_twice(self, settings: Settings) -> None:
-        with pytest.raises(UsageError, match="called 'vendor'"):
-            self.choices(settings, served_variants=("vendor=--quantization fp8",))
-
     def test_the_command_that_repeats_it(self, settings: Settings) -> None:
         served = ("x=--quantization fp8",)
         command = self.choices(settings, served_variants=served).to_dict()
@@ -206,17 +183,6 @@ class TestChoices:
         public = command_line("model", command, public=True)
         assert "--variant ./vendor" in public
         assert str(self.folder) not in public
-
-    def test_located(self, settings: Settings) -> None:
-        found = self.located(settings, served_variants=("x=--quantization fp8",))
-        assert found["vendor"].quantized
-        assert found["x"].path == self.folder / "source"
-
-    def test_a_swapped_tokenizer(self, settings: Settings) -> None:
-        tokenizer = b'{"model": {"vocab": {"a": 1}}}'
-        write_files(self.folder / "vendor", {"tokenizer.json": tokenizer})
-        with pytest.raises(CheckpointError, match="tokenizer is not the source's"):
-            self.located(settings)
 
     def test_another_model(self, settings: Settings) -> None:
         config = json.loads((self.folder / "vendor" / "config.json").read_text())
@@ -230,14 +196,6 @@ class TestChoices:
         with pytest.raises(CheckpointError, match="is the source itself"):
             self.located(settings, variants=(str(self.folder / "copy"),))
 
-    def test_code_of_the_variant(self, settings: Settings) -> None:
-        config = json.loads((self.folder / "vendor" / "config.json").read_text())
-        config["auto_map"] = {"AutoModel": "code.Model"}
-        config["architectures"], config["model_type"] = ["Own"], "own"
-        write_files(self.folder / "vendor", {"config.json": json.dumps(config).encode()})
-        with pytest.raises(PrepareError, match="code"):
-            self.located(settings)
-
     def test_the_plans_memory_is_of_its_own_headers(self, settings: Settings) -> None:
         preflight = survey(self.choices(settings), settings, Listener()).preflight
         assert preflight is not None
@@ -245,18 +203,6 @@ class TestChoices:
         size = sum(tensor.size for tensor in stored.tensors.values())
         assert preflight.weights["vendor"].bytes == size
         assert preflight.faults() == []
-
-    def test_what_fits_on_a_gpu(self, settings: Settings) -> None:
-        path = self.folder / "source" / "config.json"
-        shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "head_dim": 64}
-        path.write_text(json.dumps(json.loads(path.read_text()) | shape))
-        vendor = self.folder / "vendor" / "config.json"
-        vendor.write_text(json.dumps(json.loads(vendor.read_text()) | shape))
-        asked = {"variants": (str(self.folder / "vendor"),), "profile": "h100"}
-        request = request_for(str(self.folder / "source"), **asked)
-        plan = answer(request, settings, "h100", 1, None)
-        assert plan.weights["vendor"].bytes < plan.weights["baseline"].bytes
-        assert {fit.answer for fit in plan.fits} == {"fits"}
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from asked_run import Checkpoints, install_driver
+from asked_run import Checkpoints
 from listener import Listener
 
 from pipeline.core.errors import UsageError
@@ -20,34 +20,6 @@ pytestmark = pytest.mark.usefixtures("programs")
 
 
 class TestPlan:
-    def test_it_is_of_what_was_chosen(self, checkpoints: Checkpoints, settings: Settings) -> None:
-        checkpoints.write()
-        choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
-        checkpoint = checkpoints.located(choices)
-        listener = Listener()
-        sources = survey(choices, settings, listener).sources
-        plan = make_plan(choices, Located(checkpoint), settings, sources)
-        assert [variant.recipe.name for variant in plan.variants] == ["fp8-dynamic"]
-        checked = plan.baseline.stages["screen"].parameters["checkpoint"]
-        assert checked == checkpoint.digest
-        parameters = plan.baseline.stages["screen"].parameters
-        assert parameters["hardware"]["accelerator"] == "cpu"
-        assert parameters["hardware"]["cores"] >= 1
-        assert listener.notes == []
-        assert not settings.store.exists()
-
-    def test_the_gpu_is_part_of_it(
-        self, checkpoints: Checkpoints, settings: Settings, programs: Path
-    ) -> None:
-        install_driver(programs, "NVIDIA H100 80GB HBM3", "9.0")
-        checkpoints.write()
-        choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
-        sources = survey(choices, settings, Listener()).sources
-        located = Located(checkpoints.located(choices))
-        plan = make_plan(choices, located, settings, sources)
-        hardware = plan.variants[0].stages["screen"].parameters["hardware"]
-        assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}
-
     def test_a_screening_needs_no_conversations_to_decide_by(
         self, checkpoints: Checkpoints, settings: Settings, tmp_path: Path
     ) -> None:

@@ -24,11 +24,6 @@ class TestCheckpoint:
         assert (found.kind, found.path) == ("folder", checkpoints.folder)
         assert found.ref == str(checkpoints.folder)
 
-    def test_the_demo_is_made_by_a_stage(self, checkpoints: Checkpoints) -> None:
-        checkpoints.write()
-        found = checkpoints.located(checkpoints.choices("demo:smollm2-135m"))
-        assert (found.kind, found.ref) == ("demo", "demo:smollm2-135m")
-
     def test_missing(self, checkpoints: Checkpoints) -> None:
         assert "folder does not exist" in checkpoints.fault().message
 

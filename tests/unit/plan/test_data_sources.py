@@ -15,7 +15,7 @@ from hub_stand_in import HubStandIn, Repository
 from listener import Listener
 from small_checkpoint import write_files
 
-from eval_gates.suites import mmlu, rouge
+from eval_gates.suites import rouge
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.lm_eval_suite import LmEval
 from eval_gates.suites.mbpp import Mbpp
@@ -23,7 +23,7 @@ from eval_gates.suites.mmlu import Mmlu
 from eval_gates.suites.rouge import Rouge
 from eval_gates.suites.suite_kind import kind_named
 from pipeline.core.digest import FileDigests, digest_bytes
-from pipeline.core.errors import EvaluationDataError, UsageError
+from pipeline.core.errors import EvaluationDataError
 from pipeline.plan.data_sources import (
     BUILTIN_CALIBRATION,
     SourceResolver,
@@ -126,11 +126,6 @@ class TestSuite:
         assert str(data) not in json.dumps(found.identity.model_dump())
         assert resolving.notes == []
 
-    def test_the_policys_order_holds(self, tmp_path: Path, data: Path) -> None:
-        suite = Mmlu.policy(margins=MARGINS, sources=["packages", "eval-data"])
-        found = Resolving(tmp_path, data).resolver.suite("mmlu", suite)
-        assert (found.identity.model_dump(), found.folder) == (PACKAGES, None)
-
     def test_clusters_are_counted_where_the_policy_has_some(self, tmp_path: Path) -> None:
         rows = b"".join(b'{"question": "%d", "passage": "%d"}\n' % (n, n // 4) for n in range(20))
         folder = write_files(tmp_path / "passages", {"mmlu_test.jsonl": rows})
@@ -175,15 +170,6 @@ class TestSuite:
         found_in = "summaries: its questions are those of the source 'builtin'"
         assert resolving.notes == [words, found_in]
 
-    def test_humanevals_problems_beside_a_folders(self, tmp_path: Path) -> None:
-        folder = write_files(tmp_path / "data", {"mbpp.jsonl": b"{}"})
-
-        def found(**changes: Any) -> dict[str, Any]:
-            suite = Mbpp.policy(margins=MARGINS, **changes)
-            return Resolving(tmp_path, folder).resolver.suite("code", suite).identity.model_dump()
-
-        assert found(humaneval=True) == {**found(), "humaneval": PACKAGES["environment"]}
-
     @pytest.mark.parametrize(
         "suite",
         [
@@ -200,32 +186,11 @@ class TestSuite:
         assert caught.value.where == f"policy key suites.mine.sources: {', '.join(suite.sources)}"
         assert "--eval-data" in caught.value.hint
 
-    def test_the_carried_quiz(self, resolving: Resolving) -> None:
-        found = resolving.resolver.suite("quiz", Mmlu.policy(margins=MARGINS, sources=["builtin"]))
-        digest = digest_bytes(mmlu.QUIZ_FILE.read_bytes())
-        assert (found.identity.model_dump(), found.questions) == (
-            {"kind": "builtin", "digest": digest},
-            120,
-        )
-
-    def test_examples_alone_are_no_questions(self, tmp_path: Path) -> None:
-        folder = write_files(tmp_path / "data", {"mmlu_dev.jsonl": b"{}"})
-        suite = Mmlu.policy(margins=MARGINS, sources=["eval-data", "packages"])
-        assert (
-            Resolving(tmp_path, folder).resolver.suite("mmlu", suite).identity.model_dump()
-            == PACKAGES
-        )
-
     def test_one_file_plain_and_gzipped_is_refused(self, tmp_path: Path, data: Path) -> None:
         (data / "mmlu_test.jsonl.gz").write_bytes(gzip.compress(b"{}"))
         with pytest.raises(EvaluationDataError) as caught:
             Resolving(tmp_path, data).resolver.suite("mmlu", Mmlu.policy(margins=MARGINS))
         assert caught.value.where == str(data)
-
-    def test_a_folder_that_does_not_exist(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError) as caught:
-            Resolving(tmp_path, tmp_path / "none")
-        assert caught.value.where == f"--eval-data {tmp_path / 'none'}"
 
 
 LINES = b"{}\n\n  \n{}\r\n{}"  # three questions, however the lines end
@@ -282,41 +247,6 @@ class TestHowMany:
     ) -> None:
         assert self.of(tmp_path, suite, files) == number
 
-    @pytest.mark.parametrize("content", [b"", b"\n \n"])
-    def test_an_empty_file_is_said(self, tmp_path: Path, content: bytes) -> None:
-        with pytest.raises(EvaluationDataError) as e:
-            self.of(tmp_path, Mmlu.policy(margins=MARGINS), {"mmlu_test.jsonl": content})
-        assert e.value.where == str(tmp_path / "data" / "mmlu_test.jsonl")
-
-    @pytest.mark.parametrize(
-        ("name", "content"),
-        [
-            ("mmlu_test.jsonl.gz", b"not gzip"),
-            ("mmlu_test.jsonl.gz", gzip.compress(LINES, mtime=0)[:-9]),
-            ("mmlu_test.jsonl.gz", gzip.compress(LINES, mtime=0)[:12] + b"\xff" * 20),
-            ("mmlu_test.jsonl", b"\xff\xfe"),
-        ],
-    )
-    def test_a_damaged_file_is_said(self, tmp_path: Path, name: str, content: bytes) -> None:
-        with pytest.raises(EvaluationDataError) as e:
-            self.of(tmp_path, Mmlu.policy(margins=MARGINS), {name: content})
-        assert e.value.where == str(tmp_path / "data" / name)
-
-    def test_of_a_whole_policy(self, tmp_path: Path, data: Path) -> None:
-        policy = Policy.model_validate(
-            {
-                "name": "p",
-                "summary": "s",
-                "suites": {
-                    "knowledge": {"kind": "mmlu", "margins": {"fp8": 0.1}},
-                    "code": {"kind": "humaneval", "margins": {"fp8": 0.1}},
-                    "task": {"kind": "lm_eval", "task": "unheard_of", "margins": {"fp8": 0.1}},
-                },
-            }
-        )
-        counts = Resolving(tmp_path, data).resolver.counts(policy)
-        assert counts == {"knowledge": 1, "code": 164, "task": None}
-
     def test_rows_that_were_laid_out_are_not_read_again(self, tmp_path: Path, data: Path) -> None:
         suites = {"mmlu": {"kind": "mmlu", "num_fewshot": 0, "margins": {"fp8": 0.1}}}
         policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
@@ -336,13 +266,6 @@ class TestLmEvalTask:
         suite = LmEval.policy(margins=MARGINS, task=str(task))
         return Resolving(tmp_path).resolver.suite("mine", suite).identity.model_dump()
 
-    def test_a_name_is_the_environments(self, tmp_path: Path) -> None:
-        assert self.identity(tmp_path, "arc_easy") == {
-            "kind": "hub",
-            "task": "arc_easy",
-            "environment": PACKAGES["environment"],
-        }
-
     def test_a_file_is_its_content_and_that_of_all_it_names(self, tmp_path: Path) -> None:
         task = write_files(tmp_path / "task", TASK_FILES) / "mine.yaml"
         first = self.identity(tmp_path, task)
@@ -356,35 +279,6 @@ class TestLmEvalTask:
                 file.write(b"\n")
             seen.append(self.identity(tmp_path, task))
             assert seen[-1] not in seen[:-1], name
-
-    def test_the_folder_is_where_the_worker_looks(self, tmp_path: Path) -> None:
-        task = write_files(tmp_path / "task", TASK_FILES) / "mine.yaml"
-        suite = LmEval.policy(margins=MARGINS, task=str(task), sources=[])
-        found = Resolving(tmp_path).resolver.suite("mine", suite)
-        assert (found.folder, found.questions) == (task.parent, None)
-
-    def test_a_missing_file_is_said(self, tmp_path: Path) -> None:
-        with pytest.raises(EvaluationDataError) as caught:
-            self.identity(tmp_path, tmp_path / "none.yaml")
-        assert caught.value.where == str(tmp_path / "none.yaml")
-
-    def test_a_dataset_on_the_hub_is_pinned(self, tmp_path: Path) -> None:
-        task = write_files(tmp_path / "task", {"mine.yaml": b"task: mine\ndataset_path: org/qa\n"})
-        asked = [("task", {"margins": {"fp8": 0.1}, "task": str(task / "mine.yaml")})]
-        (refused,) = ask_in_child(tmp_path, asked, HF_HUB_OFFLINE="1")["answers"]
-        assert refused["kind"] == "EvaluationDataError"
-        assert "org/qa" in refused["where"]
-        with HubStandIn() as hub:
-            hub.datasets = {"org/qa": Repository({"a.txt": b"a"})}
-            (found,) = ask_in_child(tmp_path, asked, HF_ENDPOINT=hub.url)["answers"]
-            assert (
-                found["identity"].items()
-                >= {
-                    "kind": "task",
-                    "dataset": "org/qa",
-                    "revision": hub.datasets["org/qa"].commit,
-                }.items()
-            )
 
 
 class TestCalibration:

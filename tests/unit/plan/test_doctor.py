@@ -9,7 +9,6 @@ import pytest
 
 from pipeline.core.gpus import VisibleGpu
 from pipeline.core.hardware import CPU_FEATURES_VARIABLE
-from pipeline.environments import gpu_host
 from pipeline.environments.definition import (
     Accelerator,
     define,
@@ -45,15 +44,6 @@ def driver(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_everything_is_looked_at_and_nothing_is_built(settings: Settings) -> None:
-    findings = diagnose(settings)
-    subjects = [item.subject for item in findings]
-    assert subjects[:4] == ["python", "uv", "home", "disk"]
-    assert any(subject.startswith("environment serve") for subject in subjects)
-    assert about("uv", findings).message.startswith("uv ")
-    assert not settings.home.exists()
-
-
 def test_a_home_that_nobody_writes_to_is_enough_where_all_is_built(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,14 +63,6 @@ def test_a_user_without_a_folder(
     (tmp_path / "nothing").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "nothing"))
     assert about("user's folder", diagnose(settings)).severity is Severity.PROBLEM
-
-
-def test_a_container_with_little_shared_memory(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "SERVER_SHARES_BYTES", 2**60)
-    found = about("shared memory", diagnose(settings))
-    assert (found.severity, "--shm-size" in found.hint) == (Severity.PROBLEM, True)
 
 
 def test_a_cpu_without_the_library_that_vllm_is_linked_with(
@@ -120,13 +102,6 @@ def test_an_interpreter_of_the_sites_that_is_gone_is_a_problem(tmp_path: Path) -
     assert "does not respond" in found.message
 
 
-def test_another_python_than_the_locks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "LOCKED_PYTHON", (3, 99))
-    found = about("python", diagnose(settings))
-    assert found.severity is Severity.WARNING
-    assert "3.99" in found.hint
-
-
 @pytest.mark.parametrize(
     ("features", "severity", "message"),
     [
@@ -152,20 +127,6 @@ class TestProfiles:
         assert "float32" in about("profile cpu, float32", findings).message
         assert "KV cache" in about("profile cpu, kv-cache-not-fp8", findings).message
 
-    def test_a_cpu_that_serves_nothing(
-        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(CPU_FEATURES_VARIABLE, "none")
-        assert about("profile", diagnose(settings)).severity is Severity.PROBLEM
-
-    def test_a_profile_for_gpus_without_one(
-        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        found = about("profile h100", diagnose(settings, load_profile("h100")))
-        assert found.severity is Severity.PROBLEM
-        assert found.hint
-
 
 GPU = """case "$1" in
 -L) echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)";;
@@ -175,10 +136,6 @@ esac"""
 
 class TestDriver:
     """Machines with an NVIDIA driver, as told by its program."""
-
-    def test_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        assert detect_accelerator() is Accelerator.CPU
 
     def test_works(
         self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,39 +157,6 @@ class TestDriver:
         assert found.severity is Severity.PROBLEM
         assert "535.183.06" in found.message
         assert "580" in found.hint
-
-    def test_hidden_gpus_are_told(
-        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        driver(tmp_path, GPU, monkeypatch)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        assert detect_accelerator() is Accelerator.CPU
-        assert "CUDA_VISIBLE_DEVICES" in about("gpu", diagnose(settings)).message
-
-    def test_what_compiles_while_serving(
-        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        driver(tmp_path, GPU, monkeypatch)
-        monkeypatch.setattr(gpu_host, "PYTHON_HEADER", tmp_path / "Python.h")
-        findings = diagnose(settings)
-        assert about("Python.h", findings).severity is Severity.WARNING
-        (tmp_path / "Python.h").touch()
-        assert about("Python.h", diagnose(settings)).severity is Severity.OK
-
-    @pytest.mark.parametrize("script", ["echo 'No devices found'; exit 0", "exit 9"])
-    def test_without_a_gpu(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
-    ) -> None:
-        driver(tmp_path, script, monkeypatch)
-        assert detect_accelerator() is Accelerator.CPU
-
-    def test_fails(
-        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        driver(tmp_path, "echo 'Driver/library version mismatch' >&2; exit 18", monkeypatch)
-        found = about("gpu", diagnose(settings))
-        assert found.severity is Severity.PROBLEM
-        assert "nvidia-smi" in found.hint
 
 
 def test_gpus_that_stay_unused_or_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

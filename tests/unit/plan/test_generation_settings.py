@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.core.errors import CheckpointError, UsageError
+from pipeline.core.errors import CheckpointError
 from pipeline.plan.generation_settings import (
     form_notes,
     generation_faults,
@@ -46,27 +46,6 @@ def test_auto_is_settled_and_the_rest_stays(has_template: bool, auto: str) -> No
     assert forms == {"a": auto, "b": "completion", "c": "chat", "facts": "letter"}
 
 
-def test_a_task_of_lm_eval_is_asked_as_the_model_is_used() -> None:
-    """Without a word of the policy, too: GSM8K as completion shows little of a chat model."""
-    suite = {"kind": "lm_eval", "task": "gsm8k", "margins": MARGINS}
-    asked = Policy.model_validate({"name": "p", "summary": "s", "suites": {"sums": suite}})
-    for model, form in ((TEMPLATE, "chat"), (BASE, "completion")):
-        assert resolve_generation(asked, model).suites["sums"].prompt_format == form
-    (note,) = form_notes(asked, BASE)
-    assert "sums" in note
-
-
-def test_who_insists_on_chat_is_refused_without_a_template() -> None:
-    asked = policy(a="auto", b="completion", c="chat", d="chat")
-    assert generation_faults(asked, TEMPLATE) == []
-    faults = generation_faults(asked, BASE)
-    assert [fault.where for fault in faults] == [
-        "policy key suites.c; x",
-        "policy key suites.d; x",
-    ]
-    assert all(isinstance(fault, UsageError) for fault in faults)
-
-
 def test_another_form_than_usual_is_said() -> None:
     (note,) = form_notes(policy(a="auto", b="completion"), BASE)
     assert "a asked in the completion format" in note
@@ -91,27 +70,6 @@ def written(model: ModelGeneration = THINKS, length: int | None = None, **genera
     return faults or resolve_generation(asked, model).suites
 
 
-def test_the_block_fills_what_a_suite_does_not_set() -> None:
-    suites = written(TEMPLATE, max_tokens=700)
-    assert (suites["code"].max_tokens, suites["texts"].max_tokens) == (700, 99)
-    assert not hasattr(suites["facts"], "max_tokens")
-
-
-def test_a_written_policy_is_read_back_as_it_is() -> None:
-    asked = Policy.model_validate(
-        {
-            "name": "p",
-            "summary": "s",
-            "generation": {"max_tokens": 700, "thinking": "remove"},
-            "suites": {"code": {"kind": "humaneval", "margins": MARGINS, "thinking": None}},
-        }
-    )
-    settled = resolve_generation(asked, THINKS)
-    for found in (asked, settled):
-        assert Policy.model_validate(found.model_dump(mode="json")) == found
-    assert asked.suites["code"].thinking is None  # type: ignore[attr-defined]
-
-
 def test_a_model_that_thinks_is_refused_with_the_lines_to_write() -> None:
     (fault,) = written()
     assert "code, texts" in fault.message
@@ -120,11 +78,6 @@ def test_a_model_that_thinks_is_refused_with_the_lines_to_write() -> None:
     assert len(lines) == 2
     for line in lines:  # each of them is enough
         assert isinstance(written(**yaml.safe_load(line)["generation"]), dict)
-
-
-def test_thoughts_that_are_turned_on_are_to_be_removed() -> None:
-    (fault,) = written(chat_template_kwargs={"enable_thinking": True})
-    assert "code, texts" in fault.message
 
 
 @pytest.mark.parametrize(("said", "keep"), [("remove", False), ("keep", True)])
@@ -188,12 +141,6 @@ def test_a_template_that_cannot_be_rendered_is_told_once() -> None:
     assert isinstance(fault, CheckpointError)
 
 
-def test_reasoning_needs_a_model_that_thinks() -> None:
-    faults = generation_faults(load_policy("reasoning"), BASE)
-    assert faults
-    assert all(isinstance(fault, UsageError) for fault in faults)
-
-
 def tools_policy(form: str) -> Policy:
     tools = {"kind": "tools", "margins": MARGINS, "prompt_format": "chat", "form": form}
     return Policy.model_validate({"name": "p", "summary": "s", "suites": {"calls": tools}})
@@ -233,6 +180,7 @@ def test_a_template_that_renders_every_part(form: str) -> None:
 PARSES = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
 TOOLS = ModelGeneration("x", TWO_LINES + "{{ tools }}")
 GUIDED = {"kind": "structured", "guided": True}
+CHAT = {"kind": "humaneval", "prompt_format": "chat"}
 
 
 @pytest.mark.parametrize(
@@ -244,6 +192,8 @@ GUIDED = {"kind": "structured", "guided": True}
         (GUIDED, TEMPLATE, "tool-call-parser", ""),
         ({}, TEMPLATE, "", "shows none to the model"),
         ({}, BASE, "", "no chat template"),
+        (CHAT, BASE, "", "no chat template"),
+        (CHAT, TEMPLATE, "", ""),
         (GUIDED, BASE, "", "no chat template"),
         ({}, TOOLS, "tool-call-parser", "lacks tool-call-parser"),
         ({}, TOOLS, "enable-auto-tool-choice", "lacks enable-auto-tool-choice"),
@@ -252,7 +202,7 @@ GUIDED = {"kind": "structured", "guided": True}
 def test_requests_that_model_or_server_cannot_answer(
     suite: dict[str, Any], model: ModelGeneration, lacks: str, words: str
 ) -> None:
-    given = {"kind": "tools", "form": "server"} if suite != GUIDED else {}
+    given = {} if "kind" in suite else {"kind": "tools", "form": "server"}
     suites = {"mine": {**given, "margins": MARGINS, **suite}}
     asked = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
     arguments = {key: value for key, value in PARSES.items() if key != lacks}

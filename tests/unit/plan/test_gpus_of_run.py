@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_run import refused, request_for
+from asked_run import request_for
 from published_models import LLAMA_3_8B, LLAMA_3_70B, QWEN_3_235B, Shapes, dense, qwen3_moe, source
 from some_node import NODE
 
@@ -99,9 +99,3 @@ def test_a_profile_that_divides_otherwise_is_not_changed(
     own = tmp_path / "own.yaml"
     own.write_text("name: own\nextends: h100\nengine_arguments: {pipeline-parallel-size: 2}\n")
     assert served(tmp_path, checkpoints["70b"], profile=str(own)).gpus_a_copy is None
-
-
-def test_a_cpu_has_none(tmp_path: Path, checkpoints: dict[str, str]) -> None:
-    request = request_for(checkpoints["8b"], profile="cpu", gpus_a_copy=2)
-    error = refused(request, Settings(home=tmp_path, store=tmp_path / "store"))
-    assert error.where == "--gpus-a-copy 2"

@@ -9,7 +9,7 @@ from listener import Listener
 
 from eval_gates.suites.lm_eval_suite import known_tasks
 from pipeline.core.errors import UsageError
-from pipeline.plan.data_sources import check_known_tasks, check_laid_out
+from pipeline.plan.data_sources import check_independence
 from pipeline.stages.questions import QuestionsResult
 from recipes.policy import Policy
 
@@ -38,7 +38,7 @@ CLUSTERED_TASKS = {
 @pytest.mark.parametrize("task", CLUSTERED_TASKS)
 def test_a_task_with_passages_is_refused_by_name(task: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_known_tasks(policy(task=task), Listener())
+        check_independence(policy(task=task), Listener())
     assert caught.value.where == "policy key suites.mine.cluster_by"
     assert f"'cluster_by: {CLUSTERED_TASKS[task]}'" in caught.value.hint
 
@@ -46,18 +46,18 @@ def test_a_task_with_passages_is_refused_by_name(task: str) -> None:
 @pytest.mark.parametrize("mended", [{"cluster_by": "passage"}])
 def test_what_mends_it(mended: dict[str, str]) -> None:
     listener = Listener()
-    check_known_tasks(policy(**mended), listener)
-    check_laid_out(policy(**mended), {"mine": laid_out("passage")}, listener)
+    check_independence(policy(**mended), listener)
+    check_independence(policy(**mended), listener, {"mine": laid_out("passage")})
     assert listener.notes == []
 
 
 def test_texts_in_common_are_seen_in_the_questions_too() -> None:
     with pytest.raises(UsageError, match="one 'story'"):
-        check_laid_out(policy(task="tales"), {"mine": laid_out("story")}, Listener())
-    check_laid_out(policy(task="tales"), {"mine": laid_out(None)}, Listener())
+        check_independence(policy(task="tales"), Listener(), {"mine": laid_out("story")})
+    check_independence(policy(task="tales"), Listener(), {"mine": laid_out(None)})
 
 
 def test_an_advisory_suite_gets_a_note() -> None:
     listener = Listener()
-    check_known_tasks(policy(tier="advisory"), listener)
+    check_independence(policy(tier="advisory"), listener)
     assert "advisory" in listener.notes[0]

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from some_node import NODE, node_of
 
 from pipeline.core.hardware import this_node
-from pipeline.plan.machine import existing_folder, machine_of
+from pipeline.plan.machine import machine_of
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +27,6 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     assert 0 < found.memory_bytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_the_driver_is_asked_only_where_gpus_matter(tmp_path: Path, programs: Path) -> None:
-    program = programs / "nvidia-smi"
-    program.write_text(
-        '#!/bin/sh\ncase "$1" in\n'
-        "-L) echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA L4 (UUID: GPU-2)';;\n"
-        "--query-gpu=*) echo '535.1, 23034 MiB, 8.9'; echo '535.1, 23034 MiB, 8.9';;\nesac\n"
-    )
-    program.chmod(0o755)
-    assert machine_of(this_node(with_gpus=False), tmp_path, with_gpu=False).gpu is None
-    found = machine_of(this_node(with_gpus=True), tmp_path, with_gpu=True)
-    assert (found.gpu, found.gpus, found.compute_capability) == ("NVIDIA L4", 2, 8.9)
-    assert found.driver == "535.1"
-
-
 def test_gpus_of_one_kind_that_cuda_shows(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,19 +41,3 @@ def test_gpus_of_one_kind_that_cuda_shows(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     found = machine_of(this_node(with_gpus=True), tmp_path, with_gpu=True)
     assert (found.gpu, found.gpus, found.visible_devices) == ("NVIDIA H100", 1, "3")
-
-
-def test_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
-    assert existing_folder(tmp_path / "a" / "b") == tmp_path
-    assert existing_folder(tmp_path) == tmp_path
-
-
-def test_a_node_that_does_the_work_has_its_own_memory_and_gpus_and_our_disk(
-    tmp_path: Path,
-) -> None:
-    node = node_of({"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"})
-    found = machine_of(node, tmp_path, with_gpu=True)
-    assert (found.gpu, found.gpus) == ("NVIDIA H100 80GB HBM3", 1)
-    assert found.memory_bytes == NODE.memory_bytes
-    status = os.statvfs(tmp_path)
-    assert found.free_disk_bytes == pytest.approx(status.f_bavail * status.f_frsize, rel=0.05)

@@ -25,7 +25,7 @@ from published_models import (
 
 from pipeline.core.errors import CheckpointError
 from pipeline.plan.host_memory import making_needs, serving_bytes
-from pipeline.plan.memory import Fit, Gpus, Model, choose_gpus, divisors, variants_of
+from pipeline.plan.memory import Fit, Gpus, Model, divisors, variants_of
 from recipes import catalog
 from recipes.checkpoints.header_source import read_config_alone
 from recipes.checkpoints.variant_size import VariantWeights
@@ -89,12 +89,6 @@ def test_what_a_gpu_has_is_shared_out() -> None:
     assert found.tokens == pytest.approx(found.cache_bytes // 131_072, rel=0.01)
 
 
-def test_gpus_that_heads_do_not_divide() -> None:
-    found = fits(inspected(LLAMA_3_8B | {"num_attention_heads": 36}), "h100", 8)["baseline", 8]
-    assert found.answer == "does not fit"
-    assert found.reason == "36 attention heads cannot be split over 8 GPUs"
-
-
 def test_experts_are_kept_whole_where_groups_do_not_divide_them() -> None:
     model = MODELS["qwen-235b"]
     recipes = [BASELINE, catalog.load_recipe("fp8-block")]
@@ -126,12 +120,6 @@ def test_unknown_layers_are_left_to_the_engine() -> None:
     assert found.tokens is None
     large = inspected(config | {"intermediate_size": 200_000}, dense(LLAMA_3_405B))
     assert fits(large, "h100")["baseline", 1].answer == "does not fit"
-
-
-def test_one_number_of_gpus_for_all_models_of_a_run() -> None:
-    assert choose_gpus([*fits(MODELS["8b"], "h100", 8).values()]) == 1
-    assert choose_gpus([*fits(MODELS["70b"], "h100", 8).values()]) == 4
-    assert choose_gpus([*fits(MODELS["deepseek"], "h100", 8).values()]) in (1, 8)
 
 
 @pytest.mark.parametrize("missing", ["num_hidden_layers", "hidden_size", "vocab_size"])

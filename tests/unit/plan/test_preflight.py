@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_run import choice_of
 from listener import Listener
 from published_models import (
     DEEPSEEK_V3,
     GPT_OSS_120B,
     LLAMA_3_8B,
     LLAMA_3_70B,
-    LLAMA_3_405B,
     MIXTRAL_8X22B,
     QWEN_3_235B,
     Shapes,
@@ -37,15 +37,13 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_faults import find_missing_matrix
 from pipeline.plan.machine import Machine
 from pipeline.plan.preflight import Preflight
-from pipeline.plan.resolved_options import Choice, ModelRequest, choose
+from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import check_processor
 from pipeline.plan.survey import line, survey
 from pipeline.run.model import run_model
 from pipeline.run.plan_report import forecast
 from recipes import catalog
-from recipes.checkpoints.reference import parse_reference
 from recipes.policy import Policy
-from recipes.quantizers.calibration import text_or_chat
 from recipes.schema import Recipe
 
 LARGE = Machine(memory_bytes=10**13, free_disk_bytes=10**13)
@@ -84,16 +82,9 @@ def preflight(
     serving = catalog.load_profile(profile)
     changed = {"engine_arguments": {**serving.engine_arguments, **arguments}}
     serving = serving.model_copy(update={**changed, "starts": starts or serving.starts})
-    choices = Choice(
-        asked=request("org/name"),
-        reference=parse_reference("org/name"),
-        recipes=tuple(catalog.load_recipe(r) if isinstance(r, str) else r for r in recipes),
-        profile=serving,
-        policy=policy
-        or catalog.load_policy("demo").model_copy(update={"suites": {}, "speed": None}),
-        name="name",
-        node=NODE,
-    )
+    found = tuple(catalog.load_recipe(r) if isinstance(r, str) else r for r in recipes)
+    no_gates = catalog.load_policy("demo").model_copy(update={"suites": {}, "speed": None})
+    choices = choice_of(found, serving, policy or no_gates, NODE)
     read = source(config, dense(config) if shapes is None else shapes)
     return Preflight(read, choices, machine, Path("store"))
 
@@ -310,14 +301,6 @@ class TestMachine:
         assert [name in fault.message for fault in found.faults()] == [True] * known
         assert any("not checked" in note for note in found.notes()) != known
 
-    def test_a_variant_too_large_may_be_left_out(self) -> None:
-        faults = preflight(LLAMA_3_405B, H100, profile="h100").faults()
-        hints = {fault.message.split("'")[1]: fault.hint for fault in faults}
-        assert {name for name, hint in hints.items() if "leave the recipe out" in hint} == {
-            FP8,
-            AWQ,
-        }
-
     def test_existing_weights_are_served_and_not_made(self) -> None:
         found = preflight(machine=replace(LARGE, memory_bytes=10**9), recipes=(AWQ,))
         words = told(replace(found, made=frozenset({AWQ})).faults())
@@ -472,17 +455,6 @@ def test_all_faults_are_listed_together(settings: Settings, tmp_path: Path) -> N
     assert report.stages == []
 
 
-def test_too_little_disk_is_told_with_other_faults(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = replace(LARGE, free_disk_bytes=1000)
-    monkeypatch.setattr("pipeline.plan.survey.machine_of", lambda *_, **__: full)
-    name = checkpoint(tmp_path / "model", {}, max_position_embeddings=64)
-    context, disk = map(line, forecast(request(name), settings, Listener()).faults)
-    assert "serves 2,048 tokens" in context
-    assert "GB of disk (fp8-dynamic" in disk
-
-
 class TestDownload:
     """A checkpoint of the Hub, seen by its headers; what the Hub says is made up."""
 
@@ -506,12 +478,6 @@ class TestDownload:
 
     def test_disk_for_it_and_all_variants(self, early: Callable[[], list[PrepareError]]) -> None:
         assert "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in told(early())
-
-    def test_a_store_with_variants_is_left_for_later(
-        self, early: Callable[[], list[PrepareError]], settings: Settings
-    ) -> None:
-        (settings.store / "stages" / "quantize" / "abc").mkdir(parents=True)
-        assert early() == []
 
 
 @pytest.mark.parametrize(
@@ -564,12 +530,6 @@ def test_a_short_context_is_told_of_all_suites_and_loads(
     found = "\n".join(map(line, forecast(asked, settings, Listener()).faults))
     for each in ("suite 'humaneval'", "suite 'rouge'", "speed.workloads.short"):
         assert each in found
-
-
-def test_a_misspelled_column_is_refused() -> None:
-    with pytest.raises(ValueError, match="lacks the key 'mesages'; it has messages"):
-        text_or_chat(CHAT, "mesages")
-    assert text_or_chat({"text": "t"}, "messages") == "t"
 
 
 def test_a_hub_that_cannot_be_reached(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,28 +18,6 @@ pytestmark = pytest.mark.usefixtures("programs")
 
 
 class TestDefaults:
-    def test_of_a_hub_checkpoint(self, settings: Settings) -> None:
-        choices = choose(request_for("org/model@v1"), settings)
-        assert choices.to_dict() == {
-            "checkpoint": "org/model@v1",
-            "recipes": ["fp8-dynamic", "awq-w4a16"],
-            "profile": "cpu",
-            "cpu_overrides": {n: each.reason for n, each in choices.profile.in_effect.items()},
-            "kv_cache_note": None,
-            "policy": "default",
-            "requested": {
-                "recipes": ["fp8-dynamic", "awq-w4a16"],
-                "profile": "cpu",
-                "policy": "default",
-            },
-            "name": "model",
-            "registry": None,
-            "eval_data": None,
-            "trust_remote_code": False,
-            "promote": True,
-        }
-        assert choices.baseline.family == "baseline"
-
     def test_of_the_demo(self, settings: Settings) -> None:
         choices = choose(request_for("demo:smollm2-135m"), settings)
         assert (choices.policy.name, choices.name) == ("demo", "smollm2-135m")
@@ -93,11 +71,6 @@ class TestDefaults:
             choose(request_for(str(tmp_path / "none"), policy=policy), settings)
         assert caught.value.message == "the folder does not exist"
         assert caught.value.where == str(tmp_path / "none")
-
-    def test_nothing_is_written(self, settings: Settings) -> None:
-        choose(request_for(), settings)
-        assert not settings.home.exists()
-        assert not settings.store.exists()
 
 
 class TestUsage:

@@ -42,22 +42,9 @@ class TestProfile:
         assert "'NVIDIA T4'" in error.message
         assert all(name in error.hint for name in profile_names())
 
-    def test_a_driver_that_fails_is_no_gpu(self, settings: Settings, programs: Path) -> None:
-        (programs / "nvidia-smi").write_text("#!/bin/sh\necho no devices; exit 9\n")
-        (programs / "nvidia-smi").chmod(0o755)
-        assert choose(request_for(), settings).profile.name == "cpu"
-
-    def test_what_is_asked_for_wins_over_the_gpu(self, settings: Settings, programs: Path) -> None:
-        install_driver(programs, "NVIDIA A100", "8.0")
-        assert choose(request_for(profile="cpu"), settings).profile.name == "cpu"
-
 
 class TestSpeculative:
     """A profile with speculative decoding is seen through before anything is fetched."""
-
-    def test_it_is_told(self, tmp_path: Path, settings: Settings) -> None:
-        choices = choose(request_for(profile=speculative_profile(tmp_path)), settings)
-        assert "ngram, 4 tokens a step" in choices.to_dict()["speculation"]
 
     def test_what_accepts_by_chance_is_not_promoted(
         self, tmp_path: Path, settings: Settings

@@ -71,24 +71,6 @@ def test_a_ratio_claims_nothing_on_a_machine_that_its_minimum_does_not_name() ->
 
 
 @pytest.mark.parametrize(
-    ("speed", "where"),
-    [
-        ({"ratio": {"min_ratio": 1.0, "workloads": ["chatt"]}}, "policy key speed.ratio.chatt"),
-        (
-            {"ratio": {"min_ratio": 1.0, "workloads": ["steady"]}},
-            "key workloads.steady, key arrivals",
-        ),
-        ({"slo": [{**SLO, "rate": None}]}, "policy key speed.slo.0"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_with_its_key(speed: dict[str, Any], where: str) -> None:
-    steady = {**SMALL, "arrivals": {"rate": 1.0}}
-    with pytest.raises(UsageError) as caught:
-        find_claims(policy(**speed), profile(steady=steady))
-    assert where in caught.value.where
-
-
-@pytest.mark.parametrize(
     ("claim", "workload", "where"),
     [
         (
@@ -127,27 +109,6 @@ def test_a_workload_longer_than_the_context_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"arrivals": {"rate": 1000.0}, "seconds": 60}, "arrivals"),
-        ({"arrivals": {"rate": 8.0}, "seconds": 1, "warmup_seconds": 0}, None),
-    ],
-)
-def test_a_round_that_would_be_cut_short_is_refused(
-    changes: dict[str, Any], key: str | None
-) -> None:
-    """The first 40 of 60 seconds at 1,000 a second would be sent, and no queue seen to grow."""
-    mine = {**SMALL, **changes}
-    claims = policy(slo=[{"workload": "mine", "limits": {"ttft_ms_p50": 800.0}}])
-    if key is None:
-        find_claims(claims, profile(mine=mine))
-        return
-    with pytest.raises(UsageError) as caught:
-        find_claims(claims, profile(mine=mine))
-    assert caught.value.where == f"profile cpu, key workloads.mine, key {key}"
-
-
-@pytest.mark.parametrize(
     ("limit", "rate", "refused"),
     [("ttft_ms_p95", 1.0, True), ("ttft_ms_p95", 2.0, False), ("ttft_ms_p99", 2.0, True)],
 )
@@ -161,42 +122,6 @@ def test_a_percentile_of_rounds_with_few_requests_is_refused(
     with pytest.raises(UsageError) as caught:
         find_claims(claims, profile(chat=SMALL))
     assert caught.value.where == "profile cpu, key workloads.chat, key seconds"
-
-
-def test_no_hits_of_a_files_prompts_are_to_be_counted(tmp_path: Path) -> None:
-    """Random ones are new in each load."""
-    file = tmp_path / "t.jsonl"
-    file.write_text(PROMPT * 2)
-    slo = {"workload": "mine", "rate": 2.0, "limits": {"ttft_ms_p50": 800.0}}
-    claims = policy(slo=[slo])
-    found = {}
-    for declared in ({}, {"hit_rate": 0}, {"hit_rate": 0.5}):
-        (claim,) = find_claims(claims, profile(mine={**REQUESTS, "file": str(file), **declared}))
-        found[str(declared)] = claim.rule.must_count_hits
-    assert list(found.values()) == [False, True, False]
-
-
-def test_a_block_that_could_have_no_ten_waves_is_refused() -> None:
-    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
-    find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5000}}))
-    with pytest.raises(UsageError) as caught:
-        find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5001}}))
-    assert caught.value.where == "profile cpu, key workloads.chat, key arrivals"
-
-
-def test_each_load_has_a_start_of_its_own_where_the_profile_says_so() -> None:
-    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO])
-    for served, starts in ((profile("h100"), "fresh"), (profile(), "once"), (None, "once")):
-        found = find_claims(claims, served)
-        assert {claim.rule.starts for claim in found} == {starts}
-
-
-def test_two_servers_that_stay_up_must_fit_on_a_gpu() -> None:
-    plain = {"name": "p", "summary": "s", "accelerator": "cuda", "starts": "once"}
-    with pytest.raises(ValueError, match="gpu-memory-utilization"):
-        ServingProfile.model_validate(plain)
-    half = {"engine_arguments": {"gpu-memory-utilization": 0.45}}
-    assert ServingProfile.model_validate({**plain, **half}).starts == "once"
 
 
 def side(name: str) -> Arm:
@@ -265,13 +190,3 @@ def test_what_would_be_measured_for_hours_and_could_not_be_read_is_refused(
     with pytest.raises(UsageError) as caught:
         find_claims(policy(**speed), profile(chat=SMALL))
     assert caught.value.where == "policy key speed.slo.0"
-
-
-def test_so_many_letters_a_request_are_enough() -> None:
-    from measured_loads import queued_requests, round_of
-
-    from eval_gates.speed.load_run import CHARACTERS_PER_REQUEST, format_lines
-
-    requests = queued_requests(100.0, 100.0, 0.009, "a")
-    (line,) = format_lines([round_of(0, requests=requests)])
-    assert len(line) / len(requests) < CHARACTERS_PER_REQUEST

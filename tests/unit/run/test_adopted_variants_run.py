@@ -15,7 +15,6 @@ from artifacts.evidence.verify import check_bundle
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from recipes.quantizers.adopted import AdoptedQuantization
 
-LAYER = "model.layers.1.mlp.down_proj"
 CARD = b"---\nlicense: gemma\n---\n# FP8 by a vendor\n"
 
 
@@ -85,20 +84,6 @@ def test_a_served_variant_has_the_sources_weights(tmp_path: Path) -> None:
     assert "--quantization fp8" in (folder / "README.md").read_text()
     past = read_past(version, folder)
     assert past.profile.variant_arguments == {"quantization": "fp8"}
-
-
-def test_both_kinds_and_a_recipe_in_one_run(tmp_path: Path) -> None:
-    write_files(tmp_path / "source", source_files())
-    made = FakeRun(tmp_path / "store", adopted=(vendor(tmp_path), online()))
-    verdicts = {each.recipe: each.verdict for each in made.run().variants}
-    assert verdicts == dict.fromkeys(["one", "vendor-fp8", "online"], "pass")
-    assert made.plan().trial is not None
-
-
-def test_the_same_command_continues(tmp_path: Path) -> None:
-    made = run_of(tmp_path, vendor(tmp_path))
-    report = made.run()
-    assert {stage.status for stage in report.stages if stage.stage != "judge"} == {"reused"}
 
 
 @pytest.mark.parametrize("changed", ["model.safetensors", "tokenizer_config.json"])

@@ -15,9 +15,7 @@ from sample_stages import PARAMETERS
 from word_tokenizer import WordTokenizer
 
 from eval_gates import evaluate_worker as evaluate
-from eval_gates.ask import Client
 from eval_gates.model_tokenizer import Tokenizer
-from eval_gates.rows import Question
 from eval_gates.suites.json_lines import write_rows
 from pipeline.core.errors import PrepareError, ServingError, StageError
 from pipeline.core.stage import StageRecord
@@ -27,7 +25,6 @@ from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.consistency import find_other_forms
 from pipeline.stages.evaluate import EvaluateParameters
 from recipes.catalog import load_policy
-from recipes.generation import Sampling
 from recipes.policy import Policy
 
 JSON = "code: {kind: structured, margins: {fp8: 0.3}}"
@@ -119,21 +116,6 @@ def test_an_endpoint_that_lacks_what_a_suite_needs_is_refused_by_its_first_answe
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize(
-    ("lacks", "suite"),
-    [
-        ({"logprobs", "usage", "chat"}, JSON),
-        ({"counts"}, LETTER),
-        ({"chosen"}, LETTER),  # scored prompts will do
-        ({"scored"}, LETTER),
-    ],
-)
-def test_what_a_suite_does_not_need_may_be_missing(
-    ask_first: Callable[..., None], lacks: Collection[str], suite: str
-) -> None:
-    ask_first(suite, EndpointStandIn(lacks), EndpointStandIn(lacks))
-
-
 @pytest.mark.parametrize("schema", [VLLM, TRTLLM, OLLAMA, OPENAI, OPENAI_NEWER])
 @pytest.mark.parametrize("suite", [JSON, LETTER])
 def test_every_chat_api_is_asked_in_a_form_that_it_takes(
@@ -186,16 +168,6 @@ def test_an_endpoint_may_be_refused_before_the_first_question(tmp_path: Path) ->
     assert made.models.asked == []
 
 
-def test_generated_answers_ask_tensorrt_llm_only_for_what_it_accepts() -> None:
-    """By text completions, where it rejects unknown fields."""
-    settings = {"until": ["a"], "max_gen_toks": 5, "do_sample": True, **Sampling().model_dump()}
-    client = Client("http://none", "m", settings, tokenizer=Tokenizer(WordTokenizer(), {}))
-    (request,) = client.requests_of(Question("1", "a"))
-    with ChatStandIn(TRTLLM) as server:
-        assert server.answer(f"/v1/{request.path}", request.body)[0] == 200
-        assert server.answer(f"/v1/{request.path}", {**request.body, "other": 1})[0] == 400
-
-
 def request_of(policy: Path, api: str, tokenizer: Path | None = None) -> GateRequest:
     return GateRequest(
         baseline=OpenAIEndpoint("http://a", "m"),
@@ -234,16 +206,6 @@ def test_a_suite_of_text_to_continue_is_no_chat(
         model_of(request_of(file, "chat"), policy)
     assert caught.value.where == "policy key suites.code.prompt_format"
     model_of(request_of(file, "completions"), policy)
-
-
-def test_settings_that_need_the_models_files_are_refused_without_them(
-    policy_of: Callable[[str], Policy], tmp_path: Path
-) -> None:
-    suite = JSON.replace("structured", "structured, sampling: model, thinking: remove")
-    with pytest.raises(PrepareError) as caught:
-        model_of(request_of(tmp_path / "policy.yaml", "chat"), policy_of(suite))
-    assert "sampling: {temperature" in str(caught.value)
-    assert "thinking: {start" in str(caught.value)
 
 
 def test_a_verdict_on_sides_of_different_forms_is_refused() -> None:

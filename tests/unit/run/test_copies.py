@@ -22,7 +22,7 @@ from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
 from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RunRecorder
-from pipeline.run.work import TRIES, Copy, Failures, Piece, forget_failures, forget_tries
+from pipeline.run.work import FAILED, TRIED, TRIES, Copy, Failures, Piece, empty
 from pipeline.stages.block import BLOCK
 from recipes.speed import SpeedPolicy
 
@@ -89,11 +89,6 @@ class TestJoining:
         # Copies that a launcher starts are not told of the retry, and who follows them waits.
         assert join_run(None, "nightly", store).ended is None
 
-    def test_a_wrong_id_leaves_no_folder(self, store: Store) -> None:
-        with pytest.raises(UsageError, match="no run 'nightyl'"):
-            join_run(None, "nightyl", store)
-        assert not (store.root / "runs" / "nightyl").exists()
-
     @pytest.mark.parametrize("spoil", [os.mkfifo, Path.mkdir, lambda p: p.symlink_to(p)])
     def test_a_request_that_is_no_file_is_refused(
         self, store: Store, spoil: Callable[[Path], None]
@@ -135,7 +130,7 @@ class TestPieces:
         copy.work(lambda failures: [] if "a" in failures else [failing])
         assert copy.failures()["a"].message == "no"
         assert isinstance(copy.failures()["a"], StageError)
-        forget_failures(copy.folder)
+        empty(copy.folder / FAILED)
         copy.work(lambda failures: [] if done else [self.piece(done)])
         assert done == ["x"]
         assert copy.failures() == {}
@@ -147,8 +142,8 @@ class TestPieces:
         done: list[str] = []
         copy.work(lambda failures: [] if "a" in failures else [self.piece(done)])
         assert "was killed" in copy.failures()["a"].message
-        forget_failures(copy.folder)
-        forget_tries(copy.folder)
+        empty(copy.folder / FAILED)
+        empty(copy.folder / TRIED)
         copy.work(lambda failures: [] if done else [self.piece(done)])
         assert done == ["x"]
 
@@ -163,22 +158,6 @@ class TestPieces:
         spoil(copy.folder / "failed" / "a")
         (copy.folder / "failed" / "b").symlink_to("nowhere")  # just removed by --retry
         assert [type(each) for each in copy.failures().values()] == [StoreError]
-
-    def test_an_interruption_is_no_failure(self, copy: Copy) -> None:
-        with pytest.raises(KeyboardInterrupt):
-            copy.work(lambda failures: [self.piece([], KeyboardInterrupt())])  # type: ignore[arg-type]
-        assert copy.failures() == {}
-        assert list((copy.folder / "tries").iterdir()) == []
-
-    def test_who_waits_says_for_whom(self, copy: Copy) -> None:
-        done: list[str] = []
-        with copy.store.hold("a"):
-
-            def find(failures: object) -> list[Piece]:
-                return [] if "waiting for " in " ".join(copy.progress.notes) else [self.piece(done)]  # type: ignore[attr-defined]
-
-            copy.work(find)
-        assert done == []
 
 
 def test_the_main_copy_records_what_the_others_tell(store: Store) -> None:
@@ -258,15 +237,6 @@ def test_a_copy_takes_over_in_the_middle_and_hears_the_others(store: Store) -> N
     assert read_run(main.folder).status == "finished"
     assert "after" in notes
     assert "before" not in notes  # it is for the main copy that lived then
-
-
-def test_nobody_takes_over_a_run_that_ended(store: Store) -> None:
-    main = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
-    joiner = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
-    main.finish("finished", 0)
-    assert not joiner.take_over()
-    joiner.finish("failed", 1)
-    assert read_run(main.folder).status == "finished"
 
 
 def run_copy(root: Path, run_id: str, gate: Any) -> None:

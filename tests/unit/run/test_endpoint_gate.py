@@ -183,10 +183,6 @@ def test_other_questions_or_another_way_to_ask_them_is_another_attempt(
     assert number() == 1
 
 
-def test_answers_by_another_api_are_others(request_of: GateRequest) -> None:
-    assert keys(request_of).isdisjoint(keys(replace(request_of, api="chat")))
-
-
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
 def test_another_tokenizer_asks_anew(request_of: GateRequest, file: str) -> None:
     before = keys(request_of)
@@ -220,75 +216,3 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
     assert report.exit_code == 2
     assert report.error is not None
     assert "cannot decide its margin" in report.error["message"]
-
-
-def fast(request: GateRequest, tmp_path: Path, tokens: int = 8) -> GateRequest:
-    small = (
-        f"{{kind: random, input_tokens: {tokens}, output_tokens: 8, arrivals: {{concurrency: 2}}}}"
-    )
-    policy = tmp_path / f"fast-{tokens}.yaml"
-    policy.write_text(
-        easy(request).read_text().removesuffix("}")
-        + ", speed: {ratio: {min_ratio: 0.9, workloads: [small]}, workloads: {small: "
-        + small
-        + "}}}"
-    )
-    return replace(request, policy=str(policy))
-
-
-def test_claims_on_speed_are_measured_on_both_endpoints_in_this_session(
-    request_of: GateRequest, tmp_path: Path
-) -> None:
-    request = fast(request_of, tmp_path)
-    (variant,) = plan_for(request, "run").variants
-    speed = variant.stages["speed.ratio.small"]
-    assert variant.served[-1] == "speed.ratio.small"
-    assert set(speed.parameters["sides"]) == {"baseline", "candidate"}
-    assert speed.parameters["environment"]
-    assert speed.runtime["tokenizer"] == str(request.tokenizer)
-    (tomorrow,) = plan_for(replace(request, deployment_id="tomorrow"), "run").variants
-    assert tomorrow.stages["speed.ratio.small"].key != speed.key
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("workloads: [small]", "blocks: 21, workloads: [small]"), ("_tokens: 8", "_tokens: 9")],
-)
-def test_speed_that_is_measured_anew_is_another_attempt(
-    request_of: GateRequest, tmp_path: Path, old: str, new: str
-) -> None:
-    """Else one could change a claim by nothing until its blocks are lucky."""
-    first = replace(fast(request_of, tmp_path), deployment_id="one")
-    changed = tmp_path / "changed.yaml"
-    changed.write_text(Path(first.policy).read_text().replace(old, new))
-    requests = (first, first, replace(first, policy=str(changed)))
-    plans = [plan_for(each, "run") for each in requests]
-    numbers = [begin(plan, each) for plan, each in zip(plans, requests, strict=True)]
-    keys = [plan.variants[0].stages["speed.ratio.small"].key for plan in plans]
-    assert keys[0] == keys[1] != keys[2]
-    assert numbers == [1, 1, 2]
-
-
-def test_a_workload_longer_than_the_endpoints_take_is_refused(
-    request_of: GateRequest, tmp_path: Path
-) -> None:
-    request = replace(fast(request_of, tmp_path, tokens=505), max_length=512)
-    with pytest.raises(UsageError, match="513 ") as caught:
-        plan_for(request, "run")
-    assert caught.value.where == "policy key speed.workloads.small, key input_tokens"
-
-
-def test_a_policy_that_insists_on_chat_is_refused_for_a_tokenizer_without_a_template(
-    request_of: GateRequest, tmp_path: Path
-) -> None:
-    policy = tmp_path / "chat.yaml"
-    policy.write_text(
-        "{name: chat, summary: s,"
-        " suites: {code: {kind: humaneval, prompt_format: chat, margins: {fp8: 0.1}}}}"
-    )
-    settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
-    completions = replace(request_of, policy=str(policy), api="completions")
-    with pytest.raises(UsageError) as caught:
-        endpoint_gate.run_gate(completions, settings, Listener())
-    assert caught.value.where.startswith("policy key suites.code; ")
-    assert not settings.store.exists()

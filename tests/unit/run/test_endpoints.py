@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,23 +66,6 @@ def test_both_sides_are_up_at_once_and_gone_at_the_end(
     assert servers.open(sides[0])["server_log"].endswith("server.baseline.2.log")
 
 
-def test_both_sides_are_stopped_side_by_side(
-    servers: LocalServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each may take its time."""
-    facts = [servers.open(model(tmp_path, name)) for name in ("baseline", "fp8")]
-    stop, both = endpoints.Server.stop, threading.Barrier(2)
-
-    def stop_with_other(server: endpoints.Server) -> None:
-        both.wait(20)
-        stop(server)
-
-    monkeypatch.setattr(endpoints.Server, "stop", stop_with_other)
-    servers.close()
-    for each in facts:
-        assert not Path(each["socket"]).parent.exists()
-
-
 def test_a_side_that_died_is_noticed_while_the_other_lives(
     servers: LocalServers, tmp_path: Path
 ) -> None:
@@ -131,16 +113,6 @@ def test_each_life_has_a_log_in_the_order_of_lives(servers: LocalServers, tmp_pa
         servers.close()
     assert [log.name for log in logs] == ["server.fp8.log", "server.fp8.2.log", "server.fp8.3.log"]
     assert all(log.stat().st_mode & 0o077 == 0 for log in logs)
-
-
-def test_two_who_serve_the_same_model_do_not_share_a_log(
-    servers: LocalServers, tmp_path: Path
-) -> None:
-    """As serving tasks on two nodes do, each with the baseline."""
-    another = LocalServers(servers.stages, servers.caches_of)
-    sides = [each.open(model(tmp_path, "baseline")) for each in (servers, another)]
-    another.close()
-    assert len({side["server_log"] for side in sides}) == 2
 
 
 def test_an_engine_that_ends_over_long_prompts_is_started_once_more_with_half(

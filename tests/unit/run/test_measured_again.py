@@ -9,8 +9,6 @@ from pretend_stages import PretendModels
 from some_attempt import attempts_in
 
 from artifacts.run_record import VariantReport
-from pipeline.core.errors import UsageError
-from pipeline.stages.attempts import AttemptLedger
 
 
 def levels(run: FakeRun, variant: str = ONE) -> dict[int, float]:
@@ -87,16 +85,6 @@ def test_a_gate_is_measured_again_on_request(tmp_path: Path) -> None:
     assert {stage.status for stage in run.run().stages} == {"reused"}
 
 
-def test_the_key_of_a_verdict_is_the_same_whichever_run_began_the_attempt(tmp_path: Path) -> None:
-    keys = []
-    for name in ("one", "other"):
-        run = FakeRun(tmp_path / name / "store")
-        run.run()
-        keys.append([record.key for record in run.store.records("judge")])
-    assert len(keys[0]) == 1
-    assert keys[0] == keys[1]
-
-
 def test_the_verdict_records_an_attempt_that_nothing_else_did(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "store")
     run.run()
@@ -104,14 +92,3 @@ def test_the_verdict_records_an_attempt_that_nothing_else_did(tmp_path: Path) ->
     run.run()
     (found,) = attempts_in(run.store)
     assert found.run == run.report.run
-
-
-def test_used_up_attempts_are_refused_before_a_run(tmp_path: Path) -> None:
-    made = FakeRun(tmp_path / "store")
-    made.policy = made.policy.model_copy(update={"attempts": 1})
-    made.run()
-    other = FakeRun(tmp_path / "store", policy=made.policy, recipes=("two",))
-    trial = other.plan().trial
-    assert trial is not None
-    with pytest.raises(UsageError, match="allows 1 attempts"):
-        AttemptLedger(other.store).check_allowed(trial)

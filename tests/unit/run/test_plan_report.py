@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
-from quantized_checkpoint import SIZE, source_files
+from quantized_checkpoint import source_files
 from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
@@ -22,7 +22,6 @@ from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.survey import survey
 from pipeline.run import plan_report
 from pipeline.run.plan_report import PlanReport, forecast
-from recipes import catalog
 
 RECIPE = "fp8-dynamic"
 SUITES = ("quiz", "humaneval", "rouge")
@@ -97,14 +96,6 @@ class Planning:
         return {str(path): path.read_bytes() for path in found if path.is_file()}
 
 
-def changed_demo(planning: Planning, **quiz: Any) -> str:
-    path = planning.folder / "changed.yaml"
-    policy = catalog.load_policy("demo").model_dump(exclude_none=True)
-    policy["suites"]["quiz"] |= quiz
-    path.write_text(json.dumps(policy))  # JSON is YAML
-    return str(path)
-
-
 @pytest.fixture
 def planning(tmp_path: Path) -> Planning:
     planning = Planning(tmp_path)
@@ -121,18 +112,6 @@ def last(found: PlanReport) -> str:
 
 
 class TestNothingDone:
-    def test_no_work_and_no_store(self, planning: Planning) -> None:
-        before = planning.files()
-        found = planning.forecast()
-        assert not planning.settings.store.exists()
-        new = {path for path in planning.files() if path not in before}
-        # What it may leave is the cache of digests, for the run that follows.
-        assert {Path(path).name for path in new} <= {"digests.json", "digests.json.lock"}
-        assert {path: content for path, content in planning.files().items() if path in before} == (
-            before
-        )
-        assert all(not environment.size_bytes for environment in found.environments)
-
     def test_the_store_stays_as_it_is(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.finish(spec)
@@ -153,26 +132,8 @@ class TestNothingDone:
         assert "no .safetensors file" in str(found.faults[0])
         assert found.power == ()
 
-    def test_what_is_not_checked_is_a_note(self, planning: Planning) -> None:
-        (note,) = planning.forecast().notes
-        assert "memory is not checked before the run: config.json lacks hidden_size" in note
-
 
 class TestServers:
-    def test_one_start_a_variant_before_what_needs_it(self, planning: Planning) -> None:
-        stages = planning.forecast().stages
-        for variant in ("baseline", RECIPE):
-            names = [stage.name for stage in stages if stage.variant == variant]
-            assert names.count("serve") == 1
-            assert names.index("serve") + 1 == names.index("screen")
-
-    def test_none_where_all_that_it_answers_is_cached(self, planning: Planning) -> None:
-        for spec in planning.specs():
-            if spec.variant == "baseline" or spec.stage == "questions":
-                planning.finish(spec)
-        servers = [stage.variant for stage in planning.forecast().stages if stage.name == "serve"]
-        assert servers == [RECIPE]
-
     def test_one_missing_answer_needs_the_server(self, planning: Planning) -> None:
         for spec in planning.specs():
             if not (spec.stage == "screen" and spec.variant == "baseline"):
@@ -183,28 +144,12 @@ class TestServers:
 
 
 class TestCached:
-    def test_some(self, planning: Planning) -> None:
-        for spec in planning.specs():
-            if spec.stage in ("questions", "quantize"):
-                planning.finish(spec)
-        found = planning.forecast()
-        cached = {stage.name for stage in found.stages if stage.cached}
-        assert cached == {*QUESTIONS, "quantize"}
-        assert rows(found)["quantize"] == ["cached", "-"]
-        assert last(found).startswith(f"{len(STAGES) + 2 - 4} stages to run, 4 cached;")
-
     def test_all(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.finish(spec)
         found = planning.forecast()
         assert last(found) == f"0 stages to run, {len(STAGES)} cached; about 0.0 minutes"
         assert found.expected_seconds() == 0
-
-    def test_one_that_is_being_written_is_not_done(self, planning: Planning) -> None:
-        (spec,) = [spec for spec in planning.specs() if spec.stage == "quantize"]
-        folder = planning.store.stage_folder(spec.stage, spec.key)
-        folder.with_name(f"{folder.name}.partial").mkdir(parents=True)
-        assert rows(planning.forecast())["quantize"][0] == "to run"
 
     def test_other_content_is_not_done(self, planning: Planning) -> None:
         for spec in planning.specs():
@@ -246,12 +191,6 @@ class TestTimes:
         planning.remember("screen", "s", of_variant["screen"] | other, 2.0)
         assert rows(planning.forecast(), RECIPE)["screen"][1] == "not measured here"
 
-    def test_speed_under_another_load_is_not_comparable(self, planning: Planning) -> None:
-        (spec,) = [spec for spec in planning.specs() if spec.stage == "speed"]
-        for name, seconds in (("short", 40.0), ("chat", 900.0)):
-            planning.remember("speed", f"old {name}", {**spec.parameters, "name": name}, seconds)
-        assert rows(planning.forecast())[SPEED] == ["to run", "40 s"]
-
     def test_the_sum_when_every_kind_was_seen(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.remember(spec.stage, f"old {spec.key}", spec.parameters, 6.0)
@@ -269,50 +208,6 @@ class TestTimes:
         assert rows(planning.forecast())["check_weights"] == ["to run", "4 s"]
 
 
-class TestGates:
-    def test_the_number_of_questions_is_the_sources(self, planning: Planning) -> None:
-        row = b'{"document": "a long text", "summary": "a text"}\n'
-        data = write_files(planning.folder / "data", {"summarization_test.jsonl": row * 40})
-        by_suite = {gate.gate: gate for gate in planning.forecast(eval_data=data).power}
-        assert by_suite["rouge"].units == 40
-        assert by_suite["humaneval"].units == 16
-
-    def test_of_a_checkpoint_that_is_not_here_yet(self, planning: Planning) -> None:
-        demo = planning.forecast(checkpoint="demo:smollm2-135m")
-        assert demo.power == planning.forecast().power
-        planning.policy = changed_demo(planning, questions=50, margins={"fp8": 0.01})
-        (fault,) = planning.forecast(checkpoint="demo:smollm2-135m").faults
-        assert fault.where == "policy key suites.quiz.margins.fp8"
-
-
-class TestWords:
-    def test_headline_and_sizes(self, planning: Planning) -> None:
-        found = planning.forecast()
-        assert next(found.lines()).startswith(f"{planning.checkpoint}: LlamaForCausalLM, 0 M")
-        assert "bfloat16" in next(found.lines())
-        plain = 2 * (32 * SIZE + 2 * SIZE)
-        estimated = plain + 4 * (SIZE * SIZE + 2 * SIZE)
-        assert found.weights_bytes == {RECIPE: estimated}
-        source = (planning.checkpoint / "model.safetensors").stat().st_size
-        share = f"{100 * estimated / source:.0f} % of the source"
-        assert f"{RECIPE}: 0.0 MB, {share}" in found.lines()
-
-    def test_as_json(self, planning: Planning) -> None:
-        found = json.loads(json.dumps(planning.forecast().to_dict()))
-        assert found["schema_version"] == 1
-        assert found["options"]["recipes"] == [RECIPE]
-        assert found["checkpoint"]["architecture"] == "LlamaForCausalLM"
-        assert found["expected_seconds"] is None
-        assert {env["environment"] for env in found["environments"]} == {
-            "quantize-cpu",
-            "serve-cpu",
-            "evaluate",
-        }
-        assert {env["state"] for env in found["environments"]} == {"missing"}
-        first = found["stages"][0]
-        assert first.keys() == {"name", "variant", "cached", "expected_seconds"}
-
-
 class TestWithoutIt:
     def test_large_weights_are_hashed_where_asked(
         self, planning: Planning, monkeypatch: pytest.MonkeyPatch
@@ -325,13 +220,6 @@ class TestWithoutIt:
         assert found.power
         request, settings = planning.request(), planning.settings
         assert forecast(request, settings, Listener(), hash_all=True).stages
-
-    def test_missing_questions_are_named_with_the_rest(self, planning: Planning) -> None:
-        planning.policy = changed_demo(planning, sources=["hub"])
-        found = planning.forecast()
-        assert any("quiz" in fault.message for fault in found.faults)
-        assert found.exit_code == ExitCode.USAGE
-        assert found.power == ()
 
 
 class TestDemo:

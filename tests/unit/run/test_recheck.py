@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,45 +11,35 @@ from typing import Any
 import pytest
 from fake_run import IDENTITIES, NAME, FakeRun, judged_run
 from listener import Listener
-from pretend_stages import PretendModels, PretendStages, edit
-from published_models import LLAMA_3_8B, dense, source
+from pretend_stages import PretendModels, PretendStages
 from some_node import NODE
-from spoilt_bundle import repack, rewrite_manifest, stage_folder
 from typer.testing import CliRunner
 
 from artifacts.deploy.deployment import find_version
 from artifacts.deploy.recheck_record import RECHECK_TAG, rechecks_of, stands
 from artifacts.deploy.recorded_verdict import read_past
 from artifacts.deploy.serve import accepted_tuples
-from artifacts.evidence.manifest import MANIFEST
 from artifacts.evidence.verify import check_run
-from artifacts.registry import MANIFEST_TAG, Registry
+from artifacts.registry import Registry
 from artifacts.release import PromotionRequest, promote_run
 from artifacts.run_record import RunReport, find_run
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.cli.main import app
-from pipeline.core.digest import digest_file
 from pipeline.core.errors import (
     CheckpointError,
     EvidenceError,
     ExitCode,
     PrepareError,
-    RegistryError,
     UsageError,
 )
-from pipeline.core.store import RECORD, Store
+from pipeline.core.store import Store
 from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import load_settings
 from pipeline.plan import model_plan
-from pipeline.plan.machine import Machine
-from pipeline.plan.preflight import Preflight
-from pipeline.plan.resolved_options import Choice
-from pipeline.plan.survey import refuse
 from pipeline.run import recheck, session
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
-from recipes.catalog import RECIPES, load_profile
-from recipes.checkpoints.weight_files import BUNDLE
+from recipes.catalog import RECIPES
 
 RECIPE = "fp8-dynamic"
 ENGINE = "0.33.0"  # as in fake_run.py
@@ -280,12 +270,6 @@ class TestSomethingChanged:
         assert (outcome.stands, outcome.exit_code) == (None, 1)
         assert rechecks_of(find_version(site.registry, "model@champion")) == []
 
-    def test_a_tag_of_another_machine_is_a_change(self, site: Site) -> None:
-        other = NODE.hardware("cpu").model_copy(update={"cores": 640}).model_dump_json()
-        site.registry.set_tags(NAME, "1", {"prepare.hardware": other})
-        (change,) = site.recheck().changed
-        assert str(change).startswith("hardware, cores: judged 640, here ")
-
     def test_another_profile(self, site: Site, tmp_path: Path) -> None:
         shown = (RECIPES / "profiles" / "cpu.yaml").read_text()
         own = tmp_path / "own.yaml"
@@ -312,36 +296,6 @@ class TestSomethingChanged:
         # The same weights: what was measured of them still holds.
         assert statuses["check_weights", RECIPE] == statuses["judge", RECIPE] == "reused"
         assert adopted.is_file()
-
-
-class TestPreflight:
-    def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> RecheckOutcome:
-        machine = Machine(2 * 10**9, 2 * 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
-
-        def check_early(choices: Choice, session: Any, made: frozenset[str]) -> Any:
-            profile = load_profile("h100" if gpu else "cpu")
-            asked = replace(choices, profile=profile)
-            read = source(LLAMA_3_8B, dense(LLAMA_3_8B))
-            found = Preflight(read, asked, machine, session.settings.store, made)
-            refuse([*found.faults(), *found.disk_fault(())])
-            return SimpleNamespace(sources=Questions(), preflight=found)
-
-        monkeypatch.setattr(recheck, "check_early", check_early)
-        site.serve = "3" * 64
-        return site.recheck()
-
-    def test_no_memory_is_asked_for_quantizing(
-        self, site: Site, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        outcome = self.with_memory(site, monkeypatch, "NVIDIA H100 80GB HBM3")
-        assert (outcome.stands, outcome.exit_code) == (True, 0)
-
-    def test_memory_is_asked_for_serving(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        error = _report(self.with_memory(site, monkeypatch, "")).error
-        assert error is not None
-        assert f"the stage 'serve' of '{RECIPE}' needs" in error["message"]
-        assert "quantize" not in error["message"]
-        assert site.models.served == []
 
 
 class TestWhatIsKept:
@@ -385,12 +339,6 @@ class TestWhatIsKept:
         assert outcome.refuted is not None
         assert outcome.to_dict()["run"] == outcome.refuted.run
 
-    def test_a_damaged_tag_is_told(self, site: Site) -> None:
-        site.registry.set_tags(NAME, "1", {f"{RECHECK_TAG}.0": "{}"})
-        with pytest.raises(RegistryError) as caught:
-            rechecks_of(find_version(site.registry, "model@champion"))
-        assert caught.value.where == "model version 1, tag prepare.recheck.0"
-
 
 class TestErrors:
     def refused(self, site: Site, kind: type[PrepareError], words: str, **options: Any) -> str:
@@ -399,36 +347,10 @@ class TestErrors:
         assert site.models.served == []
         return caught.value.hint
 
-    def test_evidence_that_is_gone(self, site: Site, tmp_path: Path) -> None:
-        version = find_version(site.registry, "model@champion")
-        copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
-        shutil.rmtree(copy / BUNDLE)
-        self.refused(site, RegistryError, "not next to its weights", weights=copy)
-
-    def test_evidence_that_was_edited(self, site: Site, tmp_path: Path) -> None:
-        version = find_version(site.registry, "model@champion")
-        copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
-        judge = stage_folder(copy, "judge", "fp8-dynamic") / RECORD
-        edit(judge, lambda record: record["parameters"]["policy"].update(alpha=0.4))
-        repack(copy)
-        # The list of digests is the first to tell; who changes it too, is told by the evidence.
-        self.refused(site, RegistryError, "stages.tar.gz", weights=copy)
-        rewrite_manifest(copy)
-        listed = {MANIFEST_TAG: digest_file(copy / BUNDLE / MANIFEST)}
-        site.registry.set_tags(NAME, "1", listed)
-        words = "the evidence does not give the verdict"
-        self.refused(site, EvidenceError, words, weights=copy)
-
     def test_a_version_of_another_policy_than_its_evidence(self, site: Site) -> None:
         site.registry.set_tags(NAME, "1", {"prepare.policy.digest": "0" * 64})
         hint = self.refused(site, EvidenceError, "the policy of the evidence is not the one")
         assert "prepare verify" in hint
-
-    def test_changed_weights(self, site: Site, tmp_path: Path) -> None:
-        version = find_version(site.registry, "model@champion")
-        copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
-        (copy / "model.safetensors").write_bytes(b"other")
-        self.refused(site, RegistryError, "model.safetensors", weights=copy)
 
     def test_code_that_comes_with_it_and_that_nobody_here_agreed_to(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -441,15 +363,6 @@ class TestErrors:
         with pytest.raises(CheckpointError) as caught:
             run_recheck(request, load_settings(tmp_path / "here"), Listener())
         assert caught.value.where == "model version 1"
-
-    def test_weights_that_are_elsewhere(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        version = find_version(site.registry, "model@champion")
-        elsewhere = SimpleNamespace(**{**version.to_dict(), "source": "/nowhere"})
-        monkeypatch.setattr(recheck, "find_version", lambda *_: elsewhere)
-        hint = self.refused(site, RegistryError, "files are not on this machine")
-        assert hint == (
-            "prepare pull model@1 FOLDER, then prepare recheck model@1 --weights FOLDER"
-        )
 
     @pytest.mark.parametrize("source", ["./moved", "moved"])
     def test_a_source_that_cannot_be_had(self, site: Site, source: str) -> None:
@@ -468,15 +381,6 @@ class TestErrors:
         assert "--source CHECKPOINT" in told["hint"]
         assert site.models.served == []
 
-    def test_another_source(self, site: Site, tmp_path: Path) -> None:
-        site.serve = "3" * 64
-        other = Path(shutil.copytree(site.judged.root.parent / "source", tmp_path / "other"))
-        (other / "tokenizer_config.json").write_text('{"a": 1}')
-        report = _report(site.recheck(source=str(other)))
-        assert report.error is not None
-        assert report.error["message"].startswith("the source checkpoint, which is the baseline,")
-        assert site.models.served == []
-
     def test_a_gpus_verdict_without_a_gpu(
         self, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -493,22 +397,6 @@ class TestCommand:
             catch_exceptions=False,
         )
 
-    def test_nothing_changed(self, site: Site) -> None:
-        result = self.told(site)
-        assert result.exit_code == 0
-        assert (
-            f"{NAME} version 1 (fp8-dynamic): the verdict stands: nothing changed" in result.stdout
-        )
-
-    def test_as_json(self, site: Site) -> None:
-        site.serve = "3" * 64
-        result = self.told(site, "--json")
-        assert result.exit_code == 0
-        told = json.loads(result.stdout)
-        assert told["changed"][0]["member"] == "environment 'serve'"
-        assert (told["stands"], told["measured"], told["exit_code"]) == (True, True, 0)
-        assert told["then"]["verdict"] == told["now"]["verdict"] == "pass"
-
     def test_gates_then_and_now(self, site: Site) -> None:
         site.serve, site.models.score = "3" * 64, broken_now
         result = self.told(site)
@@ -521,21 +409,6 @@ class TestCommand:
         assert "fail" in row
         again = self.told(site)
         assert again.exit_code == 4
-
-    def test_verify_takes_a_registered_version(self, site: Site) -> None:
-        command = ["verify", "model@champion", "--registry", site.registry.uri, "--json"]
-        result = CliRunner().invoke(app, command, catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        checked = json.loads(result.stdout)
-        assert (checked["same"], checked["recipe"], checked["weights_checked"]) == (
-            True,
-            RECIPE,
-            True,
-        )
-        with pytest.raises(UsageError, match="'nope'"):
-            CliRunner().invoke(
-                app, [command[0], "model@nope", *command[2:]], catch_exceptions=False
-            )
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,6 @@ def ending(session: RunSession) -> tuple[str, int | None, list[str]]:
     return kept.status, kept.exit_code, kept.notes
 
 
-def test_work_that_ends(session: RunSession) -> None:
-    report = session.run(lambda: ExitCode.UNDECIDED)
-    assert (report.status, report.exit_code) == ("finished", ExitCode.UNDECIDED)
-    assert ending(session) == ("finished", ExitCode.UNDECIDED, ["begun"])
-
-
 def test_an_error_becomes_part_of_the_record(session: RunSession) -> None:
     def work() -> ExitCode:
         raise StoreError("no room", where="there", hint="make some")
@@ -104,11 +98,3 @@ def test_the_first_error_is_told_where_the_record_cannot_be_written(
         raise PrepareError("the first")
 
     assert session.run(work).exit_code is None
-
-
-def test_its_store_is_the_folder_and_not_a_link_to_it(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    settings = Settings(home=tmp_path / "home", store=tmp_path / "link")
-    begun = RunSession("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
-    assert begun.log.folder.parent == (tmp_path / "real").resolve() / "runs"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from artifacts.release import PromotionRequest, choose_variants
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
-from pipeline.core.errors import ExitCode, ServingError, UsageError
+from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.lots import Node
 from pipeline.core.store import Store
 from pipeline.plan.machine import Machine
-from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.tuned_arm import add_candidate, claim_gain, make_defaults
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
@@ -131,32 +129,6 @@ def test_a_profile_that_cannot_be_written_where_it_was_wanted_is_in_the_runs_fol
     assert (made.report.verdict, made.report.profile) == ("pass", str(made.log.folder / PROFILE))
 
 
-def test_a_profile_that_is_not_stock_races_as_it_stands(tmp_path: Path) -> None:
-    fewer = {"engine_arguments": {"max-num-seqs": 8}}
-    models = PretendModels(equal, seconds={"profile": 0.7})
-    arguments = {"dtype": "bfloat16", "max-num-seqs": 32}
-    made = Tried(tmp_path, models, candidates(fewer=fewer), engine_arguments=arguments)
-    assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
-    assert made.report.winner == "profile"
-    assert "max-num-seqs" not in made.report.engine_defaults
-    assert load_profile(str(tmp_path / "tuned.yaml")).engine_arguments["max-num-seqs"] == 32
-
-
-def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
-    cached = {**FASTER, "kv_cache_dtype": "fp8_e5m2"}
-    made = tried(tmp_path, {"fast": 0.7}, fast=cached)
-    if made.run(tmp_path / "tuned.yaml") != ExitCode.SUCCESS:
-        pytest.skip(made.screened("fast").reason)  # no FP8 cache without AVX-512
-    found = load_profile(str(tmp_path / "tuned.yaml"))
-    assert found == load_profile(str(made.log.folder / PROFILE))
-    assert found.name == "cpu-tuned"
-    assert found.kv_cache_dtype == "fp8_e5m2"
-    assert found.engine_arguments == {"dtype": "bfloat16", **FASTER["engine_arguments"]}
-    assert found.workloads == made.profile.workloads
-    for told in (f"{made.report.min_gain:.3f}", made.log.run_id):
-        assert told in found.summary
-
-
 @pytest.mark.parametrize(
     ("kept", "moved"),
     [
@@ -189,14 +161,6 @@ def test_a_failed_start_is_a_fact_and_ends_nothing(tmp_path: Path, fault: str) -
     assert made.run() == ExitCode.SUCCESS
     assert made.screened("bad").outcome == "failed"
     assert made.screened("bad").reason
-
-
-def test_without_stock_there_is_no_race(tmp_path: Path) -> None:
-    made = tried(tmp_path, {}, fast=FASTER)
-    made.models.broken = {"baseline"}
-    with pytest.raises(ServingError):
-        made.run()
-    assert made.models.open_now == set()
 
 
 def test_what_cannot_show_anything_here_is_dropped_with_its_reason(tmp_path: Path) -> None:
@@ -234,22 +198,6 @@ def test_run_again_it_measures_nothing_again(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
-    bad = candidates(bad={"engine_arguments": {"host": "0.0.0.0"}})
-    defaults = make_defaults(profile(), bad)
-    with pytest.raises(UsageError) as error:
-        add_candidate("bad", bad.candidates["bad"], defaults)
-    assert error.value.where == "candidates.bad"
-
-
-@pytest.mark.parametrize("name", ["My load.yaml", "_.yaml", "chat.yaml", f"{'x' * 200}.yml"])
-def test_a_workload_file_may_have_any_name(tmp_path: Path, name: str) -> None:
-    load = {**PROFILE_KEYS["workloads"]["chat"], "output_tokens": 7}
-    (tmp_path / name).write_text(json.dumps({"name": "mine", "summary": "s", "workload": load}))
-    (claim,) = find_claims(claim_gain(policy(), profile(), str(tmp_path / name)), profile())
-    assert claim.workload == profile(workloads={"mine": load}).workloads["mine"]
-
-
 class TestVerify:
     def test_another_bound_or_verdict_than_follows_is_named(self, tmp_path: Path) -> None:
         made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
@@ -271,20 +219,6 @@ class TestVerify:
             )
             assert check_tuning(told, Evidence(made.store)).differences, change
 
-    def test_a_block_that_was_left_out_is_seen(self, tmp_path: Path) -> None:
-        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
-        made.run()
-        assert made.report.stage is not None
-        file = made.store.stage_folder("speed", made.report.stage) / LOADS
-        file.write_text("".join(file.read_text().splitlines(keepends=True)[2:]))
-        assert check_tuning(made.log.report(), Evidence(made.store)).differences
-
-    def test_a_race_without_a_winner_claims_nothing(self, tmp_path: Path) -> None:
-        made = tried(tmp_path, {}, same=FASTER)
-        made.run()
-        with pytest.raises(UsageError):
-            check_tuning(made.log.report(), Evidence(made.store))
-
 
 def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
     made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
@@ -302,14 +236,6 @@ def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
 
 class TestSpeculation:
     NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3}  # noqa: RUF012
-
-    def test_n_grams_race_and_are_gated_again(self, tmp_path: Path) -> None:
-        made = tried(tmp_path, {"ngram": 0.7}, ngram={"speculative": self.NGRAM})
-        assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
-        assert "speculative-config" in made.screened("ngram").arguments
-        found = load_profile(str(tmp_path / "tuned.yaml")).speculative
-        assert found is not None
-        assert found.method == "ngram"
 
     def test_what_may_not_be_promoted_is_refused_before_anything_runs(self) -> None:
         pretends = {

@@ -91,20 +91,6 @@ def test_without_promotion_what_passed_is_not_registered(
     assert failed.exit_code == 1
 
 
-def test_with_it_the_promotion_says_how_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def promote_passed(*_: Any, name: str, **options: Any) -> ExitCode:
-        asked.append(name)
-        return ExitCode.UNDECIDED
-
-    monkeypatch.setattr(whole_run, "promote_passed", promote_passed)
-    assert run_to([variant_report()], True, tmp_path, monkeypatch).exit_code == 5
-    assert asked == ["smollm2-135m"]
-
-
 def test_a_registry_that_would_refuse_is_told_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
