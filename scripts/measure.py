@@ -18,14 +18,14 @@ PRODUCT = ("pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
     "recipes": 9_300,
-    "pipeline": 22_550,
+    "pipeline": 21_260,
     "eval_gates": 10_460,
     "artifacts": 6_740,
-    "tests": 51_130,
+    "tests": 48_350,
     "benchmarks": 1_690,
     "words_in_written_pages": 15_230,
     "words_in_docstrings": 30_300,
-    "files_in_a_folder": 27,
+    "files_in_a_folder": 25,
 }
 """The goal is 36,000 lines of the four rooms, 40,000 of tests, 2,000 of benchmarks, 13,000 words of
 pages and 30,000 of docstrings, and 25 files in a folder."""

@@ -84,12 +84,10 @@ class Hardware(SparseRecord):
 
 
 class NodeInfo(Record):
-    """Facts of this machine, or of a cluster's serving node."""
+    """Facts of this machine."""
 
     name: str = Field(description="node name, for messages")
-    machine: str = Field(
-        description="identity; '' for a cluster, where any node of the kind may serve"
-    )
+    machine: str = Field(description="identity")
     cpu: str = Field(description="CPU model")
     cores: int = Field(description="cores that work may use")
     all_cores: int = Field(description="all cores of the node")
@@ -119,9 +117,6 @@ class NodeInfo(Record):
     def kind(self, accelerator: str) -> str:
         gpu = [self.gpu_name or "no GPU"] if accelerator == "cuda" else []
         return ", ".join([*gpu, self.cpu, f"{self.all_cores} cores"])
-
-    def measured_on(self, accelerator: str) -> str:
-        return self.machine or self.kind(accelerator)
 
 
 def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = True) -> NodeInfo:

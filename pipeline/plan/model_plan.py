@@ -86,7 +86,7 @@ class ModelPlanner:
             sources=self.sources,
             identities=self.identities,
             store=self.store,
-            machine=self.choices.node.measured_on(self.profile.accelerator),
+            machine=self.choices.node.machine,
             profile=self._carried_out(self.profile),
             tried=self.tried,
             run=self.run,

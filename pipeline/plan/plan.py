@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.stage import StageSpec
-from pipeline.serving.served_model import ExternalEndpoint, ServedModel, ServingSpec
+from pipeline.serving.served_model import ExternalEndpoint, ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import Trial
 from recipes.policy import Policy
@@ -47,18 +47,6 @@ class Arm:
     def making(self) -> list[StageSpec]:
         """Stages that make and check the weights."""
         return [self.stages[role] for role in MAKING if role in self.stages]
-
-    @property
-    def to_serve(self) -> ServingSpec:
-        return ServingSpec(
-            name=self.recipe.name,
-            folder=str(self.folder),
-            arguments=self.arguments,
-            ready_timeout_seconds=self.ready_timeout_seconds,
-            trust_remote_code=self.trust_remote_code,
-            draft=str(self.draft) if self.draft else None,
-            endpoint=self.endpoint,
-        )
 
 
 @dataclass(frozen=True)

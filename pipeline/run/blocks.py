@@ -186,7 +186,7 @@ class _Servers:
 
     @contextmanager
     def up(self, arm: str) -> Iterator[dict[str, Any]]:
-        endpoints, model = self.serving.endpoints, self.plans[arm].to_serve
+        endpoints, model = self.serving.endpoints, self.plans[arm]
         try:
             yield endpoints.open(model)
             endpoints.check_alive()  # else something else may have answered

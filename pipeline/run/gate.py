@@ -220,7 +220,7 @@ def plan_of(
         sources=sources,
         identities=identities,
         store=settings.store,
-        machine=node.measured_on("cpu"),
+        machine=node.machine,
         run=run_id,
         remeasured=find_gates(request.remeasured, policy, None),
     ).build()

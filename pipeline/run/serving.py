@@ -24,7 +24,7 @@ from pipeline.plan.plan import Arm
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.argument_check import engine_version
-from pipeline.serving.served_model import SERVED_NAME, ExternalEndpoint, ServingSpec
+from pipeline.serving.served_model import SERVED_NAME, ExternalEndpoint
 from pipeline.serving.server import URL, Server
 from pipeline.stages.evaluate import EVALUATE, is_answered
 from pipeline.stages.screen import SCREEN
@@ -49,13 +49,13 @@ class LocalServers:
     _servers: dict[str, Server] = field(default_factory=dict)
     _facts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def open(self, model: ServingSpec) -> dict[str, Any]:
-        """Return facts on the model's endpoint, opened if necessary."""
-        if facts := facts_of(model.endpoint):
+    def open(self, arm: Arm) -> dict[str, Any]:
+        """Return facts on the arm's endpoint, opened if necessary."""
+        if facts := facts_of(arm.endpoint):
             return facts
-        if model.name not in self._facts:
-            self._facts[model.name] = self._start(model)
-        return self._facts[model.name]
+        if arm.recipe.name not in self._facts:
+            self._facts[arm.recipe.name] = self._start(arm)
+        return self._facts[arm.recipe.name]
 
     def check_alive(self) -> None:
         """Raise ServingError if a server has ended."""
@@ -74,24 +74,24 @@ class LocalServers:
         self._facts.pop(name, None)
         self._servers.pop(name).stop()
 
-    def _start(self, model: ServingSpec) -> dict[str, Any]:
-        assert model.arguments is not None
-        engine = model.arguments.engine
+    def _start(self, arm: Arm) -> dict[str, Any]:
+        assert arm.arguments is not None
+        engine = arm.arguments.engine
         environment = find_engine(engine).environment
         python = self.stages.python_of(environment)
-        log = self._make_log(model.name)
+        log = self._make_log(arm.recipe.name)
         server = Server(
             python,
-            Path(model.folder),
-            model.arguments,
+            arm.folder,
+            arm.arguments,
             log,
-            trust_remote_code=model.trust_remote_code,
-            draft=Path(model.draft) if model.draft else None,
+            trust_remote_code=arm.trust_remote_code,
+            draft=arm.draft,
             caches=self.caches_of(environment),
         )
         # Stored before it starts, so that it is always stopped.
-        self._servers[model.name] = server
-        ready = self._await(server, model)
+        self._servers[arm.recipe.name] = server
+        ready = self._await(server, arm)
         facts = {"ready_seconds": ready, "command": server.command[1:]}
         return {
             "url": URL,
@@ -115,13 +115,13 @@ class LocalServers:
                 return log
             server_run += 1
 
-    def _await(self, server: Server, model: ServingSpec) -> float:
+    def _await(self, server: Server, arm: Arm) -> float:
         """Start the server, and record a row for it."""
         progress = self.stages.progress
         started = time.monotonic()
         status: StageStatus = "failed"
         try:
-            ready = server.start(model.ready_timeout_seconds, progress)
+            ready = server.start(arm.ready_timeout_seconds, progress)
             status = "ran"
         finally:
             seconds = time.monotonic() - started
@@ -129,13 +129,13 @@ class LocalServers:
                 StageReport(
                     name="serve",
                     stage="serve",
-                    variant=model.name,
+                    variant=arm.recipe.name,
                     status=status,
                     seconds=seconds,
                     key=None,
                 )
             )
-        progress.note(f"{model.name}: server ready ({ready:.1f} s)")
+        progress.note(f"{arm.recipe.name}: server ready ({ready:.1f} s)")
         return ready
 
 
@@ -249,8 +249,8 @@ class Serving:
     def _open(self, variant: Arm, spec: StageSpec) -> dict[str, Any]:
         """Return the servers that the stage asks."""
         if spec.stage != SPEED.name:
-            return self.endpoints.open(variant.to_serve)
-        sides = {"baseline": self.state.plan.baseline.to_serve, "candidate": variant.to_serve}
+            return self.endpoints.open(variant)
+        sides = {"baseline": self.state.plan.baseline, "candidate": variant}
         wanted = SPEED.parameters_of(spec).sides
         return {"endpoints": {name: self.endpoints.open(sides[name]) for name in wanted}}
 

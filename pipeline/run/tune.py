@@ -242,7 +242,7 @@ class Tuning:
         arm = plan.baseline if candidate == self.defaults else plan.variants[0]
         (claim,) = find_claims(plan.policy, self._served)
         loads = self.candidates.repetitions
-        machine = self.node.measured_on(self.profile.accelerator)
+        machine = self.node.machine
         spec = load_stage(arm, claim, self.identities["serve"], machine, loads)
         rule = SPEED.parameters_of(spec).rule
         served = {"screen": arm.stages["screen"], f"{ROLE}screening": spec}
@@ -309,7 +309,7 @@ class Tuning:
             sources=self.sources,
             identities=self.identities,
             store=self.stages.store.root,
-            machine=self.node.measured_on(self.profile.accelerator),
+            machine=self.node.machine,
             profile=self._served,
             tried=[_recipe(candidate.name)],
             run=self.log.run_id,

@@ -19,18 +19,6 @@ class ExternalEndpoint(Record):
     model: str = Field(description="its name at the endpoint")
 
 
-class ServingSpec(Record):
-    """One side of a comparison."""
-
-    name: str = Field(description="of the recipe; 'baseline' for the baseline")
-    folder: str = Field(description="of the checkpoint; for an endpoint, of the tokenizer")
-    arguments: ServingArguments | None = Field(description="None for an endpoint")
-    ready_timeout_seconds: float = Field(description="for the server to start")
-    trust_remote_code: bool = False
-    draft: str | None = Field(None, description="folder of the draft checkpoint")
-    endpoint: ExternalEndpoint | None = Field(None, description="None if prepare serves it")
-
-
 class ExternalModel(Record):
     """A model at an external endpoint, which may change."""
 

@@ -29,9 +29,9 @@ from pipeline.core.errors import ServingError, StageError
 from pipeline.core.private_files import write_atomically
 from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store
+from pipeline.plan.plan import Arm
 from pipeline.run.recorder import RecordingProgress
 from pipeline.run.stage_run import StageRunner
-from pipeline.serving.served_model import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS, check_variant
 from pipeline.stages.context import Servers, StageContext
@@ -113,14 +113,14 @@ class PretendModels:
     dies_once: set[str] = field(default_factory=set)
     disturbed_loads: int = 0  # from the first one on
 
-    def open(self, model: ServingSpec) -> dict[str, Any]:
-        """Bring the model's pretended server up."""
-        if model.name in self.broken:
-            raise ServingError(f"the server of {model.name} does not come up")
-        if model.name not in self.open_now:
-            self.open_now.add(model.name)
+    def open(self, arm: Arm) -> dict[str, Any]:
+        """Bring the arm's pretended server up."""
+        if arm.recipe.name in self.broken:
+            raise ServingError(f"the server of {arm.recipe.name} does not come up")
+        if arm.recipe.name not in self.open_now:
+            self.open_now.add(arm.recipe.name)
             assert len(self.open_now - {"baseline"}) <= 1, "two variants concurrently"
-            self.served.append(model.name)
+            self.served.append(arm.recipe.name)
         return {"url": "http://127.0.0.1:1", "model": "model", "server": {"ready_seconds": 1.0}}
 
     def check_alive(self) -> None:

@@ -64,17 +64,6 @@ def surface() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_every_flag_of_prepare_model_has_a_variable() -> None:
-    (model,) = [
-        each for name, each in commands("", typer.main.get_command(app)) if name == " model"
-    ]
-    options = [each for each in model.params if each.param_type_name == "option"]
-    # Values of `--served-variant` have spaces, at which a variable would be split; the rest is
-    # about one run.
-    without = {each.name for each in options if not each.envvar}
-    assert without - {"help"} == {"served_variant", "run", "retry", "copies"}
-
-
 def test_every_command_takes_what_the_file_says() -> None:
     assert surface().splitlines() == SURFACE.read_text().splitlines()
 

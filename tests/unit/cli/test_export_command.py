@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +19,7 @@ from artifacts.deploy.export import read_version
 from artifacts.deploy.exported import WEIGHTS, ExportRequest
 from artifacts.registry import MANIFEST_TAG
 from pipeline.cli.main import app
-from pipeline.core.errors import PrepareError, RegistryError, UsageError
+from pipeline.core.errors import PrepareError, UsageError
 from pipeline.environments.settings import load_settings
 
 OCI = "oci://registry.example.com/models/some@sha256:" + "c" * 64
@@ -73,16 +72,6 @@ def test_the_cluster_cannot_read_a_registry_of_this_machine(run: FakeRun, tmp_pa
     error = complaint(UsageError, run, "deploy", "--for", "kubernetes")
     assert error.where == run.uri
     assert not (tmp_path / "deploy").exists()
-
-
-def test_changed_evidence(run: FakeRun, tmp_path: Path) -> None:
-    changed = run.copy_to(tmp_path / "store")
-    (version,) = run.registry.versions(NAME)
-    folder = Path(shutil.copytree(version.source, tmp_path / "pulled"))
-    config = folder / "config.json"
-    config.write_text(config.read_text() + "\n")
-    words = ("deploy", "--for", "monitoring", "--weights", str(folder))
-    assert complaint(RegistryError, changed, *words).where == str(folder)
 
 
 def test_the_fetching_command_runs(run: FakeRun, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store
 from pipeline.run import serving as endpoints
 from pipeline.run.serving import LocalServers
-from pipeline.serving.served_model import ExternalEndpoint, ServingSpec
+from pipeline.serving.served_model import ExternalEndpoint
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.evaluate import EVALUATE
 from recipes.catalog import load_profile
@@ -37,11 +37,13 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSe
     made.close()
 
 
-def model(tmp_path: Path, name: str, stand_in: str = "answers") -> ServingSpec:
+def model(tmp_path: Path, name: str, stand_in: str = "answers", **changes: Any) -> Any:
     arguments = ServingArguments.of(load_profile("cpu"), is_baseline=False)
     arguments.environment.update({"STAND_IN": stand_in})
-    return ServingSpec(
-        name=name, folder=str(tmp_path), arguments=arguments, ready_timeout_seconds=20
+    return SimpleNamespace(
+        **{"recipe": SimpleNamespace(name=name), "folder": tmp_path, "arguments": arguments},
+        **{"ready_timeout_seconds": 20, "trust_remote_code": False, "draft": None},
+        endpoint=changes.get("endpoint"),
     )
 
 
@@ -86,9 +88,7 @@ def test_what_someone_else_serves_is_neither_started_nor_stopped(
     servers: LocalServers, tmp_path: Path
 ) -> None:
     endpoint = ExternalEndpoint(url="http://127.0.0.1:9", model="m")
-    elsewhere = model(tmp_path, "candidate").model_copy(
-        update={"arguments": None, "endpoint": endpoint}
-    )
+    elsewhere = model(tmp_path, "candidate", endpoint=endpoint)
     facts = servers.open(elsewhere)
     assert (facts["url"], facts["model"]) == (endpoint.url, endpoint.model)
     servers.check_alive()

