@@ -72,8 +72,7 @@ class ScreenedModel(Record):
 
     @property
     def _figures(self) -> tuple[float, float, float]:
-        lost = self.effect.nats if self.effect is not None else None
-        nats = math.inf if lost is None else lost
+        nats = self.effect.nats if self.effect is not None else math.inf
         return self.weights_bytes or math.inf, nats, -(self.output_tokens_per_s or 0.0)
 
 

@@ -239,11 +239,12 @@ class Client:
             body["prompt"] = tokens
 
         def read(answer: Any) -> Reply:
-            found = (replies.read_chat if is_messages else replies.read_completion)(answer)
+            parse = replies.read_chat if is_messages else replies.read_completion
+            found, reasoning = parse(answer)
             if self._by_chat and isinstance(room, int) and found.tokens > room:
                 raise ValueError(f"it gives {found.tokens} tokens where {room} are the limit")
             return replies.finish(
-                found, stops, thinking, has_begun=has_begun, special_tokens=special
+                found, reasoning, stops, thinking, has_begun=has_begun, special_tokens=special
             )
 
         length = len(tokens) + (room if isinstance(room, int) else 0)

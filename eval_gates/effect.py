@@ -21,31 +21,30 @@ class Effect(Record):
     lower: float = Field(description="one-sided bound of it at level alpha")
     upper: float
     error: float = Field(0.0, description="standard error of the difference")
-    nats: float | None = Field(
-        None, description="lost a token, where answers have log-probabilities"
-    )
+    nats: float = Field(description="lost a token")
     nats_error: float = Field(0.0, description="standard error of that")
 
     @property
     def cells(self) -> dict[str, str]:
         """The columns of a table of effects, by heading."""
-        nats = "" if self.nats is None else f"{self.nats + 0.0:.3f} +- {self.nats_error:.3f}"
         return {
             "score": format_percent(self.score, 1, nothing=""),
             "difference, points": f"{_points(self.difference)} +- {_points(self.error)}",
             "bounds": f"{_points(self.lower)} to {_points(self.upper)}",
-            "nats a token lost": nats,
+            "nats a token lost": f"{self.nats + 0.0:.3f} +- {self.nats_error:.3f}",
         }
 
 
 def measure_effect(
-    scores: Sequence[Sequence[float]], nats: Sequence[Sequence[float]] | None, alpha: float
+    scores: Sequence[Sequence[float]], nats: Sequence[Sequence[float]], alpha: float
 ) -> Effect:
     """Return the change of mean scores, and of nats a token.
 
     `scores` in [0, 1] and `nats` are paired, before and after.
     """
-    differences, lost = _changes(*scores), _changes(*nats) if nats else None
+    differences, lost = (
+        [after - before for before, after in zip(*each, strict=True)] for each in (scores, nats)
+    )
     found = mean_bounds(differences, alpha, lowest=-1.0, highest=1.0)
     return Effect(
         score=fmean(scores[1]),
@@ -53,13 +52,9 @@ def measure_effect(
         lower=found.lower,
         upper=found.upper,
         error=_error(differences),
-        nats=fmean(lost) if lost else None,
-        nats_error=_error(lost) if lost else 0.0,
+        nats=fmean(lost),
+        nats_error=_error(lost),
     )
-
-
-def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    return [b - a for a, b in zip(before, after, strict=True)]
 
 
 def _error(values: Sequence[float]) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -94,7 +93,7 @@ class SpecDecodeCounter:
         if not self._names:
             return None
         async with open_session(self._socket) as session:
-            return await MetricsReader(session, self._url, self._names).counters()
+            return await read_counters(session, self._url, self._names)
 
 
 def open_session(socket: str | None) -> Any:
@@ -107,31 +106,23 @@ def open_session(socket: str | None) -> Any:
     return aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False)
 
 
-@dataclass(frozen=True)
-class MetricsReader:
-    """Reader of an endpoint's counters."""
+async def read_counters(session: Any, url: str, names: Mapping[str, str]) -> dict[str, int] | None:
+    """Return an endpoint's readable counters, if any; `names` as in :func:`counters_in`."""
+    import aiohttp
 
-    session: Any
-    url: str  # of the endpoint
-    names: Mapping[str, str]  # as in `counters_in`
-
-    async def counters(self) -> dict[str, int] | None:
-        """Return readable counters, if any."""
-        import aiohttp
-
-        limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        plain = {"Accept-Encoding": "identity"}  # what is packed has no bound until it is unpacked
-        try:
-            async with self.session.get(
-                f"{self.url}/metrics", headers=plain, timeout=limit, allow_redirects=False
-            ) as answer:
-                if answer.status != 200:
+    limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+    plain = {"Accept-Encoding": "identity"}  # what is packed has no bound until it is unpacked
+    try:
+        async with session.get(
+            f"{url}/metrics", headers=plain, timeout=limit, allow_redirects=False
+        ) as answer:
+            if answer.status != 200:
+                return None
+            body = bytearray()
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > MAX_BYTES:
                     return None
-                body = bytearray()
-                async for chunk in answer.content.iter_any():
-                    body += chunk
-                    if len(body) > MAX_BYTES:
-                        return None
-                return counters_in(body.decode(), self.names) or None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return None
+            return counters_in(body.decode(), names) or None
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None

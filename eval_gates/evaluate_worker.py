@@ -127,9 +127,17 @@ class BatchAsker:
         self._max_tokens = spec["suite"].get("max_tokens")
         self._suite, self._progress, self._limit = suite, progress, limit
         self._done, self._step = 0, -1 if spec.get("backwards") else 1
-        files = [Path(file) for file in spec.get("baseline") or ()]
-        self._baseline = join_rows(files) if files else baseline
-        self.client = open_client(spec, suite, self._count, progress)
+        rows: dict[str, dict[str, Any]] = {}
+        for file in spec.get("baseline") or ():  # each has other keys of the same answers
+            for _, row in read_rows(Path(file)):
+                rows.setdefault(row["id"], {}).update(row)
+        self._baseline = {id_: Answer.from_row(row) for id_, row in rows.items()} or baseline
+
+        def count(questions: int) -> None:
+            self._done += questions
+            progress.advance(self._name, min(self._done, limit), limit, "questions")
+
+        self.client = open_client(spec, suite, count, progress)
 
     def ask(self, batch: range) -> list[Answer]:
         """Return the answers; StageError if nearly all are empty."""
@@ -154,19 +162,6 @@ class BatchAsker:
             ]
         ]
         return asked, replies
-
-    def _count(self, questions: int) -> None:
-        self._done += questions
-        self._progress.advance(self._name, min(self._done, self._limit), self._limit, "questions")
-
-
-def join_rows(files: Sequence[Path]) -> dict[str, Answer]:
-    """Return answers by id, with the keys of all files."""
-    found: dict[str, dict[str, Any]] = {}
-    for file in files:
-        for _, row in read_rows(file):
-            found.setdefault(row["id"], {}).update(row)
-    return {name: Answer.from_row(row) for name, row in found.items()}
 
 
 def template_of(client: Client) -> Render:

@@ -39,11 +39,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     folder = Path(spec["folder"]) if spec["folder"] else None
     questions, facts = kind.questions(task, QuestionOrder(source, folder, output, progress))
     choices = facts.pop("choices", {})
-    if cluster := task.cluster_by:
-        if source.kind == "folder" and folder is not None:
-            questions = with_fields(questions, kind.folder_files(folder))
-        questions = with_clusters(questions, cluster)
     files = kind.folder_files(folder) if source.kind == "folder" and folder is not None else []
+    if cluster := task.cluster_by:
+        questions = with_clusters(with_fields(questions, files) if files else questions, cluster)
     questions = without_copies(questions, progress, ", ".join(map(str, files)))
     if cluster:
         facts["clusters"] = len({each.cluster for each in questions})

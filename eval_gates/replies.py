@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from eval_gates.rows import Reply, ToolCall
 from recipes.generation import ThoughtMarkers
@@ -13,49 +14,44 @@ MAX_LOGPROB = 0.01  # above 0, by rounding
 _WITHHELD = "content_filter"  # a reason to finish, of OpenAI's API
 
 
-class Completion(NamedTuple):
-    """One answer as the server gave it."""
-
-    text: str
-    tokens: int
-    finish_reason: str
-    reasoning: str = ""  # thoughts that the server's own parser separated
-    tool_calls: tuple[ToolCall, ...] = ()
-    is_refused: bool = False
-
-
-def read_completion(body: Any) -> Completion:
-    """Parse `/v1/completions`, or raise ValueError."""
+def read_completion(body: Any) -> tuple[Reply, str]:
+    """Parse `/v1/completions` to a reply and no thoughts, or raise ValueError."""
     choice = choice_of(body)
     text = choice.get("text")
     if not isinstance(text, str):
         raise ValueError("its answer has no text")
-    reason = str(choice.get("finish_reason"))
-    return Completion(text, _tokens(body), reason, is_refused=reason == _WITHHELD)
+    return _reply(body, choice, text), ""
 
 
-def read_chat(body: Any) -> Completion:
-    """Parse `/v1/chat/completions`, or raise ValueError."""
+def read_chat(body: Any) -> tuple[Reply, str]:
+    """Parse `/v1/chat/completions` to a reply and its thoughts, or raise ValueError.
+
+    The server's own parser separated these.
+    """
     choice = choice_of(body)
     message = choice.get("message")
     if not isinstance(message, dict):
         raise ValueError("its answer has no message")
     # vLLM renamed the key; other servers keep DeepSeek's.
     reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-    content = message.get("content") or ""
+    content, calls = message.get("content") or "", message.get("tool_calls") or []
     if not isinstance(content, str) or not isinstance(reasoning, str):
         raise ValueError("its message is not a text")
-    reason, calls = str(choice.get("finish_reason")), message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise ValueError("its tool calls are not a list")
-    return Completion(
-        content,
-        _tokens(body),
-        reason,
-        reasoning,
-        tuple(_tool_call(call) for call in calls),
-        is_refused=reason == _WITHHELD or bool(message.get("refusal")),
-    )
+    found = _reply(body, choice, content, tuple(_tool_call(call) for call in calls))
+    return replace(found, is_refused=found.is_refused or bool(message.get("refusal"))), reasoning
+
+
+def _reply(
+    body: dict[str, Any], choice: dict[str, Any], text: str, calls: tuple[ToolCall, ...] = ()
+) -> Reply:
+    usage, reason = body.get("usage"), choice.get("finish_reason")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        raise ValueError("its answer does not count its tokens (usage.completion_tokens)")
+    is_truncated, is_refused = reason == "length", reason == _WITHHELD
+    return Reply(text, tokens, is_truncated=is_truncated, is_refused=is_refused, calls=calls)
 
 
 def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
@@ -87,7 +83,8 @@ def read_scored(body: Any, prompt: int, begin: int) -> tuple[float, bool]:
 
 
 def finish(
-    found: Completion,
+    found: Reply,
+    reasoning: str,
     stops: Sequence[str],
     thinking: ThoughtMarkers | None,
     *,
@@ -99,12 +96,11 @@ def finish(
     The server has applied `stops` unless the model thinks. `has_begun`: the prompt ends within a
     thought.
     """
-    is_truncated = found.finish_reason == "length"
     text, is_unclosed = found.text, False
-    if found.reasoning:
-        is_unclosed = is_truncated and not text and not found.tool_calls
+    if reasoning:
+        is_unclosed = found.is_truncated and not text and not found.calls
         if thinking is not None and thinking.keep:
-            text = f"{thinking.start}{found.reasoning}{thinking.end}{text}"
+            text = f"{thinking.start}{reasoning}{thinking.end}{text}"
     elif thinking is not None:
         answer, is_unclosed = remove_thoughts(text, thinking, has_begun=has_begun)
         text = text if thinking.keep else answer
@@ -112,15 +108,8 @@ def finish(
         for token in special_tokens:
             text = text.replace(token, "")
         text = cut_at(text.lstrip(), stops)
-    return Reply(
-        text,
-        found.tokens,
-        is_truncated=is_truncated,
-        is_unclosed=is_unclosed,
-        is_refused=found.is_refused,
-        is_thought=bool(found.reasoning) and not found.text.strip() and not found.tool_calls,
-        calls=found.tool_calls,
-    )
+    is_thought = bool(reasoning) and not found.text.strip() and not found.calls
+    return replace(found, text=text, is_unclosed=is_unclosed, is_thought=is_thought)
 
 
 def remove_thoughts(
@@ -184,14 +173,6 @@ def choice_of(body: Any) -> dict[str, Any]:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise ValueError("its answer has no text")
     return choices[0]
-
-
-def _tokens(body: dict[str, Any]) -> int:
-    usage = body.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-        raise ValueError("its answer does not count its tokens (usage.completion_tokens)")
-    return tokens
 
 
 def _tool_call(call: Any) -> ToolCall:

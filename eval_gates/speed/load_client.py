@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Self
 
-from eval_gates.engine_metrics import MetricsReader, open_session
+from eval_gates.engine_metrics import open_session, read_counters
 from eval_gates.speed.load_prompts import Prompt
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
@@ -113,17 +114,17 @@ class LoadClient:
         self, target: LoadTarget, prompts: Sequence[Prompt], at: Sequence[float]
     ) -> dict[str, Any]:
         async with open_session(target.socket) as session:
-            metrics = MetricsReader(session, target.url, target.counters)
-            before = await metrics.counters()
+            read = partial(read_counters, session, target.url, target.counters)
+            before = await read()
             clock, unix = ClientClock(), time.time()
             load = _Load(self, target, prompts, clock, session)
             async with clock:
-                warm = asyncio.create_task(self._count_when_warm(metrics, load))
+                warm = asyncio.create_task(self._count_when_warm(read, load))
                 rows = await (load.send_at(at) if at else load.send_at_once(self.at_once or 1))
                 lasted = clock.now()
             warm.cancel()
             begun = (await asyncio.gather(warm, return_exceptions=True))[0]
-            after = await metrics.counters()
+            after = await read()
         if all(row[-1] is not None for row in rows):
             raise ServingError(f"not one of {len(rows)} requests was answered: {rows[0][-1]}")
         rows.sort(key=lambda row: row[0])
@@ -140,13 +141,13 @@ class LoadClient:
             **clock.facts(),
         }
 
-    async def _count_when_warm(self, metrics: MetricsReader, load: _Load) -> Any:
+    async def _count_when_warm(self, read: Callable[[], Any], load: _Load) -> Any:
         """Return the counters after the first wave or warm-up."""
         if self.at_once is None:
             await asyncio.sleep(self.warmup_s)
         else:
             await load.first_wave.wait()
-        return await metrics.counters()
+        return await read()
 
 
 class _Load:

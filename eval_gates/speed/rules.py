@@ -46,12 +46,10 @@ FaultKind = Literal[
     "hit_rate",
     "too_short",
     "too_few",
-    "no_counter",
     "unlike",
 ]
 DISTURBANCES: frozenset[FaultKind] = frozenset({"throttled", "other_process", "client_lag"})
-FINAL: frozenset[FaultKind] = frozenset({"no_counter", "unlike"})
-"""Faults of the measurement itself; all others are the side's own."""
+"""Of the others, `unlike` is the measurement's own, and the rest the side's."""
 MAX_OWN = 2  # blocks with a fault of the same side that end the gate
 MAX_LATE = 0.1  # of a load's time, or of the limited time, by which the client may be late
 MAX_LOG = 50.0  # largest ln(limit / time); a missing time has the negative
@@ -168,8 +166,8 @@ class SpeedRule(NumericRecord):
         for unit in self.units(loads):
             found.total += 1
             faults = list(self._faults(unit))
-            if final := [each for each in faults if each.kind in FINAL]:
-                found.faults, found.ended = final[:1], ("invalid", str(final[0]))
+            if unlike := [each for each in faults if each.kind == "unlike"]:
+                found.faults, found.ended = unlike, ("invalid", str(unlike[0]))
                 return found
             outside = [each for each in faults if each.kind in DISTURBANCES]
             if outside:
@@ -222,13 +220,9 @@ class SpeedRule(NumericRecord):
             state = "undecided"
         elif state != ending and others.state != state:
             state, why = "undecided", f"with the disturbed {self.unit} the verdict would be another"
-        return SpeedFinding(
+        return replace(
+            found,
             state=state,
-            quiet=len(values),
-            estimate=found.estimate,
-            lower=found.lower,
-            upper=found.upper,
-            interval=found.interval,
             p_value=found.p_value if state == "pass" else max(found.p_value, self.alpha),
             with_disturbed=others.estimate if blocks.disturbed else None,
             why=why,
@@ -306,12 +300,11 @@ class SpeedRule(NumericRecord):
             yield "failed_requests", words
         if self.hit_rate is None:
             return
-        measured = hit_rate(load)
-        declared = f"the workload declares {self.hit_rate:.2f}"
+        measured, declared = hit_rate(load), f"the workload declares {self.hit_rate:.2f}"
         if measured is None:
             # Random prompts differ in each load.
             if self.hit_rate > 0 or self.must_count_hits:
-                yield "no_counter", f"the engine does not count prefix cache hits, and {declared}"
+                yield "hit_rate", f"the engine does not count prefix cache hits; {declared}"
         elif abs(measured - self.hit_rate) > HIT_RATE_TOLERANCE:
             yield "hit_rate", f"the prefix cache's hit rate was {measured:.2f}; {declared}"
 

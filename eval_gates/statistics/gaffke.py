@@ -25,7 +25,6 @@ _MAX_LOGARITHMS = 2_000_000  # at a time: limits memory
 _FAR = 3.0  # standard deviations below 0: then P(Q <= 0) is at least nine in ten (Cantelli)
 _NEAREST = 1e-15  # smallest distance of a bound to the worst value
 _PRECISION = 1e-11
-_FIRST_STEP = 1e-6
 
 
 def lower_bound(values: FloatArray, times: FloatArray, alpha: float) -> float:
@@ -41,45 +40,10 @@ def lower_bound(values: FloatArray, times: FloatArray, alpha: float) -> float:
     def excess(bound: float) -> float:
         return log_chance_below(points, shapes, bound) - math.log(alpha)
 
-    def excess_about(bound: float) -> float:
-        return _log_chance_about(points, shapes, bound) - math.log(alpha)
-
     lowest, highest = -1 + _NEAREST, float(values.max())
     if excess(lowest) >= 0:
         return -1.0
-    # The closed form is close, and a hundred times faster.
-    low, high = lowest, highest
-    if excess_about(lowest) < 0 < excess_about(highest):
-        about = float(brentq(excess_about, lowest, highest, xtol=_PRECISION))
-        low, high, step = about, about, _FIRST_STEP
-        while low > lowest and excess(low) >= 0:
-            low, step = max(lowest, low - step), 10 * step
-        step = _FIRST_STEP
-        while high < highest and excess(high) < 0:
-            high, step = min(highest, high + step), 10 * step
-    return float(brentq(excess, low, high, xtol=_PRECISION)) if low < high else low
-
-
-def _log_chance_about(points: FloatArray, shapes: FloatArray, bound: float) -> float:
-    """Approximate :func:`log_chance_below` by Lugannani and Rice's formula."""
-    import numpy as np
-    from scipy.special import log_ndtr
-
-    gaps = points - bound
-    if gaps.max() <= 0:
-        return 0.0
-    deviation = math.sqrt(float(shapes @ gaps**2))
-    if gaps.min() >= 0 or float(shapes @ gaps) < 0:
-        return -math.inf if gaps.min() >= 0 else 0.0
-    start = _saddle(gaps, shapes, deviation)
-    chernoff = -float(shapes @ np.log1p(-start * gaps))
-    root = -math.sqrt(max(0.0, -2 * chernoff))
-    width = start * math.sqrt(float(shapes @ (gaps / (1 - start * gaps)) ** 2))
-    if root > -1e-6 or width > -1e-6:
-        return math.log(0.5)
-    density = math.exp(-root * root / 2) / math.sqrt(2 * math.pi)
-    chance = math.exp(float(log_ndtr(root))) + density * (1 / root - 1 / width)
-    return math.log(chance) if chance > 0 else chernoff
+    return float(brentq(excess, lowest, highest, xtol=_PRECISION))
 
 
 def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> float:

@@ -203,11 +203,6 @@ class NeedlesKind(TextKind[NeedlesTask]):
         note(f"{name}: lengths beyond the model's {max_length} tokens are left out: {longer}")
         return task.model_copy(update={"lengths": lengths})
 
-    def local_files(
-        self, suite: Suite, identity: QuestionSource, folder: Path | None
-    ) -> list[Path]:
-        return []
-
 
 def request_of(task: NeedlesTask, question: Question) -> str:
     """Return a laid-out prompt; EvaluationDataError if the case has changed."""

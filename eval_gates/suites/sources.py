@@ -114,23 +114,20 @@ class SourcedKind:
 
         EvaluationDataError if there is none, or a file is damaged.
         """
-        is_missed = False
+        missed = list[str]()
         for source in suite.sources:
             found = self._try(source, suite, lookup)
             if found is not None:
-                if is_missed:
-                    lookup.note(f"{name}: its questions are those of the source '{source}'")
+                if missed:
+                    lookup.note(
+                        f"{name}: its questions are those of the source '{source}', because "
+                        f"{' and '.join(missed)} has none"
+                    )
                 return found
             if source == "eval-data" and lookup.eval_data is not None:
-                stem = self.folder_stem
-                lookup.note(
-                    f"{name}: {lookup.eval_data} has no "
-                    f"{f'{stem}*.jsonl[.gz]' if stem else 'file'} for it; looking elsewhere"
-                )
-                is_missed = True
+                missed.append(f"{lookup.eval_data} ({self.folder_stem}*.jsonl[.gz])")
             if source == "hub":
-                lookup.note(f"{name}: the Hub cannot be reached; looking elsewhere")
-                is_missed = True
+                missed.append("the Hub that is out of reach")
         raise EvaluationDataError(
             f"no source has questions for the suite '{name}'",
             where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",

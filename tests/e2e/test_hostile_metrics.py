@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[2]
 READ = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
-from eval_gates.engine_metrics import MetricsReader, open_session
+from eval_gates.engine_metrics import open_session, read_counters
 
 async def read():
     async with open_session(None) as session:
-        return await MetricsReader(session, sys.argv[2], {"drafts": "hits"}).counters()
+        return await read_counters(session, sys.argv[2], {"drafts": "hits"})
 
 print(asyncio.run(read()))
 """

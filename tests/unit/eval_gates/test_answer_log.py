@@ -46,15 +46,6 @@ def book(name: Path) -> AnswerLog:
     return AnswerLog(name, IDS, writer=1)
 
 
-def test_batches_come_back_in_order(book: AnswerLog, name: Path) -> None:
-    book.append(rows(0, 3))
-    book.append(rows(3, 4))
-    book.append([])
-
-    assert book.rows() == rows(0, 4)
-    assert AnswerLog(name, IDS[:4]).rows() == rows(0, 4)
-
-
 @QUICK
 @given(data=st.data())
 def test_a_kill_anywhere_loses_no_whole_answer(data: st.DataObject, name: Path, file: Path) -> None:
@@ -145,11 +136,6 @@ def test_a_killed_process_leaves_all_that_it_had_appended(book: AnswerLog, name:
     assert len(book.rows()) == kept + 1
 
 
-def test_a_book_without_a_writer_is_read_only(name: Path) -> None:
-    with pytest.raises(ValueError, match="read only"):
-        AnswerLog(name, IDS).append(rows(0, 1))
-
-
 class TestSeveralWriters:
     def test_a_later_writer_goes_on(self, name: Path) -> None:
         AnswerLog(name, IDS, writer=1).append(rows(0, 2))
@@ -181,11 +167,6 @@ class TestSeveralWriters:
         follower.append(answers[2:])
         away.append([row(len(kept) + 3, "earlier")])
         assert AnswerLog(name, IDS).rows() == kept + answers
-
-    def test_numbers_that_begin_anew_are_higher_all_the_same(self, name: Path) -> None:
-        AnswerLog(name, IDS, writer=7).append(rows(0, 2))
-        AnswerLog(name, IDS, writer=1).append(rows(2, 3))
-        assert AnswerLog(name, IDS).rows() == rows(0, 3)
 
     def test_after_a_part_that_was_deleted_its_questions_are_asked_again(self, name: Path) -> None:
         for number in range(3):

@@ -281,15 +281,6 @@ def test_a_word_is_found_in_any_case() -> None:
     assert find_choice("No", [" yes", " no"]) == 1
 
 
-def test_a_question_is_its_line() -> None:
-    question = Question(
-        "1", "p", ({"role": "user", "content": "x"},), {"tools": [1]}, (" A",), data={"key": 1}
-    )
-    row = json.loads(json.dumps(question.to_row()))
-    assert Question.from_row(row) == question
-    assert row["key"] == 1
-
-
 def test_an_unfinished_thought_is_not_read() -> None:
     question, cut = Question("1", "p"), Reply("x", 5, is_truncated=True)
     row = Answer.of(Asked(question, [cut], question), Score(0.0), thinks=True)

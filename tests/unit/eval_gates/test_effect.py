@@ -24,6 +24,7 @@ def test_a_loss_has_its_error_and_its_bounds() -> None:
 
 @given(scores)
 def test_it_lies_within_its_bounds(pairs: list[tuple[float, float]]) -> None:
-    found = measure_effect([list(side) for side in zip(*pairs, strict=True)], None, alpha=0.05)
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    found = measure_effect(sides, sides, alpha=0.05)
     assert found.lower - 1e-9 <= found.difference <= found.upper + 1e-9
-    assert found.nats is None
+    assert found.nats == pytest.approx(found.difference)

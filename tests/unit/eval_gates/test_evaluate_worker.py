@@ -7,12 +7,10 @@ import pytest
 from eval_gates.answer_log import AnswerLog
 from eval_gates.evaluate_worker import ask_until_over
 from eval_gates.rows import Answer
-from eval_gates.stopping import GateRule, StoppingPlan
+from eval_gates.stopping import StoppingPlan
 from pipeline.core.errors import StageError
-from recipes.policy import Margin
 
 IDS = [f"q/{number}" for number in range(200)]
-RULE = GateRule(tier="critical", margin=Margin(points=0.2), alpha=0.05)
 
 
 class Model:
@@ -35,16 +33,6 @@ def book(tmp_path: Path) -> AnswerLog:
 
 def ask(book: AnswerLog, stopping: StoppingPlan, model: Model) -> None:
     ask_until_over(book, stopping, model.ask)
-
-
-@pytest.mark.parametrize(("wrong", "state"), [(0, "pass"), (200, "fail")])
-def test_a_decided_gate_asks_no_more(book: AnswerLog, wrong: int, state: str) -> None:
-    stopping = StoppingPlan(200, 8, RULE, [1.0] * 200)
-    ask(book, stopping, Model(wrong=frozenset(range(wrong))))
-    found = stopping.decided(book.rows())
-    assert found is not None
-    assert (found.state, found.n) == (state, len(book.rows()))
-    assert found.n < 200
 
 
 def test_it_goes_on_from_the_book(book: AnswerLog) -> None:

@@ -58,11 +58,6 @@ class TestLooks:
 
 
 class TestBounds:
-    def test_undecided_between(self) -> None:
-        report = judged([1.0] * 20, [1.0] * 19 + [0.0], HUMANEVAL)
-        assert report.verdict == "undecided"
-        assert "more questions" in report.reason
-
     def test_summaries(self) -> None:
         draw = random.Random(2)
         before = [draw.uniform(0.1, 0.5) for _ in range(200)]
@@ -85,15 +80,6 @@ class TestBlind:
         assert report.verdict == "undecided"
         assert "insensitive" in report.reason
 
-    @pytest.mark.parametrize("suite", [MMLU, recovery(MMLU)])
-    def test_a_baseline_that_guesses_above_its_average(self, suite: AnySuite) -> None:
-        """27 % of 400 is more than a quarter, and what guessing gives in one of five tries."""
-        report = judged(*flipped(400, 0, 0, 108), suite, family="int4")
-        assert report.baseline == 0.27
-        assert report.verdict == "undecided"
-        assert "above the score of guesses (25.0%), as the baseline scores 27.0%" in report.reason
-        assert report.p_value > 0.05
-
     @pytest.mark.parametrize("tier", ["critical", "supporting", "advisory"])
     @pytest.mark.parametrize("suite", [MMLU, recovery(MMLU)])
     def test_a_margin_that_reaches_below_guessing(self, suite: AnySuite, tier: Any) -> None:
@@ -104,11 +90,6 @@ class TestBlind:
         assert report.baseline == 0.33
         assert (report.verdict, report.tier) == ("undecided", tier)
         assert "insensitive" in report.reason
-
-    def test_more_questions_open_its_eyes(self) -> None:
-        few, many = (judged(*flipped(n, 0, 0, n * 34 // 100), MMLU) for n in (160, 3000))
-        assert ("insensitive" in few.reason, few.verdict) == (True, "undecided")
-        assert many.verdict == "pass"
 
     @pytest.mark.parametrize("suite", [ROUGE, recovery(ROUGE)])
     @pytest.mark.parametrize("family", ["fp8", "int4"])

@@ -188,18 +188,6 @@ ENDS = {
     ),
 }  # fmt: skip
 
-# Not caught, here or by HumanEval's own harness: a solution shares a process with its tests.
-LIES = {
-    "equal to everything": (
-        "class Yes:\n  __eq__ = lambda self, other: True\ndef f(x): return Yes()"
-    ),
-    "ends the loop of a test": "def f(x): raise StopIteration\nclass map(map): pass\n" + RIGHT,
-    "finds the token": (
-        "import os, sys\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\n"
-        "os.write(frame.f_globals['end'], frame.f_globals['ended'].encode())\nos._exit(0)"
-    ),
-}
-
 
 @pytest.fixture(scope="session")
 def elsewhere() -> Iterator[Path]:
@@ -380,18 +368,6 @@ def test_servers_of_this_machine_are_out_of_reach() -> None:
     assert [each.outcome for each in ran] == ["failed", "failed"]
 
 
-def test_the_same_order_and_the_same_result_again() -> None:
-    prints_a_set = "import sys\nprint({'a', 'b', 'c', 'd', 'e'}, file=sys.stderr)"
-    ran = run([Program(f"x = {n}\n{prints_a_set}", "") for n in range(8)])
-    assert len({each.detail for each in ran}) == 1
-
-
-def test_lies_to_the_own_tests_are_not_caught() -> None:
-    """So they are told in docs/explanation/limits.md; none of them reaches out."""
-    ran = run([Program(each, TEST) for each in LIES.values()])
-    assert [each.passed for each in ran] == [True] * len(LIES)
-
-
 def test_output_is_limited() -> None:
     (ran,) = run([Program("import sys\nsys.stderr.write('x' * 10**9)", "")], seconds=5)
     assert len(ran.detail) <= 500 < FILE_BYTES
@@ -450,9 +426,3 @@ class TestPolicyOfAMachineWithoutASandbox:
             without_uncontained(
                 self.policy({"code": {"kind": "humaneval", "if_no_sandbox": "skip"}})
             )
-
-
-def test_where_there_is_a_sandbox_nothing_is_left_out() -> None:
-    skipped = {"kind": "humaneval", "if_no_sandbox": "skip"}
-    policy = TestPolicyOfAMachineWithoutASandbox.policy({"code": skipped})
-    assert without_uncontained(policy) == (policy, [])

@@ -49,11 +49,6 @@ class TestPairing:
         message = self.refused(*(sides if on_baseline else sides[::-1]))
         assert f"question philosophy/1 has the score {score!r}" in message
 
-    def test_no_score_at_all(self) -> None:
-        candidate = answers([1.0, 1.0])
-        del candidate[0]["score"]
-        assert "question anatomy/0" in self.refused(answers([1.0, 1.0]), candidate)
-
 
 class TestPrefix:
     """The baseline has answered the whole list; a variant took what it needed."""
@@ -63,12 +58,6 @@ class TestPrefix:
         baseline[70]["prompt_sha256"] = "other"
         report = judged_rows(baseline, answers([1.0] * 50), HUMANEVAL, family="int4")
         assert (report.n, report.verdict) == (25, "pass")
-
-    def test_a_missing_score_beyond_it_does(self) -> None:
-        baseline = answers([1.0] * 100)
-        baseline[80]["score"] = None
-        with pytest.raises(ValueError, match="anatomy/80 has the score None"):
-            judged_rows(baseline, answers([1.0] * 64))
 
     def test_whether_the_baseline_guesses_is_seen_by_all_its_answers(self) -> None:
         """However early the variant's gate was decided."""
@@ -88,13 +77,6 @@ class TestNumbers:
         assert (report.flips, report.gains) == (2, 1)
         assert report.bound <= -0.0625 <= report.upper_bound
 
-    def test_a_margin_in_points(self) -> None:
-        report = judged(*flipped(400, 4, 4, 200), HUMANEVAL)
-        assert report.verdict == "pass"
-        assert report.margin == "5 points"
-        assert report.threshold == -0.05 < report.bound < report.estimate
-        assert "inside a margin of 5.00 points" in report.reason
-
     def test_a_margin_as_recovery(self) -> None:
         report = judged(*flipped(400, 4, 4, 200), recovery(HUMANEVAL))
         assert report.verdict == "pass"
@@ -106,18 +88,8 @@ class TestNumbers:
         assert report.allowed == pytest.approx(-0.1 * report.baseline)
         assert "more than 90 % of the baseline is kept" in report.reason
 
-    def test_two_ways_of_saying_one_thing(self) -> None:
-        """5 points of a baseline at 50 % are a recovery of 90 %."""
-        before, after = flipped(600, 9, 9, 300)
-        points, share = judged(before, after, HUMANEVAL), judged(before, after, recovery(HUMANEVAL))
-        assert points.verdict == share.verdict == "pass"
-        assert points.bound - points.threshold == pytest.approx(share.bound, abs=0.01)
-
 
 class TestFloor:
-    def test_not_asked_again(self) -> None:
-        assert judged([1.0] * 4, [1.0] * 4).noise_floor is None
-
     def test_how_often_the_baseline_flips(self) -> None:
         before = [1.0, 0.0, 0.5, 1.0, 1.0]
         again = answers([1.0, 1.0, 0.25, 1.0])
@@ -177,12 +149,6 @@ class TestLengths:
     def test_impossible_tokens(self, tokens: Any) -> None:
         with pytest.raises(ValueError, match=r"/0 has (no|the) tokens"):
             judged_rows(self.lengths([1]), self.lengths(tokens))
-
-    def test_answers_that_were_not_read_show_on_both_sides(self) -> None:
-        report = judged_rows(self.lengths([1], unread=1), self.lengths([1, 1, 1, 1], unread=1))
-        assert report.baseline_lengths == AnswerLengths(tokens=1, truncated=0, unclosed=0, unread=1)
-        assert report.candidate_lengths is not None
-        assert report.candidate_lengths.unread == 0.25
 
     @pytest.mark.parametrize("count", [None, -1, 2, "0", 0.5])
     def test_impossible_counts(self, count: Any) -> None:

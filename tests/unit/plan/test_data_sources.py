@@ -166,9 +166,9 @@ class TestSuite:
             {"kind": "builtin", "digest": digest},
             None,
         )
-        words = f"summaries: {data} has no summarization*.jsonl[.gz] for it; looking elsewhere"
-        found_in = "summaries: its questions are those of the source 'builtin'"
-        assert resolving.notes == [words, found_in]
+        found_in = "summaries: its questions are those of the source 'builtin', because "
+        words = f"{data} (summarization*.jsonl[.gz]) has none"
+        assert resolving.notes == [found_in + words]
 
     @pytest.mark.parametrize(
         "suite",
@@ -339,9 +339,8 @@ class TestHub:
         assert said["notes"] == [
             "awq: the Hub cannot be reached for org/chats; "
             "calibrating with the project's own texts",
-            "mmlu: the Hub cannot be reached; looking elsewhere",
-            "mmlu: its questions are those of the source 'packages'",
-            "mmlu: the Hub cannot be reached; looking elsewhere",
+            "mmlu: its questions are those of the source 'packages', because the "
+            "Hub that is out of reach has none",
         ]
 
     def test_reached(self, tmp_path: Path) -> None:

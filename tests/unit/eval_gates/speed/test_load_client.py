@@ -218,47 +218,7 @@ async def idle() -> dict[str, float]:
     return clock.facts()
 
 
-@dataclass
-class Drawn:
-    prompt: str
-    prompt_len: int
-    expected_output_len: int
-
-
-class Datasets(ModuleType):
-    def __init__(self) -> None:
-        super().__init__("datasets")
-        self.asked: list[dict[str, Any]] = []
-        self.RandomDataset = self.PrefixRepetitionRandomDataset = self._reader
-
-    def _reader(self, random_seed: int) -> Any:
-        module, reader = self, ModuleType("reader")
-
-        def sample(*, tokenizer: Any, num_requests: int, **given: Any) -> list[Drawn]:
-            module.asked.append({"number": num_requests, **given})
-            length = given["output_len"]
-            return [Drawn(f"{random_seed} {n}", 8, length) for n in range(num_requests)]
-
-        reader.sample = sample  # type: ignore[attr-defined]
-        return reader
-
-
 class TestPrompts:
-    def test_each_kind_has_its_reader(self) -> None:
-        datasets = Datasets()
-        random = {"kind": "random", "input_tokens": 8, "output_tokens": 3}
-        shared = {
-            **{"kind": "shared_prefix", "prefixes": 4, "prefix_tokens": 30},
-            **{"suffix_tokens": 10, "output_tokens": 3},
-        }
-        for workload in (random, shared):
-            drawn = PromptSource(datasets, workload, None).draw(6, 1)
-            assert len(drawn) == 6
-            assert {each.output_tokens for each in drawn} == {3}
-        assert datasets.asked[0] == {"number": 6, "output_len": 3, "input_len": 8}
-        # As many for each prefix, of which the rest is not sent.
-        assert datasets.asked[1]["number"] == 8
-
     def test_a_files_prompts_come_in_an_order_of_the_loads_own_and_not_from_the_cache(
         self, tmp_path: Any
     ) -> None:

@@ -127,11 +127,3 @@ def test_all_arms_of_a_block_are_asked_the_same_after_a_short_load(tmp_path: Pat
     looks = [(requests, seed) for _, requests, seed in measuring.asked[::2]]
     assert len(set(looks)) == 1
     assert looks[0][1] != loads[0].seed
-
-
-def test_a_start_of_limits_is_warmed_up_at_the_rate(tmp_path: Path) -> None:
-    measuring = Measuring({"candidate": 1.0})
-    (load,) = fresh(tmp_path, measuring, "candidate", arrivals=AT_RATE)
-    assert len(measuring.asked) == 2
-    assert measuring.times[0] == arrival_times(measuring.asked[0][2], 2.5, 2.0)
-    assert (load.warmup_s, load.measured_s) == (3, 15)

@@ -41,13 +41,6 @@ def test_a_slow_start_and_a_slow_end_do_not_count() -> None:
     assert output_rate(load_in_waves(requests=requests)) == pytest.approx(40.0, rel=0.01)
 
 
-def test_a_declared_time_is_taken_as_it_is() -> None:
-    rate = {"arrivals": "rate", "rate": 4.0, "concurrency": None}
-    load = load_in_waves(8, 4, **rate, warmup_s=2.5, measured_s=4.0)
-    assert steady_window(load) == (2.5, 6.5)
-    assert latencies(load)[0]["ttft_ms"].shape == (16,)
-
-
 @pytest.mark.parametrize("waves", [1])
 def test_one_wave_has_no_steady_part(waves: int) -> None:
     load = load_in_waves(waves)

@@ -21,11 +21,6 @@ def test_recovery_subtracts_a_share_of_the_baseline() -> None:
     assert (comparison.lowest, comparison.highest, comparison.threshold) == (-0.9, 1, 0)
 
 
-def test_allowed_drop_lies_on_the_threshold() -> None:
-    assert Comparison.points(0.02).allowed_drop(0.6) == 0.02
-    assert Comparison.recovery(0.9).allowed_drop(0.6) == pytest.approx(0.06)
-
-
 @pytest.mark.parametrize("size", [0, 1, -0.1, 1.5, math.nan])
 def test_impossible_margins_are_refused(size: float) -> None:
     with pytest.raises(ValueError, match="margin"):
@@ -45,9 +40,3 @@ def test_missing_scores_are_refused(bad: float) -> None:
 def test_unpaired_scores_are_refused() -> None:
     with pytest.raises(ValueError, match=r"2 scores and 1"):
         Comparison.points(0.01).values([1, 1], [1])
-
-
-def test_words_name_the_margin() -> None:
-    assert Comparison.points(0.01).words == "a margin of 1.00 points"
-    assert Comparison.points(0.00005).words == "a margin of 0.0050 points"
-    assert Comparison.recovery(0.995).words == "a recovery of 99.5 %"

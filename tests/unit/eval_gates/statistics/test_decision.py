@@ -49,18 +49,6 @@ GUESSING = SensitivityCheck("guessing", 0.25, p_insensitive=0.4)
 
 
 class TestBlind:
-    @pytest.mark.parametrize("verdict", ["pass", "open"])
-    def test_a_margin_that_reaches_down_to_guessing(self, verdict: str) -> None:
-        decision = decide(finding(verdict), scores(0.297, 0.29, sensitivity_checks=(GUESSING,)))
-
-        assert decision.verdict == "undecided"
-        assert decision.reason.startswith("the gate is insensitive: a margin of 2.00 points")
-        assert "(25.0%), as the baseline scores 29.7% (p = 0.4)" in decision.reason
-
-    def test_what_is_shown_to_be_worse_fails_all_the_same(self) -> None:
-        decision = decide(finding("fail"), scores(0.3, 0.1, sensitivity_checks=(GUESSING,)))
-        assert decision.verdict == "fail"
-
     def test_the_highest_of_those_it_does_not_see_is_named(self) -> None:
         others = (
             SensitivityCheck("nothing", 0.0, p_insensitive=0.01),
@@ -98,10 +86,6 @@ class TestAnswersThatSayNothing:
         decision = decide(wide, scores(0.05, 0.0))
         assert decision.verdict == "undecided"
         assert "the candidate scores 0.0% on 500 questions" in decision.reason
-
-    def test_it_may_fail(self) -> None:
-        decision = decide(finding("fail"), scores(0.4, 0.2, shuffled_score=0.2))
-        assert decision.verdict == "fail"
 
 
 class TestSuspicious:

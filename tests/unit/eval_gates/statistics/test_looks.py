@@ -40,18 +40,6 @@ def test_the_bound_is_at_the_looks_share() -> None:
     assert found.level == pytest.approx(0.005)
 
 
-def test_a_broken_variant_fails_at_the_first_look() -> None:
-    before, after = binary(4000, 800, 0)
-    found = find(before, after, TWO, 0.05, 4000)
-    assert (found.state, found.number) == ("fail", 1)
-
-
-def test_between_is_open_at_the_end() -> None:
-    before, after = binary(400, 10, 4)
-    found = find(before, after, TWO, 0.05, 400)
-    assert (found.state, found.number, found.n) == ("open", 3, 400)
-
-
 def test_fewer_answers_than_the_first_look_are_refused() -> None:
     with pytest.raises(ValueError, match="first look"):
         find([1.0] * 999, [1.0] * 999, TWO, 0.05, 4000)

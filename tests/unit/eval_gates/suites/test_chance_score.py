@@ -52,10 +52,6 @@ def test_a_cluster_counts_as_one() -> None:
     assert guessed(*letters, *pairs) < (0.25 + 4 * 0.5) / 5
 
 
-def test_without_choices_there_is_no_guess() -> None:
-    assert guessing([Question("a")], {}) == 0
-
-
 class Task:
     """Scores as TruthfulQA's mc2: the likelihood of all that is true."""
 

@@ -17,18 +17,10 @@ ERROR = Metric("wer", "mean", False)
 METRICS = [ACC, PERPLEXITY, ERROR, Metric("bleu", "bleu", True)]
 
 
-def test_the_first_when_none_is_named() -> None:
-    assert choose_metric("t", METRICS, [], None) == ACC
-
-
-def test_the_one_that_is_named_after_the_first_filter() -> None:
-    chosen = choose_metric("t", METRICS, ["strict", "loose"], "wer")
-    assert (chosen.name, chosen.filter, chosen.label) == ("wer", "strict", "1 - wer,strict")
-
-
-def test_metric_and_filter() -> None:
-    chosen = choose_metric("t", METRICS, ["strict", "loose"], "acc, loose")
-    assert (chosen.name, chosen.filter, chosen.label) == ("acc", "loose", "acc,loose")
+@pytest.mark.parametrize(("wanted", "filter_name"), [("wer", "strict"), ("wer, loose", "loose")])
+def test_the_one_that_is_named_and_its_filter(wanted: str, filter_name: str) -> None:
+    chosen = choose_metric("t", METRICS, ["strict", "loose"], wanted)
+    assert (chosen.name, chosen.label) == ("wer", f"1 - wer,{filter_name}")
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,6 @@ class TestSuite:
                 depths = [r["depth"] for r in rows if (r["length"], r["needles"]) == (length, kind)]
                 assert depths == [0.125, 0.375, 0.625, 0.875]
 
-    def test_a_prompt_is_the_text_and_then_the_question(self) -> None:
-        row = read(SHORT)[0]
-        prompt = needles.request_of(SHORT, Question.from_row(row))
-
-        _, text, question = prompt.split("\n\n")
-        assert needles.needle(row["key"], row["values"][0]) in text
-        assert question.endswith(f"Answer: The special number for {row['key']} is")
-        assert len(prompt) <= 3.5 * (512 - 128)
-
     def test_another_text_than_the_one_laid_out_is_refused(self) -> None:
         row = read(SHORT)[0]
         with pytest.raises(EvaluationDataError) as caught:

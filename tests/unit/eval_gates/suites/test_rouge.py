@@ -23,11 +23,6 @@ def test_references_win_over_the_one_summary(given: Any, references: list[str]) 
     assert found["references"] == references
 
 
-def test_a_summary_without_a_reference_cannot_be_scored() -> None:
-    with pytest.raises(ValueError, match="reference"):
-        rouge.score("a summary", [])
-
-
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
