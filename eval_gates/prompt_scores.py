@@ -9,8 +9,10 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from eval_gates.ask import Request
 from eval_gates.replies import choice_of
 from pipeline.core.errors import StageError
 
@@ -40,26 +42,22 @@ class Generated(NamedTuple):
     text: str
 
 
-def generate_body(model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-    """Return a request."""
-    return {
-        "model": model,
-        "prompt": list(prompt),
-        "max_tokens": tokens,
-        "temperature": 0,
-        "return_token_ids": True,
-    }
+def tokenize(body: dict[str, Any]) -> Request:
+    """Return the request of token ids."""
+    return Request("/tokenize", body, read_tokens)
 
 
-def score_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:
-    """Return the request of a prompt's log-probabilities."""
-    return {
-        "model": model,
-        "prompt": list(tokens),
-        "max_tokens": 1,
-        "temperature": 0,
-        "prompt_logprobs": CHOICES,
-    }
+def generate(model: str, prompt: Sequence[int], tokens: int) -> Request:
+    """Return the request of a greedy answer."""
+    body = {"model": model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0}
+    return Request("completions", {**body, "return_token_ids": True}, read_generated)
+
+
+def score(model: str, prompt: Sequence[int], answer: Sequence[int]) -> Request:
+    """Return the request of an answer's log-probabilities, as the end of a prompt."""
+    body = {"model": model, "prompt": [*prompt, *answer], "max_tokens": 1, "temperature": 0}
+    read = partial(read_scores, tokens=answer)
+    return Request("completions", {**body, "prompt_logprobs": CHOICES}, read)
 
 
 def read_tokens(body: Any) -> list[int]:

@@ -11,23 +11,18 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.ask import Client, Request, TooLongError, UnansweredError
+from eval_gates import prompt_scores
+from eval_gates.ask import Client, TooLongError, UnansweredError
 from eval_gates.prompt_scores import (
     Generated,
     ScoredToken,
     digest_of_tokens,
-    generate_body,
     nats,
-    read_generated,
-    read_scores,
-    read_tokens,
-    score_body,
     share_kept,
 )
 from eval_gates.rows import Answer, Question, Reply, Score
@@ -145,25 +140,13 @@ class Fidelity(SuiteKind[FidelityTask]):
         lacks prompts' log-probabilities.
         """
         chats = [self._chats[each.id] for each in batch]
-        rendered = client.send(
-            [
-                Request("/tokenize", _tokenized(client.model, task, chat), read_tokens)
-                for chat in chats
-            ]
-        )
+        bodies = [_tokenized(client.model, task, chat) for chat in chats]
+        rendered = client.send([prompt_scores.tokenize(body) for body in bodies])
         room = max(1, min(task.scored_tokens, client.max_length) - task.max_tokens - 1)
         prompts = [ids[-room:] for ids in rendered]
         if baseline is None:
-            answers = client.send(
-                [
-                    Request(
-                        "completions",
-                        generate_body(client.model, prompt, task.max_tokens),
-                        read_generated,
-                    )
-                    for prompt in prompts
-                ]
-            )
+            wanted = [prompt_scores.generate(client.model, p, task.max_tokens) for p in prompts]
+            answers = client.send(wanted)
         else:
             answers = []
             rows = [baseline[each.id].own for each in batch]
@@ -176,11 +159,7 @@ class Fidelity(SuiteKind[FidelityTask]):
                     raise _other_rendering(question.id, prompt, row["prompt_ids"])
                 answers.append(Generated(row["answer_ids"], row["text"]))
         requests = [
-            Request(
-                "completions",
-                score_body(client.model, [*prompt, *answer.tokens]),
-                partial(read_scores, tokens=answer.tokens),
-            )
+            prompt_scores.score(client.model, prompt, answer.tokens)
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         try:

@@ -8,8 +8,7 @@ decoding has its own kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 
@@ -80,7 +79,6 @@ TOKENS = 32
 MIN_KEPT = 0.5  # of an arm's own tokens; intact ones keep 0.99
 TIMEOUT_S = 300.0
 WRITTEN = {"max_gen_toks": TOKENS, "until": []}
-Read = TypeVar("Read")
 
 
 def run(context: StageContext[ServedModel, ServerRuntime]) -> ScreenResult:
@@ -127,7 +125,8 @@ def write(client: Client, *, by_chat: bool) -> str:
         ((reply,),) = client.ask([Question("screen", f"{PROMPTS[1]} ...")])
         return reply.text or "..." * reply.is_thought
     asked = {"model": client.model, "prompt": PROMPTS[1], "max_tokens": TOKENS, "temperature": 0}
-    return _ask(client, "completions", asked, lambda body: choice_of(body).get("text") or "")
+    read = Request("completions", asked, lambda body: choice_of(body).get("text") or "")
+    return str(_ask(client, read))
 
 
 def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
@@ -137,19 +136,14 @@ def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
     read: list[scores.ScoredToken] = []  # of the baseline's tokens
     own: list[scores.ScoredToken] = []  # of what it writes
 
-    def score(prompt: list[int], answer: list[int]) -> list[scores.ScoredToken]:
-        body = scores.score_body(client.model, [*prompt, *answer])
-        return _ask(client, "completions", body, lambda found: scores.read_scores(found, answer))
-
     try:
         for number, prompt in enumerate(PROMPTS):
             asked = {"model": client.model, "prompt": prompt}
-            ids = _ask(client, "/tokenize", asked, scores.read_tokens)
+            ids = _ask(client, scores.tokenize(asked))
             if not ids:
                 raise RefusedError("it gives no token ids", where="/tokenize")
-            body = scores.generate_body(client.model, ids, TOKENS)
-            written = _ask(client, "completions", body, scores.read_generated)
-            scored = score(ids, written.tokens)
+            written = _ask(client, scores.generate(client.model, ids, TOKENS))
+            scored = _ask(client, scores.score(client.model, ids, written.tokens))
             own += scored
             if before:
                 if before[number].prompt_ids != ids:
@@ -158,7 +152,7 @@ def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
                         broken="the served model has another tokenizer than its baseline: it "
                         f"reads {ids[:8]} where that reads {before[number].prompt_ids[:8]}",
                     )
-                scored = score(ids, before[number].answer_ids)
+                scored = _ask(client, scores.score(client.model, ids, before[number].answer_ids))
             read += scored
             texts.append(
                 ScreenedText(
@@ -189,9 +183,9 @@ def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
     )
 
 
-def _ask(client: Client, path: str, body: dict[str, Any], read: Callable[[Any], Read]) -> Read:
-    found: list[Read] = client.send([Request(path, body, read)])
-    return found[0]
+def _ask(client: Client, request: Request) -> Any:
+    (found,) = client.send([request])
+    return found
 
 
 def find_fault(lost: float | None, kept: float) -> str:

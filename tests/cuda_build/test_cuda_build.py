@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eval_gates.ask import choice_body
-from eval_gates.prompt_scores import score_body
+from eval_gates.prompt_scores import score
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.cuda_home import compiler_variables
@@ -117,7 +117,7 @@ GPT_OSS = COMMON | {
 MODELS: dict[str, dict[str, Any]] = {"llama": LLAMA, "gemma-3-1b": GEMMA, "gpt-oss-20b": GPT_OSS}
 BODIES = {
     "one request a question": choice_body("model", (5, 6, 7), (319, 350)),
-    "screen": score_body("model", (5, 6, 7)),
+    "screen": score("model", (5, 6), (7,)).body,
     "generated": {
         "model": "model",
         "prompt": [[5, 6, 7, 8]],
