@@ -5,8 +5,6 @@ Each arm reads the baseline's greedy answer, as in llama.cpp's `--kl-divergence`
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -91,11 +89,6 @@ def share_kept(scored: Sequence[ScoredToken]) -> float:
 def nats(scored: Sequence[ScoredToken]) -> float:
     """Return mean nats a token."""
     return -sum(each.logprob for each in scored) / len(scored)
-
-
-def digest_of_tokens(tokens: Sequence[int]) -> str:
-    """Return the SHA-256 in hex."""
-    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()
 
 
 def _scored(place: Any, token: int) -> ScoredToken:

@@ -9,7 +9,7 @@ import textwrap
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from eval_gates.replies import remove_thoughts
+from eval_gates.replies import cut_at, remove_thoughts
 from recipes.generation import THOUGHT_MARKERS
 
 # Ends of a completed function; vLLM's server refuses more than four.
@@ -64,7 +64,9 @@ def extract_code(
     (arXiv 2305.01210), the answer's own tests are not run.
     """
     if form == "completion":
-        return ExtractedCode(problem_prompt + _cut_at_stops(completion), is_found=True)
+        return ExtractedCode(
+            problem_prompt + cut_at(completion, STOPS["completion"]), is_found=True
+        )
     text = _without_thoughts(completion.translate(_CHARACTERS))
     code = _choose_code(text, entry_point)
     before = preamble(problem_prompt, entry_point)
@@ -83,11 +85,6 @@ def preamble(problem_prompt: str, entry_point: str) -> str:
     """Return the prompt's code before the function."""
     header = _header(entry_point).search(problem_prompt)
     return problem_prompt[: header.start()] if header else ""
-
-
-def _cut_at_stops(completion: str) -> str:
-    ends = [at for stop in STOPS["completion"] if (at := completion.find(stop)) >= 0]
-    return completion[: min(ends)] if ends else completion
 
 
 def _without_thoughts(text: str) -> str:

@@ -7,8 +7,6 @@ token ids stay in the store.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,6 @@ from eval_gates.ask import Client, TooLongError, UnansweredError
 from eval_gates.prompt_scores import (
     Generated,
     ScoredToken,
-    digest_of_tokens,
     nats,
     share_kept,
 )
@@ -104,11 +101,11 @@ class Fidelity(SuiteKind[FidelityTask]):
         kept = [{"id": id_, **chat} for id_, chat in zip(ids, chats, strict=True)]
         write_rows(order.output / TEXTS, kept)
         # Rows go into bundles, so the prompt is a digest.
-        return [Question(id_, _digest(chat)) for id_, chat in zip(ids, chats, strict=True)], {}
+        return [Question(id_, digest_json(chat)) for id_, chat in zip(ids, chats, strict=True)], {}
 
     def open(self, task: FidelityTask, questions: Sequence[Question], folder: Path) -> None:
         found = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
-        if any(_digest(found.get(each.id, {})) != each.prompt for each in questions):
+        if any(digest_json(found.get(each.id, {})) != each.prompt for each in questions):
             raise EvaluationDataError(
                 "the conversations are not those that were laid out",
                 where=str(folder / TEXTS),
@@ -178,13 +175,13 @@ class Fidelity(SuiteKind[FidelityTask]):
         return [
             [
                 Reply(
-                    digest_of_tokens(answer.tokens),
+                    digest_json(answer.tokens),
                     len(answer.tokens),
                     own={
                         "text": answer.text,
                         "prompt_ids": prompt,
                         "answer_ids": answer.tokens,
-                        "prompt_sha256": digest_of_tokens(prompt),
+                        "prompt_sha256": digest_json(prompt),
                         "is_cut": len(ids) > len(prompt),
                         "scored": found,
                     },
@@ -250,10 +247,6 @@ def _tokenized(model: str, task: FidelityTask, chat: Mapping[str, Any]) -> dict[
         lines = [f"{each['role']}: {each.get('content') or ''}" for each in chat["messages"]]
         return {**body, "prompt": "\n\n".join([*lines, "assistant:"])}
     return {**body, **chat, "chat_template_kwargs": task.chat_template_kwargs}
-
-
-def _digest(chat: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(chat, sort_keys=True).encode()).hexdigest()
 
 
 def _other_rendering(name: str, here: Sequence[int], there: Sequence[int]) -> StageError:

@@ -5,7 +5,6 @@ The cases are RULER's (Hsieh et al. 2024): one key; many similar keys; several v
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from eval_gates.suites import rouge
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.sources import QuestionSource, Row
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
+from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, UsageError
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
@@ -208,7 +208,7 @@ def request_of(task: NeedlesTask, question: Question) -> str:
     """Return a laid-out prompt; EvaluationDataError if the case has changed."""
     data = question.data
     case = build_case(question.id, data["needles"], data["characters"], data["depth"])
-    if _digest(case.text) != data["text_sha256"]:
+    if digest_bytes(case.text.encode()) != data["text_sha256"]:
         raise EvaluationDataError(
             f"the text of {question.id} is not the one that was laid out",
             where="questions.jsonl",
@@ -263,10 +263,6 @@ def _questions(task: NeedlesTask) -> Iterator[Question]:
                     "question": asked,
                     "key": case.key,
                     "values": list(case.values),
-                    "text_sha256": _digest(case.text),
+                    "text_sha256": digest_bytes(case.text.encode()),
                 },
             )
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
