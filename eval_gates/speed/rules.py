@@ -49,7 +49,7 @@ FaultKind = Literal[
     "unlike",
 ]
 DISTURBANCES: frozenset[FaultKind] = frozenset({"throttled", "other_process", "client_lag"})
-"""Of the others, `unlike` is the measurement's own, and the rest the side's."""
+"""`unlike` is the measurement's own fault, and all other kinds are a side's."""
 MAX_OWN = 2  # blocks with a fault of the same side that end the gate
 MAX_LATE = 0.1  # of a load's time, or of the limited time, by which the client may be late
 MAX_LOG = 50.0  # largest ln(limit / time); a missing time has the negative
