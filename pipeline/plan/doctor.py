@@ -156,31 +156,17 @@ def _check_sandbox() -> Iterator[DoctorCheck]:
 
 def _check_folders(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
     states = {name: status(name, accelerator, settings).state for name in RUN_ENVIRONMENTS}
-    folder = _nearest_existing(environments_folder(settings.home))
-    try:
-        # Root passes permission checks on a read-only mount, so a write is tried.
-        with tempfile.TemporaryFile(dir=folder):
-            yield _ok("home", str(settings.home))
-    except OSError as error:
-        if {*states.values()} <= {EnvironmentState.READY, EnvironmentState.EXTERNAL}:
-            yield _ok("home", f"{settings.home}, read-only; what every run uses is built")
-        else:
-            yield _problem(
-                "home",
-                f"{folder} cannot be written to: {error.strerror}",
-                "set PREPARE_HOME to a folder that you may write to",
-            )
     cache = Path.home() / ".cache"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache):
-            pass
-    except OSError:
-        yield _problem(
-            "user's folder",
-            f"{cache} cannot be written to, where engines and downloads keep files",
-            "set HOME to a folder that you may write to",
-        )
+    writable = "set {} to a folder that you may write to"
+    if not (fault := _find_write_fault(environments_folder(settings.home))):
+        yield _ok("home", str(settings.home))
+    elif {*states.values()} <= {EnvironmentState.READY, EnvironmentState.EXTERNAL}:
+        yield _ok("home", f"{settings.home}, read-only; what every run uses is built")
+    else:
+        yield _problem("home", fault, writable.format("PREPARE_HOME"))
+    if fault := _find_write_fault(cache):
+        reason = f"{fault}; engines and downloads keep files in {cache}"
+        yield _problem("user's folder", reason, writable.format("HOME"))
     free = shutil.disk_usage(_nearest_existing(settings.home)).free
     missing = [name for name, state in states.items() if state is EnvironmentState.MISSING]
     needed = sum(define(name, accelerator).disk_bytes for name in missing)
@@ -226,3 +212,16 @@ def _check_cpu() -> Iterator[DoctorCheck]:
 def _nearest_existing(path: Path) -> Path:
     """Return the path or its nearest parent."""
     return next(each for each in (path, *path.parents) if each.exists())
+
+
+def _find_write_fault(path: Path) -> str:
+    """Return why no file can be made there, or ''.
+
+    Root passes permission checks on a read-only mount, so a write is tried.
+    """
+    folder = _nearest_existing(path)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder} cannot be written to: {error.strerror}"

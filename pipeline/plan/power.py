@@ -272,14 +272,19 @@ class _SuiteGate:
 
     def refusal(self) -> UsageError | None:
         """Return why the gate cannot be used, or None."""
-        if self.must_exceed >= 1:
-            return self._insensitive("which cannot be")
+        margin, least = self.suite.margins[self.family].words, None
+        if self.must_exceed < 1:
+            least = min_questions_for_sensitivity(self.comparison, self.kind.guessing, self.alpha)
+        if least is None or (self.questions is not None and least > self.questions):
+            return self._error(
+                f"the suite '{self.name}' could not tell a good variant from one that guesses: its "
+                f"margin of {margin} reaches down to the score of guessing, "
+                f"{100 * self.kind.guessing:g} %, unless the questions show that the baseline "
+                f"scores above {100 * self.must_exceed:g} %",
+                "a stricter margin; or more questions; or 'tier: advisory'",
+            )
         if self.questions is None:
             return None
-        least = min_questions_for_sensitivity(self.comparison, self.kind.guessing, self.alpha)
-        if least is None or least > self.questions:
-            return self._insensitive(f"which {self.questions} questions cannot show")
-        margin = self.suite.margins[self.family].words
         if (least := self._min_questions()) > self.questions:
             return self._error(
                 f"the suite '{self.name}' cannot decide its margin of {margin}: even when no "
@@ -329,15 +334,6 @@ class _SuiteGate:
         least = min_identical_values(margin, self.alpha)
         share = planned_looks(least)[-1].share  # the last of several looks has its part of alpha
         return least if share == 1 else min_identical_values(margin, self.alpha * share)
-
-    def _insensitive(self, why: str) -> UsageError:
-        return self._error(
-            f"the suite '{self.name}' could not tell a good variant from one that guesses: its "
-            f"margin of {self.suite.margins[self.family].words} reaches down to the score of "
-            f"guessing, {100 * self.kind.guessing:g} %, unless the baseline scores above "
-            f"{100 * self.must_exceed:g} %, {why}",
-            "a stricter margin; or more questions; or 'tier: advisory'",
-        )
 
     def _error(self, message: str, hint: str) -> UsageError:
         where = f"policy key suites.{self.name}.margins.{self.family}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ from pipeline.stages.speed import ROLE
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, ServingProfile
-from recipes.speed import SloGate, SpeedGate, SpeedPolicy
+from recipes.speed import SloGate, SpeedGate
 from recipes.traffic_file import check_workload
 from recipes.workload import AnyWorkload, FileWorkload, without_place
 
@@ -59,72 +58,51 @@ def find_claims(
     """
     accelerator = profile.accelerator if profile is not None else None
     level = policy.alpha if alpha is None else alpha
-    return [
-        _find_claim(policy.speed, claim, profile, accelerator, level, max_length)
-        for claim in policy.claims_on(accelerator)
-        if policy.speed is not None
-    ]
+    planned = []
+    for claim in policy.claims_on(accelerator):
+        key = f"policy key {ROLE}{claim.name}"
+        assert policy.speed is not None
+        try:
+            found, where = load_workload(claim.workload, policy.speed, profile)
+        except UsageError as error:
+            place = f"{key}, workload {claim.workload}"
+            raise UsageError(error.message, where=place, hint=error.hint) from error
+        workload = apply_gate_rate(claim, found)
+        _check_load(claim, workload, where, key)
+        rule = build_rule(claim, level, accelerator, workload, profile)
+        check_workload(workload, where, max_length)
+        # All loads must fit into the evidence. At a fixed concurrency their requests are unknown.
+        loads = 2 * rule.blocks * len(rule.sides)  # with as many repeats
+        rate = workload.arrivals.rate if rule.kind == "slo" else None
+        requests = loads * (rate or 0) * _send_seconds(workload)
+        most = MAX_CHARACTERS // CHARACTERS_PER_REQUEST
+        if loads > MAX_LOADS or requests > most:
+            raise UsageError(
+                f"{claim.name} may come to {loads:,} loads and {requests:,.0f} requests, and "
+                f"{MAX_LOADS:,} and {most:,} are the most that can be judged",
+                where=key,
+                hint=f"ask for fewer {'blocks' if rule.kind == 'ratio' else 'starts'}, or give the "
+                "workload fewer 'seconds'",
+            )
+        planned.append(SpeedGatePlan(claim.name, claim.workload, workload, where, rule))
+    return planned
 
 
-def _find_claim(
-    speed: SpeedPolicy,
-    claim: SpeedGate,
-    profile: ServingProfile | None,
-    accelerator: AcceleratorName | None,
-    alpha: float,
-    max_length: int | None,
-) -> SpeedGatePlan:
-    key = f"policy key {ROLE}{claim.name}"
-    try:
-        found, where = load_workload(claim.workload, speed, profile)
-    except UsageError as error:
-        place = f"{key}, workload {claim.workload}"
-        raise UsageError(error.message, where=place, hint=error.hint) from error
-    workload = apply_gate_rate(claim, found)
-    for fault in _load_faults(claim, workload, where, key):
-        raise fault
-    rule = build_rule(claim, alpha, accelerator, workload, profile)
-    check_workload(workload, where, max_length)
-    # All loads must fit into the evidence. At a fixed concurrency their requests are unknown.
-    loads = 2 * rule.blocks * len(rule.sides)  # with as many repeats
-    rate = workload.arrivals.rate if rule.kind == "slo" else None
-    requests, most = loads * (rate or 0) * _send_seconds(workload), MAX_CHARACTERS
-    most //= CHARACTERS_PER_REQUEST
-    if loads > MAX_LOADS or requests > most:
-        raise UsageError(
-            f"{claim.name} may come to {loads:,} loads and {requests:,.0f} requests, and "
-            f"{MAX_LOADS:,} and {most:,} are the most that can be judged",
-            where=key,
-            hint=f"ask for fewer {'blocks' if rule.kind == 'ratio' else 'starts'}, or give the "
-            "workload fewer 'seconds'",
-        )
-    return SpeedGatePlan(claim.name, claim.workload, workload, where, rule)
-
-
-def _load_faults(
-    claim: SpeedGate, workload: AnyWorkload, where: str, key: str
-) -> Iterator[UsageError]:
-    """Yield why the gate cannot be measured with that workload."""
+def _check_load(claim: SpeedGate, workload: AnyWorkload, where: str, key: str) -> None:
+    """Raise UsageError if the gate cannot be measured with that workload."""
     arrivals, gate = workload.arrivals, claim.gate
     concurrency, rate = arrivals.concurrency, arrivals.rate or 0.0
-    if claim.kind == "ratio" and concurrency is None:
-        yield UsageError(
-            f"a ratio of throughput needs several requests in flight; '{claim.workload}' has "
-            f"{arrivals.words}",
-            where=f"{where}, key arrivals",
-            hint="write 'arrivals: {concurrency: 64}', or make it a claim of 'slo'",
-        )
-    if claim.kind == "slo" and concurrency is not None:
-        yield UsageError(
-            f"'{claim.workload}' has {arrivals.words}, and a claim on latencies is about "
-            "requests that come whether earlier ones are answered or not",
-            where=key,
-            hint="add 'rate: 12' there",
+    if (claim.kind == "ratio") == (concurrency is None):
+        raise UsageError(
+            f"'{claim.workload}' has {arrivals.words}: a ratio of throughput needs several "
+            "requests in flight, and limits of latencies need a rate of arrivals",
+            where=f"{key}; {where}, key arrivals",
+            hint="write 'arrivals: {concurrency: 64}' there, or 'rate: 12' into the gate of 'slo'",
         )
     limits = gate.limits or {} if isinstance(gate, SloGate) else {}
     of_tokens = next((name for name in limits if name.startswith("tpot")), None)
     if of_tokens and getattr(workload, "output_tokens", None) == 1:
-        yield UsageError(
+        raise UsageError(
             f"{claim.name} limits {of_tokens}, the time of each token after the first, and answers "
             "have one token",
             where=f"{where}, key output_tokens",
@@ -132,7 +110,7 @@ def _load_faults(
         )
     percentile = max_percentile(limits) if limits and rate else None
     if percentile is not None and rate * workload.seconds < _expected_requests(percentile):
-        yield UsageError(
+        raise UsageError(
             f"P{percentile} needs {min_requests(percentile)} requests a round, and rounds of "
             f"{workload.seconds:g} seconds at {rate:g} requests/s have "
             f"{rate * workload.seconds:g} on average",
@@ -144,7 +122,7 @@ def _load_faults(
     if concurrency is not None:
         requests = MIN_LOAD_WAVES * max(concurrency, getattr(workload, "prefixes", 1))
     if requests > MAX_REQUESTS:
-        yield UsageError(
+        raise UsageError(
             f"a load of it has {requests:,.0f} requests, and {MAX_REQUESTS:,} are the most",
             where=f"{where}, key arrivals",
             hint="ask for fewer at a time, or give fewer 'seconds' and 'warmup_seconds'",

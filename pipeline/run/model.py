@@ -14,7 +14,6 @@ from pipeline.core.events import NullProgress, Progress
 from pipeline.core.hardware import this_node
 from pipeline.core.lots import Needs
 from pipeline.core.process_environment import registry_variables
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
@@ -27,7 +26,6 @@ from pipeline.plan.resolved_options import Choice, ModelRequest, choose, registr
 from pipeline.plan.survey import Survey, refuse, survey
 from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.pieces import carry_out
-from pipeline.run.recorder import RunRecorder
 from pipeline.run.screening import run_screening
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
@@ -106,15 +104,7 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
         return ExitCode.SUCCESS  # the main copy tells what came of it
     if not choices.asked.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
-    return promote_passed(
-        plan,
-        session.log,
-        stages.store,
-        progress,
-        name=choices.name,
-        registry=registry_uri(choices.asked.registry, settings),
-        signer=signer,
-    )
+    return promote_passed(plan, choices, session, signer)
 
 
 def from_the_smallest(plan: Plan, preflight: Preflight | None) -> Plan:
@@ -166,17 +156,10 @@ def check_early(
 
 
 def promote_passed(
-    plan: Plan,
-    log: RunRecorder,
-    store: Store,
-    progress: Progress,
-    *,
-    name: str,
-    registry: str,
-    signer: Signer | None,
+    plan: Plan, choices: Choice, session: RunSession, signer: Signer | None
 ) -> ExitCode:
     """Promote a passed variant; return the exit code; raises as `promote`."""
-    run = log.report()
+    run = session.log.report()
     # In the plan's order: the verdicts' order is chance.
     order = [variant.recipe.name for variant in plan.variants]
     passed = sorted(
@@ -186,10 +169,10 @@ def promote_passed(
     if not passed:
         return exit_code_of([report.verdict for report in run.variants])
     # A champion that was set during the measurement may not be meant to be replaced.
-    request = PromotionRequest(
-        registry, name=name, since=datetime.fromisoformat(run.started), signer=signer
-    )
-    promoted = promote(run, passed, store, request, progress)
+    registry = registry_uri(choices.asked.registry, session.settings)
+    since = datetime.fromisoformat(run.started)
+    request = PromotionRequest(registry, name=choices.name, since=since, signer=signer)
+    promoted = promote(run, passed, session.stages.store, request, session.progress)
     for report in passed:
         is_champion = report.recipe == promoted.champion
         reason = (
@@ -201,5 +184,5 @@ def promote_passed(
             "registry_version": promoted.versions[report.recipe],
             "reason": report.reason if is_champion else reason,
         }
-        log.note_variant(report.model_copy(update=changes))
+        session.log.note_variant(report.model_copy(update=changes))
     return ExitCode.SUCCESS

@@ -91,11 +91,3 @@ def test_the_requests_number_comes_before_the_profiles(
     assert served(tmp_path, checkpoint, gpus_a_copy=8).gpus_a_copy == 8
     with pytest.raises(UsageError):
         served(tmp_path, checkpoint, gpus=4, gpus_a_copy=8)
-
-
-def test_a_profile_that_divides_otherwise_is_not_changed(
-    tmp_path: Path, checkpoints: dict[str, str]
-) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text("name: own\nextends: h100\nengine_arguments: {pipeline-parallel-size: 2}\n")
-    assert served(tmp_path, checkpoints["70b"], profile=str(own)).gpus_a_copy is None

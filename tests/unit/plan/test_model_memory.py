@@ -24,7 +24,7 @@ from published_models import (
 )
 
 from pipeline.core.errors import CheckpointError
-from pipeline.plan.host_memory import making_needs, serving_bytes
+from pipeline.plan.host_memory import serving_bytes
 from pipeline.plan.memory import Fit, Gpus, Model, divisors, variants_of
 from recipes import catalog
 from recipes.checkpoints.header_source import read_config_alone
@@ -89,17 +89,6 @@ def test_what_a_gpu_has_is_shared_out() -> None:
     assert found.tokens == pytest.approx(found.cache_bytes // 131_072, rel=0.01)
 
 
-def test_experts_are_kept_whole_where_groups_do_not_divide_them() -> None:
-    model = MODELS["qwen-235b"]
-    recipes = [BASELINE, catalog.load_recipe("fp8-block")]
-    site = Gpus.of(model, catalog.load_gpu("h100"), 8, None)
-    made = variants_of(model.source, recipes, {})
-    (baseline, block) = site.fits(made, [8])
-    assert block.expert_parallel
-    assert not baseline.expert_parallel
-    assert "groups" not in block.reason
-
-
 def test_remedies_of_a_misfit() -> None:
     whole = fits(MODELS["405b"], "h100", 8)["baseline", 8]
     assert "--gpus-a-copy 16" in whole.hint
@@ -134,17 +123,6 @@ class TestHostMemory:
     PARAMETERS = 8_030_261_248
     EMBEDDED = 2 * 128256 * 4096  # embedding and head
     NORMS = 65 * 4096
-
-    def test_quantizing(self) -> None:
-        model = MODELS["8b"]
-        weights = weights_of(model)
-        h100 = catalog.load_profile("h100")
-        awq, _ = making_needs(model, AWQ, weights[AWQ.name], h100)
-        fp8, _ = making_needs(model, FP8, weights[FP8.name], h100)
-        between, inside = 2 * 256 * 512 * 4096 * 2, 4 * (4 * 512) * 14336 * 4
-        assert awq.host_bytes == 2 * self.PARAMETERS + between + inside + self.GIB
-        assert fp8.host_bytes == 5 * self.PARAMETERS + self.GIB  # 2.5 of one file
-        assert list(making_needs(model, BASELINE, weights["baseline"], h100)) == []
 
     @pytest.mark.parametrize(
         ("features", "kept", "times"),

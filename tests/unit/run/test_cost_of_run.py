@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import ONE, FakeRun, equal
+from fake_run import FakeRun, equal
 from fake_run import policy as fake_policy
 from pretend_stages import PretendModels
 
-from artifacts.ci import cases_of, markdown_summary
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import RunReport
 from eval_gates.rows import COUNTS
-from pipeline.cli.tables import print_run
 from recipes.policy import Policy
 
 
@@ -63,17 +61,6 @@ def test_a_variant_with_longer_answers_does_not_pass(
     assert made.report.variants[0].verdict == overall
     (check,) = check_run(made.report, made.store)
     assert (check.computed, check.differences) == (overall, ())
-
-
-def test_it_is_shown_wherever_gates_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = run(tmp_path, 1.0)
-    cost = only_cost(made.report)
-    assert cost.show_bound().startswith("< x ")
-    assert "cost code" in [case.name for _, case in cases_of(made.report)]
-    assert "cost code" in markdown_summary(made.report)
-    print_run(made.report)
-    assert "cost code" in capsys.readouterr().out
-    assert "tokens per solved task" in (made.bundle(ONE) / "README.md").read_text()
 
 
 def test_answers_without_tokens_are_no_evidence(tmp_path: Path) -> None:

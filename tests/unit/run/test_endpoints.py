@@ -18,7 +18,6 @@ from pipeline.core.stage import StageSpec
 from pipeline.core.store import Store
 from pipeline.run import serving as endpoints
 from pipeline.run.serving import LocalServers
-from pipeline.serving.served_model import ExternalEndpoint
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.evaluate import EVALUATE
 from recipes.catalog import load_profile
@@ -82,17 +81,6 @@ def test_a_side_that_died_is_noticed_while_the_other_lives(
     # It is no longer open, so the next user starts another.
     assert dead(servers) is None
     assert servers.open(model(tmp_path, "baseline")) is not facts[0]
-
-
-def test_what_someone_else_serves_is_neither_started_nor_stopped(
-    servers: LocalServers, tmp_path: Path
-) -> None:
-    endpoint = ExternalEndpoint(url="http://127.0.0.1:9", model="m")
-    elsewhere = model(tmp_path, "candidate", endpoint=endpoint)
-    facts = servers.open(elsewhere)
-    assert (facts["url"], facts["model"]) == (endpoint.url, endpoint.model)
-    servers.check_alive()
-    servers.close()
 
 
 def dead(servers: LocalServers) -> ServingError | None:
