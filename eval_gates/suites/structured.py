@@ -15,7 +15,7 @@ from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.json_lines import TEXT, check_row
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.limited_call import CallError, LimitError, call_limited
+from pipeline.core.limited_call import CallError, call_limited
 from pipeline.core.untrusted import UntrustedJsonError, parse_json
 from recipes.generation import MaxTokens
 
@@ -121,7 +121,7 @@ def _question(row: dict[str, Any], number: int, place: str, task: StructuredTask
 def _check_schema(schema: dict[str, Any], place: str) -> None:
     try:
         problem = call_limited(lambda: _find_problem(schema))
-    except (LimitError, CallError) as error:
+    except CallError as error:
         problem = f"cannot be checked: {error}"
     if problem:
         raise EvaluationDataError(

@@ -34,7 +34,7 @@ from eval_gates.suites.json_lines import check_row
 from eval_gates.suites.sources import QuestionSource, Row
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.limited_call import CallError, LimitError, call_limited
+from pipeline.core.limited_call import CallError, call_limited
 from pipeline.core.untrusted import parse_json
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
@@ -197,7 +197,7 @@ def _own_case(row: Row, number: int, place: str) -> BfclCase:
     case = BfclCase(name, category, question, functions, truth)
     try:
         fits = call_limited(lambda: _is_usable(case))
-    except (LimitError, CallError) as error:
+    except CallError as error:
         raise EvaluationDataError(
             f"'function' cannot be described: {error}"[:300], where=place, hint=_FIELDS
         ) from error

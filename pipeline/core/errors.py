@@ -163,14 +163,11 @@ def raise_as(
 
 def from_dict(data: Mapping[str, Any]) -> PrepareError:
     """Return the error that `to_dict` serialized."""
-    kinds: dict[str, type[PrepareError]] = {"PrepareError": PrepareError}
     pending: list[type[PrepareError]] = [PrepareError]
-    while pending:
-        for kind in pending.pop().__subclasses__():
-            kinds[kind.__name__] = kind
-            pending.append(kind)
-    kind = kinds.get(str(data.get("kind")), PrepareError)
-    return kind(
+    for kind in pending:  # which grows meanwhile
+        pending += kind.__subclasses__()
+    kinds = {kind.__name__: kind for kind in pending}
+    return kinds.get(str(data.get("kind")), PrepareError)(
         str(data.get("message", "unknown error")),
         where=str(data.get("where", "")),
         hint=str(data.get("hint", "")),

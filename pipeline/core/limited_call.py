@@ -25,12 +25,8 @@ _MAX_RESULT_BYTES = 1 << 26
 Value = TypeVar("Value")
 
 
-class LimitError(Exception):
-    """A call exceeded a limit, or ended its process."""
-
-
 class CallError(Exception):
-    """A call raised; the message has the exception's class and text."""
+    """A call exceeded a limit, ended its process, or raised; then with the class and the text."""
 
 
 def call_limited(
@@ -38,8 +34,8 @@ def call_limited(
 ) -> Any:
     """Return the call's result as JSON has it.
 
-    `memory_bytes` are beyond this process's. LimitError: a limit was exceeded. PrepareError: as
-    raised. CallError: any other exception.
+    `memory_bytes` are beyond this process's. PrepareError: as raised. CallError: a limit was
+    exceeded, or any other exception.
     """
     seconds = CPU_SECONDS if seconds is None else seconds
     reader, writer = os.pipe()
@@ -56,7 +52,7 @@ def call_limited(
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise LimitError(f"it takes more than {seconds:g} s or too much memory") from error
+        raise CallError(f"it takes more than {seconds:g} s or too much memory") from error
     if "error" in found:
         raise from_dict(found["error"])
     if "raised" in found:
@@ -68,7 +64,7 @@ def grade_all(calls: Sequence[Callable[[], Value]], failed: Value) -> list[Value
     """Return the results; `failed` for calls that fail."""
     try:
         found: list[Value] = call_limited(lambda: [call() for call in calls])
-    except (LimitError, CallError):
+    except CallError:
         if len(calls) == 1:
             return [failed]
         return [grade_all([call], failed)[0] for call in calls]

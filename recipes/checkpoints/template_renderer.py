@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pipeline.core.errors import CheckpointError
-from pipeline.core.limited_call import CallError, LimitError, call_limited
+from pipeline.core.limited_call import CallError, call_limited
 from recipes.checkpoints.chat_template import ModelGeneration
 
 CPU_SECONDS = 2
@@ -78,7 +78,7 @@ def _render_limited(template: str, arguments: str) -> dict[str, Any]:
             seconds=CPU_SECONDS,
             memory_bytes=MEMORY_BYTES,
         )
-    except (LimitError, CallError) as error:
+    except CallError as error:
         return {"error": str(error)}
     return found
 

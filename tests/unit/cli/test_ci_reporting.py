@@ -25,7 +25,6 @@ from pipeline.cli.main import app
 from pipeline.core.errors import StoreError
 from pipeline.run import gate as endpoint_gate
 from pipeline.run import model as whole_run
-from pipeline.run.session import RunInterrupted
 
 PREPARE = (sys.executable, "-m", "pipeline.cli.main")
 NOT_PASSED: dict[str, Any] = {"promoted": False, "registry_version": None}
@@ -161,23 +160,6 @@ def test_whatever_ends_a_run_is_told_and_goes_on(
     with pytest.raises(type(error)):
         reporting.report(work, {"checkpoint": "c"}, None, Listener())
     assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == (code, verdict)
-    assert ET.parse(job / "junit.xml").find(".//error") is not None
-
-
-def test_an_interrupted_run_is_told_with_its_record(job: Path) -> None:
-    """Its id too, with which a gate continues."""
-    record = run_report(
-        kind="gate", status="interrupted", exit_code=130, run="20261123-100000-000001", variants=[]
-    )
-
-    def work(*_: Any) -> RunReport:
-        raise RunInterrupted(record)
-
-    reporting = CiReporting("gate", ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
-    with pytest.raises(KeyboardInterrupt):
-        reporting.report(work, {"checkpoint": "c"}, None, Listener())
-    assert (outputs(job)["exit_code"], outputs(job)["run"]) == ("130", record.run)
-    assert f"--deployment-id {record.run}" in (job / "summary.md").read_text()
     assert ET.parse(job / "junit.xml").find(".//error") is not None
 
 

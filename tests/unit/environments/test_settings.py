@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import UsageError
 from pipeline.environments.settings import Settings, load_settings
 
 VARIABLES = (
@@ -36,13 +35,6 @@ def said(tmp_path: Path, text: str) -> Settings:
     return load_settings()
 
 
-def complaint(tmp_path: Path, text: str) -> UsageError:
-    with pytest.raises(UsageError) as caught:
-        said(tmp_path, text)
-    assert caught.value.where.startswith(str(users_file(tmp_path)))
-    return caught.value
-
-
 def test_nothing_said(tmp_path: Path) -> None:
     settings = load_settings()
     assert settings.home == tmp_path / "user" / ".cache" / "prepare"
@@ -72,16 +64,3 @@ def test_paths_are_meant_from_the_files_folder(
     assert settings.home == tmp_path / "data"
     assert settings.store == tmp_path / "user" / "store"
     assert settings.environments["serve"].python == tmp_path / "vllm" / "bin" / "python"
-
-
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("home: [1]\n", "home"),
-        ("environments: {serve: {}}\n", "environments.serve.python"),
-        ("environments: {serve: /opt/python}\n", "environments.serve"),
-        ("environments: [serve]\n", "environments"),
-    ],
-)
-def test_wrong_value_names_file_and_key(tmp_path: Path, text: str, key: str) -> None:
-    assert complaint(tmp_path, text).where.endswith(f"settings.yaml, key {key}")
