@@ -293,15 +293,6 @@ class TestCalibration:
         assert (used.dataset, used.samples) == (name, 3)
         assert resolving.notes == []
 
-    @pytest.mark.parametrize("dataset", ["builtin", None])
-    def test_the_projects_own_texts(self, resolving: Resolving, dataset: str | None) -> None:
-        used, identity, path = resolving.resolver.calibration(
-            Calibration(dataset=dataset), None, "awq"
-        )
-        assert identity == {"file": digest_bytes(BUILTIN_CALIBRATION.read_bytes())}
-        assert path == BUILTIN_CALIBRATION
-        assert used.dataset == "builtin"
-
     def test_a_limit_that_bites_is_said_aloud(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=16, max_tokens=256)
         used, _, _ = resolving.resolver.calibration(

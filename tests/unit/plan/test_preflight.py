@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,9 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_faults import find_missing_matrix
 from pipeline.plan.machine import Machine
 from pipeline.plan.preflight import Preflight
-from pipeline.plan.resolved_options import ModelRequest, choose
+from pipeline.plan.resolved_options import ModelRequest
 from pipeline.plan.serving_profile import check_processor
-from pipeline.plan.survey import line, survey
+from pipeline.plan.survey import line
 from pipeline.run.model import run_model
 from pipeline.run.plan_report import forecast
 from recipes import catalog
@@ -453,31 +452,6 @@ def test_all_faults_are_listed_together(settings: Settings, tmp_path: Path) -> N
     for words in ("things would make this run fail", "serves 2,048 tokens", "own Python code"):
         assert words in report.error["message"]
     assert report.stages == []
-
-
-class TestDownload:
-    """A checkpoint of the Hub, seen by its headers; what the Hub says is made up."""
-
-    @pytest.fixture
-    def early(
-        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> Callable[[], list[PrepareError]]:
-        module = "pipeline.plan.survey"
-        model = source(LLAMA_3_8B, dense(LLAMA_3_8B))
-        tight = replace(LARGE, free_disk_bytes=20 * 10**9)
-        monkeypatch.setattr(f"{module}.machine_of", lambda *_, **__: tight)
-        monkeypatch.setattr(f"{module}.read_source", lambda *_: model)
-        monkeypatch.setattr(f"{module}.bytes_to_download", lambda *_: model.weights_bytes)
-        monkeypatch.setattr(f"{module}._is_on_the_same_disk", lambda _: True)
-
-        def ask() -> list[PrepareError]:
-            choices = choose(request("org/name", FP8, AWQ), settings)
-            return list(survey(choices, settings, Listener()).faults)
-
-        return ask
-
-    def test_disk_for_it_and_all_variants(self, early: Callable[[], list[PrepareError]]) -> None:
-        assert "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in told(early())
 
 
 @pytest.mark.parametrize(

@@ -236,15 +236,6 @@ class TestSomethingChanged:
         # Two were tried then, so each must show more than one alone.
         assert evaluate.parameters["rule"]["alpha"] == pytest.approx(0.025)
 
-    def test_a_second_one_reuses_every_stage(self, site: Site) -> None:
-        site.serve = "3" * 64
-        site.recheck()
-        served = list(site.models.served)
-        again = site.recheck()
-        assert set(site.statuses(again).values()) == {"reused"}
-        assert site.models.served == served
-        assert again.exit_code == 0
-
     def test_its_run_verifies_and_cannot_be_promoted(self, site: Site) -> None:
         site.serve = "3" * 64
         report = _report(site.recheck())
