@@ -98,7 +98,7 @@ class BlockResult(Record):
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-BLOCK = Stage("block", 3, BlockParameters, BlockRuntime, BlockResult)
+BLOCK = Stage("block", 4, BlockParameters, BlockRuntime, BlockResult)
 
 
 RESUMED = (IN_PROGRESS,)  # how often the block was begun
