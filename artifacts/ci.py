@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -65,9 +64,6 @@ def junit_xml(report: RunReport) -> bytes:
     for name, cases in groupby(cases_of(report), key=lambda case: case[0]):
         suite = TestSuite(junit_text(name))
         suite.timestamp = report.started
-        variant = next((each for each in report.variants if each.recipe == name), None)
-        for key, value in _facts(report, variant).items():
-            suite.add_property(key, junit_text(value))
         for _, gate in cases:
             suite.append(_case(name, gate))
         xml.add_testsuite(suite)
@@ -79,19 +75,6 @@ def junit_xml(report: RunReport) -> bytes:
     return b'<?xml version="1.0" encoding="utf-8"?>\n' + bytes(xml.tostring())
 
 
-def _facts(report: RunReport, variant: VariantReport | None) -> dict[str, str]:
-    facts = {"run": report.run, "run_verdict": verdict_of(report)}
-    if report.checkpoint is not None:
-        facts["checkpoint"] = report.checkpoint.ref
-        facts["checkpoint_digest"] = report.checkpoint.digest
-    if variant is not None:
-        facts |= {"verdict": variant.verdict, "reason": variant.reason}
-        facts["promoted"] = str(variant.promoted).lower()
-        facts["registry_version"] = variant.registry_version or ""
-        facts["weights_bytes"] = str(variant.weights_bytes or "")
-    return {name: value for name, value in facts.items() if value}
-
-
 def _case(variant: str, gate: GateResult) -> object:
     from junitparser import Error, Failure, Skipped
     from junitparser.xunit2 import TestCase
@@ -99,21 +82,17 @@ def _case(variant: str, gate: GateResult) -> object:
     case = TestCase(junit_text(gate.name), f"prepare.{junit_text(variant)}")
     figures = ("metric", "tier", "baseline", "candidate", "estimate", "bound", "threshold")
     facts = {name: getattr(gate, name) for name in figures} | gate.details
-    shown = {name: junit_text(str(value)) for name, value in facts.items() if value is not None}
-    for name, value in shown.items():
-        case.add_property(name, value)
     reason = junit_text(gate.reason)
+    shown = {name: junit_text(str(value)) for name, value in facts.items() if value is not None}
+    text = "\n".join([reason, *(f"{name}: {value}" for name, value in shown.items())])
     if gate.verdict == "pass":
-        if gate.suspicious:
-            case.add_property("suspicious", "true")
-        case.system_out = reason
+        case.system_out = text
         return case
     kind = Error if gate.verdict == "error" else Failure if gate.blocks else Skipped
     harmless = kind is Skipped and gate.verdict != "skipped"
     start = f"{gate.verdict}, {gate.tier}, does not block: " if harmless else ""
     result = kind(start + reason.partition("\n")[0], gate.verdict)
-    # Readers show the text and not the properties.
-    result.text = "\n".join([reason, *(f"{name}: {value}" for name, value in shown.items())])
+    result.text = text
     case.append(result)
     return case
 
@@ -171,40 +150,28 @@ def outputs(report: RunReport, junit: str) -> str:
     return "".join(f"{k}={output_value(v, MAX_VALUE_CHARACTERS)}\n" for k, v in values.items())
 
 
-@dataclass(frozen=True)
-class ReportPaths:
-    """Paths of the reports; None for no report."""
-
-    junit: Path | None
-    summary: Path | None
-    outputs: Path | None
-
-    @classmethod
-    def of(
-        cls, environ: Mapping[str, str], junit: Path | None, outputs: Path | None
-    ) -> ReportPaths:
-        """Return the CI system's paths where the user gave none."""
-        named = {name: Path(environ[name]) for name in (SUMMARY, OUTPUTS) if environ.get(name)}
-        return cls(junit, named.get(SUMMARY), outputs or named.get(OUTPUTS))
-
-
-def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) -> None:
-    """Write all reports; write errors do not change the verdict."""
-    written = ""
-    if places.junit is not None:
-        with _report_failure(places.junit, say):
-            places.junit.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(places.junit, junit_xml(report).decode("utf-8"))
-            written = str(places.junit)
-            say(f"JUnit report: {written}")
-    if places.summary is not None:
-        with _report_failure(places.summary, say):
+def publish(
+    report: RunReport,
+    environ: Mapping[str, str],
+    junit: Path | None,
+    outputs_file: Path | None,
+    say: Callable[[str], None],
+) -> None:
+    """Write the named reports, and those of the CI system; write errors change no verdict."""
+    if junit is not None:
+        with _report_failure(junit, say):
+            junit.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(junit, junit_xml(report).decode("utf-8"))
+            say(f"JUnit report: {junit}")
+    if summary := environ.get(SUMMARY):
+        with _report_failure(Path(summary), say):
             # An earlier command of the same step may have used some of the limit.
-            taken = places.summary.stat().st_size if places.summary.exists() else 0
-            _append(places.summary, markdown_summary(report, LARGEST_BYTES - taken))
-    if places.outputs is not None:
-        with _report_failure(places.outputs, say):
-            _append(places.outputs, outputs(report, written))
+            taken = Path(summary).stat().st_size if Path(summary).exists() else 0
+            _append(Path(summary), markdown_summary(report, LARGEST_BYTES - taken))
+    if file := outputs_file or environ.get(OUTPUTS):
+        with _report_failure(Path(file), say):
+            written = str(junit) if junit is not None and junit.exists() else ""
+            _append(Path(file), outputs(report, written))
 
 
 @contextmanager

@@ -28,23 +28,10 @@ class CommandOptions(CheckedCopyModel):
     served_variants: Names | None = None
     profile: str | None = None
     policy: str | None = None
-    workload: str | None = None
-    candidates: str | None = None
     version: str | None = None
     name: str | None = None
     registry: str | None = None
-    eval_data: str | None = None
-    source: str | None = None
-    weights: str | None = None
-    tokenizer: str | None = None
     deployment_id: str | None = None
-    api: str | None = None
-    family: str | None = None
-    baseline: str | None = None
-    candidate: str | None = None
-    baseline_model: str | None = None
-    candidate_model: str | None = None
-    max_length: int | None = None
     gpus_a_copy: int | None = None
 
 
@@ -53,19 +40,14 @@ class RecordedCommand(CommandOptions):
 
     requested: CommandOptions | None = None  # as the user wrote them
     recheck: str | None = None
-    force: bool | None = None
     remeasured: Names | None = None
     attempted: Names | None = None
-    changed: Names | None = None
     trust_remote_code: bool | None = None
     promote: bool | None = None
     cpu_overrides: dict[str, str] | None = None
     kv_cache_note: str | None = None
     speculation: str | None = None
     asked_by: str | None = None
-    ablate: bool | None = None
-    screen: bool | None = None
-    until_pass: bool | None = None
 
 
 def read_command(command: Mapping[str, Any]) -> RecordedCommand:
@@ -78,23 +60,29 @@ def read_command(command: Mapping[str, Any]) -> RecordedCommand:
         raise ValueError(f"command.{key}: {first['msg']}") from error
 
 
-# Options of both commands that the record stores under the same name.
-GATE_OPTIONS: tuple[str, ...] = (
-    "baseline",
-    "candidate",
-    "baseline_model",
-    "candidate_model",
-    "tokenizer",
-    "api",
-    "policy",
-    "family",
-    "max_length",
-    "eval_data",
-    "deployment_id",
-)
-TUNE_OPTIONS = ("profile", "policy", "workload", "candidates")
-RECHECK_OPTIONS = ("registry", "profile", "source", "weights", "eval_data")
-MODEL_OPTIONS = ("profile", "policy", "name", "eval_data")
+# Options that command and record have under the same name, by command.
+OPTIONS: dict[RunKind, tuple[str, ...]] = {
+    "model": ("profile", "policy", "name", "eval_data", "registry"),
+    "gate": (
+        *("baseline", "candidate", "baseline_model", "candidate_model", "tokenizer", "api"),
+        *("policy", "family", "max_length", "eval_data", "deployment_id"),
+    ),
+    "recheck": ("registry", "profile", "source", "weights", "eval_data"),
+    "tune": ("profile", "policy", "workload", "candidates"),
+}
+# Options that may be given several times, by the record's name.
+REPEATED: dict[RunKind, dict[str, str]] = {
+    "model": {
+        "recipes": "--recipe",
+        "variants": "--variant",
+        "served_variants": "--served-variant",
+    },
+    "recheck": {"remeasured": "--remeasure"},
+}
+FLAGS: dict[RunKind, dict[str, str]] = {
+    "model": {"ablate": "--ablate", "screen": "--screen", "until_pass": "--until pass"},
+    "recheck": {"force": "--force"},
+}
 PATHS = ("tokenizer", "eval_data", "weights")
 
 
@@ -112,34 +100,20 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
             hint="a user changed the record, or another version of prepare wrote it",
         ) from error
     asked = {**command, **(command.get("requested") or {})}
-    if kind == "gate":
-        words, named = ["prepare", "gate"], GATE_OPTIONS
-    elif kind == "recheck":
-        words, named = ["prepare", "recheck", options.recheck or ""], RECHECK_OPTIONS
-    else:
-        checkpoint = str(asked.get("checkpoint", ""))
-        words = ["prepare", kind, _show_checkpoint(checkpoint) if public else checkpoint]
-        for recipe in (asked.get("recipes") or []) if kind == "model" else ():
-            words += ["--recipe", _show(recipe, public=public)]
-        for variant in asked.get("variants") or ():
-            words += ["--variant", _show_variant(variant) if public else variant]
-        for variant in asked.get("served_variants") or ():
-            words += ["--served-variant", variant]
-        named = MODEL_OPTIONS if public else (*MODEL_OPTIONS, "registry")
-    named = TUNE_OPTIONS if kind == "tune" else named
-    for option in named:
-        if asked.get(option):
-            value = _show(asked[option], public=public, path=option in PATHS)
-            words += [f"--{option.replace('_', '-')}", value]
+    subject = "" if kind == "gate" else asked.get("recheck" if kind == "recheck" else "checkpoint")
+    words = ["prepare", kind, *([_show(str(subject), public=public)] if subject else [])]
+    for key, option in REPEATED.get(kind, {}).items():
+        for value in asked.get(key) or ():
+            words += [option, _show(value, public=public)]
+    for key in OPTIONS[kind]:
+        if asked.get(key) and not (public and key == "registry"):
+            is_path = key in PATHS
+            value = _show(str(asked[key]), public=public, is_path=is_path)
+            words += [f"--{key.replace('_', '-')}", value]
     if options.trust_remote_code:
         words.append("--trust-remote-code")
-    if kind == "recheck" and options.force:
-        words.append("--force")
-    for gate in (options.remeasured or ()) if kind == "recheck" else ():
-        words += ["--remeasure", gate]
-    if kind == "model":
-        words += ["--ablate"] * bool(options.ablate) + ["--screen"] * bool(options.screen)
-        words += ["--until", "pass"] * bool(options.until_pass)
+    for key, option in FLAGS.get(kind, {}).items():
+        words += option.split() if asked.get(key) else []
     if kind == "model" and options.promote is False:
         words.append("--no-promote")
     return shlex.join(without_password(word) for word in words)
@@ -150,17 +124,8 @@ def without_password(text: str) -> str:
     return re.sub(r"//[^/@\s]+@", "//***@", text)
 
 
-def _show(value: Any, *, public: bool, path: bool = False) -> str:
-    text = str(value)
-    is_path = path or text.endswith((".yaml", ".yml"))
-    return f"./{Path(text).name}" if public and is_path else text
-
-
-def _show_variant(text: str) -> str:
-    name, equals, ref = text.partition("=")
-    return f"{name}={_show_checkpoint(ref)}" if equals else _show_checkpoint(text)
-
-
-def _show_checkpoint(ref: str) -> str:
-    is_folder = ref.startswith(("/", ".", "~")) or not ("/" in ref or ref.startswith("demo:"))
-    return f"./{Path(ref).name}" if is_folder else ref
+def _show(text: str, *, public: bool, is_path: bool = False) -> str:
+    """Return a value; `public`: a path, also of NAME=PATH, by its last part."""
+    name, equals, ref = text.rpartition("=")
+    is_path = is_path or ref.startswith(("/", ".", "~")) or ref.endswith((".yaml", ".yml"))
+    return f"{name}{equals}./{Path(ref).name}" if public and is_path else text

@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from artifacts.registry import TUPLE_TAG, Version
+from artifacts.registry import TUPLE_TAG
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvidenceError, RegistryError
+from pipeline.core.errors import EvidenceError
 from pipeline.core.hardware import Hardware
 from pipeline.core.record import SparseRecord
-from pipeline.core.untrusted import first_fault, parse_json
+from pipeline.core.untrusted import first_fault
 from pipeline.environments.definition import Accelerator
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.engine_arguments import check_arguments, check_variables
@@ -48,9 +48,6 @@ class TupleDifference:
     def __str__(self) -> str:
         return f"{self.member}: judged {self.then}, here {self.now}"
 
-    def to_dict(self) -> dict[str, str]:
-        return dict(vars(self))
-
 
 class Deployable(SparseRecord, serialize_by_alias=True):
     """The deployable tuple; its digest covers all members.
@@ -76,23 +73,6 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         Accelerator(hardware.accelerator or "")
         return hardware
 
-    @classmethod
-    def of_tags(cls, version: Version) -> Deployable:
-        """Parse a version's tags."""
-        try:
-            names = [field.alias or name for name, field in cls.model_fields.items()]
-            known = {"prepare.kernels": "null", **version.tags}
-            texts = {name: known[f"prepare.{name}"] for name in names}
-            parsed = {name: parse_json(texts[name]) for name in ("serving", "hardware", "kernels")}
-            return cls.model_validate(texts | parsed)
-        except (LookupError, ValueError) as error:
-            raise RegistryError(
-                f"version {version.version} of '{version.name}' does not say how it was judged: "
-                f"{_words(error)}",
-                where=f"{version.name} version {version.version}, tags prepare.*",
-                hint="it was not registered by `prepare`, or its tags were changed",
-            ) from error
-
     @property
     def members(self) -> dict[str, Any]:
         return self.model_dump(exclude={"kernels"})
@@ -105,14 +85,6 @@ class Deployable(SparseRecord, serialize_by_alias=True):
     @property
     def accelerator(self) -> Accelerator:
         return Accelerator(self.hardware.accelerator or "")
-
-    @property
-    def environments(self) -> dict[str, str]:
-        return {
-            "quantize": self.quantize_environment,
-            "serve": self.serve_environment,
-            "evaluate": self.evaluate_environment,
-        }
 
     def tags(self) -> dict[str, str]:
         """Return the digest and each member as text."""

@@ -196,14 +196,7 @@ class Registry:
                 if last is None or last[1].done or last[1].version != version:
                     return None
                 return self._note(name, last[0], last[1].model_copy(update={"done": True}))
-            if current != replaces:
-                raise RegistryError(
-                    f"'{alias}' of '{name}' points to {_words(current)}, not to {_words(replaces)}"
-                    + _who_moved(model, alias),
-                    where=self.uri,
-                    hint=f"`prepare registry {name} --history` shows what happened; promote "
-                    "again to replace that version",
-                )
+            self._check_points_to(replaces, name, model, alias)
             return self._carry_out(
                 name, model, last, alias, version, current, cause, previous_alias, current
             )
@@ -229,13 +222,8 @@ class Registry:
                     return self._note(name, tag, begun.model_copy(update={"done": True}))
                 if current == begun.replaced:
                     to = to or begun.version
-            if replaces is not None and current != replaces:
-                raise RegistryError(
-                    f"'{alias}' of '{name}' points to {_words(current)}, not to {_words(replaces)}"
-                    + _who_moved(model, alias),
-                    where=self.uri,
-                    hint=f"`prepare registry {name} --history` shows what happened",
-                )
+            if replaces is not None:
+                self._check_points_to(replaces, name, model, alias)
             way = model.way(alias)
             there = [each for each in way if model.find(each) is not None]
             target = to or next((each for each in reversed(there) if each != current), None)
@@ -257,6 +245,21 @@ class Registry:
             previous = next((each for each in reversed(names) if each), None)
             return self._carry_out(
                 name, model, last, alias, target, current, cause, previous, before
+            )
+
+    def _check_points_to(self, version: str | None, name: str, model: Model, alias: str) -> None:
+        current = model.aliases.get(alias)
+        if current != version:
+            points, wanted = (
+                f"version {each}" if each else "no version" for each in (current, version)
+            )
+            moves = [move for move in model.history if move.alias == alias]
+            who = f"; {moves[-1].who} moved it at {moves[-1].when}" if moves else ""
+            raise RegistryError(
+                f"'{alias}' of '{name}' points to {points}, not to {wanted}{who}",
+                where=self.uri,
+                hint=f"`prepare registry {name} --history` shows what happened; promote again to "
+                "replace that version",
             )
 
     def _find_killed(
@@ -342,12 +345,3 @@ def who_am_i() -> str:
     except (KeyError, OSError):  # a container may run as a number without a name
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
-
-
-def _words(version: str | None) -> str:
-    return "no version" if version is None else f"version {version}"
-
-
-def _who_moved(model: Model, alias: str) -> str:
-    moves = [move for move in model.history if move.alias == alias]
-    return f"; {moves[-1].who} moved it at {moves[-1].when}" if moves else ""

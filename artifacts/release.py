@@ -14,17 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from pydantic import Field
 
 from artifacts.command_line import command_line
-from artifacts.deployable import Deployable, as_tag
+from artifacts.deployable import as_tag
 from artifacts.evidence.bundle import BundleVerdict, write_bundle
 from artifacts.evidence.card import Card
 from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
 from artifacts.evidence.signing import Signer, sign_with_key
-from artifacts.evidence.verify import check_bundle, check_run, claims_of, find_missing
+from artifacts.evidence.verdict_inputs import VerdictInputs, record_of
+from artifacts.evidence.verify import check_bundle, check_run, find_missing
 from artifacts.registry import (
     EVIDENCE_TAG,
     MANIFEST_TAG,
@@ -37,7 +39,6 @@ from artifacts.registry import (
     who_am_i,
 )
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
-from artifacts.verdict_inputs import VerdictInputs, collect_stages
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError, did_you_mean
 from pipeline.core.events import Progress
@@ -50,7 +51,7 @@ from pipeline.core.private_files import (
     share_with_group,
 )
 from pipeline.core.record import Record
-from pipeline.core.stage import StageRecord, StageReference
+from pipeline.core.stage import StageRecord, TypedStageRecord
 from pipeline.core.store import Store
 from recipes.checkpoints.source_info import find_source
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
@@ -103,7 +104,6 @@ class Candidate:
 
     report: VariantReport
     judged: VerdictInputs
-    deployable: Deployable
     verdict: BundleVerdict
     records: tuple[StageRecord, ...]
     identity: str  # of all that its evidence follows from
@@ -123,12 +123,7 @@ class Candidate:
         """Return the tuple and its origin as text."""
         judge, source = self.judged.judge.record, self.verdict.source
         return {
-            **self.judged.tags(
-                self.deployable,
-                self.verdict.recipe,
-                self.verdict.variant.verdict,
-                self.verdict.override,
-            ),
+            **self.judged.tags(self.verdict),
             MANIFEST_TAG: manifest,
             EVIDENCE_TAG: self.identity,
             JUDGE_TAG: judge.key,
@@ -150,7 +145,16 @@ def promote_run(
     if request.override is not None and chosen[0].verdict == "pass":
         progress.note(f"{chosen[0].recipe} passed: there is nothing to override")
         request = replace(request, override=None)
-    check_evidence(run, store)
+    missing = find_missing(run)
+    # All of them: a variant's bundle has the others' verdicts, too.
+    for check in check_run(run, store):
+        if problems := [*check.differences, *missing]:
+            raise StoreError(
+                f"the evidence on '{check.recipe}' does not give the verdict of the record: "
+                f"{problems[0]}",
+                where=str(store.root / "runs" / run.run),
+                hint=f"`prepare verify {run.run}` names every difference; run the model again",
+            )
     return promote(run, chosen, store, request, progress)
 
 
@@ -170,62 +174,60 @@ def promote(
     best = max(candidates, key=lambda each: each.preference(policy.prefer))
     name, alias = best.verdict.registered_name, request.alias or policy.alias
     registry = Registry(request.registry)
-    model = registry.model(name)
-    known = {each.tags.get(EVIDENCE_TAG): each for each in model.versions} if model else {}
-    result = Promoted(
+    model = registry.model(name) or Model({}, (), ())
+    known = {each.tags.get(EVIDENCE_TAG): each for each in model.versions}
+    versions = {e.recipe: known[e.identity].version for e in candidates if e.identity in known}
+    current = model.aliases.get(alias)
+    last = next((move for _, move in reversed(model.notes) if move.alias == alias), None)
+    move = None
+    if (
+        len(versions) == len(candidates)
+        and current == versions[best.recipe]
+        and (last is None or last.done)
+        and request.replaces is None
+    ):
+        progress.note("nothing to do: the alias points there already")
+    else:
+        replaces = request.replaces or current
+        if request.since is not None:
+            _refuse_after_rollback(registry.uri, name, model, alias, best, run)
+            if request.replaces is None:
+                replaces = _find_pointed_to(model.history, alias, request.since, current)
+        begun = Registration(registry=registry.uri, name=name, run=run.run, registered=False)
+        _note_registration(store, begun)
+        for each in candidates:
+            version = known.get(each.identity)
+            if version is None or not _has_files(version):
+                folder = make_version(each, run, store)
+                tags = each.tags(run, folder.name)
+                versions[each.recipe] = registry.register(name, folder, tags)
+        _note_registration(store, begun.model_copy(update={"registered": True}))
+        own = best.judged.judge.result
+        move = registry.move(
+            name,
+            alias,
+            versions[best.recipe],
+            Cause(
+                action="promote" if request.override is None else "override",
+                who=who_am_i(),
+                run=run.run,
+                verdict=best.report.verdict,
+                # Other variants may have changed the run's record.
+                reason=request.override
+                or (own.reason if own.verdict == best.report.verdict else best.report.reason),
+            ),
+            replaces=replaces,
+            previous_alias=policy.previous_alias if alias == policy.alias else None,
+        )
+    return Promoted(
         name=name,
-        versions={e.recipe: known[e.identity].version for e in candidates if e.identity in known},
+        versions=versions,
         champion=best.recipe,
         preferred=_describe_preference(candidates, best, policy.prefer),
         alias=alias,
         registry=request.registry,
-        replaced=None,
-        moved=False,
-    )
-    if model is not None and _is_done(model, result, candidates) and request.replaces is None:
-        progress.note("nothing to do: the alias points there already")
-        return result
-    current = model.aliases.get(alias) if model is not None else None
-    replaces = request.replaces or current
-    if request.replaces is None and request.since is not None and model is not None:
-        replaces = _find_pointed_to(model.history, alias, request.since, current)
-    if model is not None and request.since is not None:
-        _refuse_after_rollback(registry.uri, name, model, alias, best, run)
-    begun = Registration(registry=registry.uri, name=name, run=run.run, registered=False)
-    _note_registration(store, begun)
-    versions = {}
-    for each in candidates:
-        version = known.get(each.identity)
-        if version is None or not _has_files(version):
-            folder = make_version(each, run, store)
-            tags = each.tags(run, folder.name)
-            versions[each.recipe] = registry.register(name, folder, tags)
-        else:
-            versions[each.recipe] = version.version
-    _note_registration(store, begun.model_copy(update={"registered": True}))
-    own = best.judged.judge.result
-    move = registry.move(
-        name,
-        alias,
-        versions[best.recipe],
-        Cause(
-            action="promote" if request.override is None else "override",
-            who=who_am_i(),
-            run=run.run,
-            verdict=best.report.verdict,
-            # Other variants may have changed the run's record.
-            reason=request.override
-            or (own.reason if own.verdict == best.report.verdict else best.report.reason),
-        ),
-        replaces=replaces,
-        previous_alias=policy.previous_alias if alias == policy.alias else None,
-    )
-    return result.model_copy(
-        update={
-            "versions": versions,
-            "replaced": move.replaced if move else None,
-            "moved": move is not None,
-        }
+        replaced=move.replaced if move else None,
+        moved=move is not None,
     )
 
 
@@ -242,31 +244,17 @@ def _describe_preference(candidates: Sequence[Candidate], best: Candidate, prefe
 def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantReport]:
     """Return the requested variants, or raise UsageError."""
     where = f"run {run.run}"
-    if run.kind == "gate":
+    if run.kind != "model":
         raise UsageError(
-            "this run judged endpoints that someone else serves: it has no weights to promote",
+            f"this run of `prepare {run.kind}` has no weights to promote",
             where=where,
             hint="`prepare model CHECKPOINT` makes variants that can be promoted",
-        )
-    if run.kind == "recheck":
-        raise UsageError(
-            f"this run rechecked {run.options.recheck}, which is registered already",
-            where=where,
-            hint="`prepare registry NAME` shows what the recheck found; to promote the "
-            "weights as a version of another tuple, run `prepare model` there",
-        )
-    if run.kind == "tune":
-        raise UsageError(
-            "this run tuned how a model is served: it gated no answers",
-            where=where,
-            hint="gate and promote it as tuned: prepare model CHECKPOINT --profile "
-            + (run.tuning.profile if run.tuning and run.tuning.profile else "TUNED.yaml"),
         )
     if run.status == "running":
         raise UsageError(
             "this run is not finished", where=where, hint="wait for it, then promote its variant"
         )
-    judges = claims_of(run).judges
+    judges = run.judges
     judged = [variant for variant in run.variants if variant.recipe in judges]
     if request.variant is not None:
         judged = [variant for variant in judged if variant.recipe == request.variant]
@@ -279,15 +267,12 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
             hint=f"{did_you_mean(wanted or '', list(judges))}its variants: {names}",
         )
     if request.override is not None:
-        if not request.override.strip():
+        if not request.override.strip() or len(judged) > 1:
             raise UsageError(
-                "--override needs a reason", where=where, hint="say why; it is kept in the history"
-            )
-        if len(judged) > 1:
-            raise UsageError(
-                "--override is about one variant, and the run has several",
+                "--override needs a reason, and is about one variant",
                 where=where,
-                hint=f"name it: RUN:VARIANT; its variants: {names}",
+                hint="say why, which is kept in the history, and name the variant: RUN:VARIANT; "
+                f"its variants: {names}",
             )
         return judged
     passed = [variant for variant in judged if variant.verdict == "pass"]
@@ -301,19 +286,6 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
             f"history; the run's variants: {names}",
         )
     return passed
-
-
-def check_evidence(run: RunReport, store: Store) -> None:
-    """Compute all verdicts of the run: a variant's bundle has the others' too."""
-    missing = find_missing(run)
-    for check in check_run(run, store):
-        if problems := [*check.differences, *missing]:
-            raise StoreError(
-                f"the evidence on '{check.recipe}' does not give the verdict of the record: "
-                f"{problems[0]}",
-                where=str(store.root / "runs" / run.run),
-                hint=f"`prepare verify {run.run}` names every difference; run the model again",
-            )
 
 
 def registrations(store: Store) -> list[Registration]:
@@ -350,15 +322,6 @@ def _has_files(version: Version) -> bool:
     return not folder.is_absolute() or folder.is_dir()
 
 
-def _is_done(model: Model, wanted: Promoted, candidates: Sequence[Candidate]) -> bool:
-    moves = [move for _, move in model.notes if move.alias == wanted.alias]
-    return (
-        len(wanted.versions) == len(candidates)
-        and model.aliases.get(wanted.alias) == wanted.versions[wanted.champion]
-        and (not moves or moves[-1].done)
-    )
-
-
 def _find_pointed_to(
     history: Sequence[Move], alias: str, at: datetime, current: str | None
 ) -> str | None:
@@ -379,7 +342,7 @@ def _refuse_after_rollback(
         return
     last = moves[-1]
     left = model.find(last.replaced or "")
-    if left is not None and left.tags.get(TUPLE_TAG) == best.deployable.digest:
+    if left is not None and left.tags.get(TUPLE_TAG) == best.judged.deployable.digest:
         raise RegistryError(
             f"version {last.replaced} of '{name}', which is the same, was rolled back by "
             f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
@@ -392,31 +355,29 @@ def find_candidate(
     run: RunReport, variant: VariantReport, store: Store, request: PromotionRequest
 ) -> Candidate:
     """Return a judged variant with its evidence."""
-    claims = claims_of(run)
-    recipe = variant.recipe
-    if recipe not in claims.judges or run.checkpoint is None:
+    recipe, judges, tried = variant.recipe, run.judges, sorted(run.attempted)
+    if recipe not in judges or run.checkpoint is None:
         raise UsageError(
             f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
-            hint=f"judged were: {', '.join(claims.judges) or 'none'}",
+            hint=f"judged were: {', '.join(judges) or 'none'}",
         )
-    judged = VerdictInputs.load_by_key(store.find, claims.judges[recipe])
-    deployable = judged.deployable(store.find)
-    if deployable.unfit:
+    inputs = {name: VerdictInputs.load_by_key(store.find, key) for name, key in judges.items()}
+    judged = inputs[recipe]
+    if why := judged.deployable.unfit:
         raise UsageError(
-            f"{recipe} cannot be promoted: {deployable.unfit}",
+            f"{recipe} cannot be promoted: {why}",
             where=f"run {run.run}, --profile {run.options.profile}",
             hint="measure it with a profile whose rejection_sample_method is 'standard'",
         )
-    roots = [judged.quantize.record.as_reference(), judged.check_weights.record.as_reference()]
-    roots += [StageReference(stage="judge", key=key) for key in claims.judges.values()]
-    records = tuple(collect_stages(store.find, roots))
-    outcomes = {v.recipe: v.verdict for v in claims.variants}
+    records = _collect_stages(
+        store, [judged.check_weights, *(each.judge for each in inputs.values())]
+    )
+    outcomes = {v.recipe: v.verdict for v in run.variants}
     reports = []
-    for each in sorted(claims.tried):
-        if each in claims.judges:
-            other = VerdictInputs.load_by_key(store.find, claims.judges[each])
-            size = other.quantize.result.weights_bytes
-            reports.append(report_judged(each, size, other.judge.result))
+    for each in tried:
+        if each in inputs:
+            size = inputs[each].quantize.result.weights_bytes
+            reports.append(report_judged(each, size, inputs[each].judge.result))
             continue
         outcome = outcomes.get(each, "skipped")
         unjudged = outcome if outcome in ("fail", "error") else "skipped"
@@ -432,8 +393,8 @@ def find_candidate(
         signer=request.signer.fingerprint if request.signer else "",
         source=run.checkpoint.source
         or find_source(run.checkpoint.ref, run.checkpoint.digest, None),
-        attempted=tuple(sorted(claims.tried)),
-        judges=dict(claims.judges),
+        attempted=tuple(tried),
+        judges=judges,
         variants=tuple(reports),
     )
     # Another run that reused all of this is the same version.
@@ -443,7 +404,22 @@ def find_candidate(
             [[each.stage, each.key, each.result] for each in records],
         ]
     )
-    return Candidate(variant, judged, deployable, verdict, records, identity, request.signer)
+    return Candidate(variant, judged, verdict, records, identity, request.signer)
+
+
+def _collect_stages(
+    store: Store, roots: Sequence[TypedStageRecord[Any, Any]]
+) -> tuple[StageRecord, ...]:
+    """Return these stages and all their inputs, sorted by place."""
+    found: dict[tuple[str, str], StageRecord] = {}
+    pending = [each.record.as_reference() for each in roots]
+    while pending:
+        reference = pending.pop()
+        place = (reference.stage, reference.key)
+        if place not in found:
+            found[place] = record_of(store.find, reference)
+            pending += found[place].inputs.values()
+    return tuple(found[place] for place in sorted(found))
 
 
 def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
@@ -454,8 +430,7 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
             candidate.judged.quantize.record.stage, candidate.judged.quantize.record.key
         )
         _link_files(source / "output", partial)
-        evaluations = candidate.judged.evaluations(store.find)
-        Card(candidate.verdict, candidate.judged, candidate.deployable, evaluations).write(partial)
+        Card(candidate.verdict, candidate.judged).write(partial)
         manifest = write_bundle(partial, candidate.verdict, candidate.records, store)
         final = parent / digest_file(partial / BUNDLE / MANIFEST)
         if not final.exists():

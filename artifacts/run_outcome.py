@@ -29,14 +29,6 @@ def verdict_of(report: RunReport) -> RunVerdict:
     return VERDICTS[report.exit_code]
 
 
-def baseline_lines(report: RunReport) -> list[str]:
-    """Return a note on a quantized baseline."""
-    source = report.checkpoint.source if report.checkpoint is not None else None
-    if source is None or not source.quantized:
-        return []
-    return [f"the baseline is as released: verdicts are against {source.as_baseline}"]
-
-
 def serving_lines(options: RecordedCommand) -> list[str]:
     """Return notes on how the variants were served."""
     lines = [f"CPU override {name}: {why}" for name, why in (options.cpu_overrides or {}).items()]
@@ -50,13 +42,20 @@ def serving_lines(options: RecordedCommand) -> list[str]:
     return lines + [f"{words}: {note}" for words, note in noted.items() if note]
 
 
-def drafting_lines(report: RunReport) -> list[str]:
-    """Return the results of speculative decoding."""
+def side_lines(report: RunReport) -> list[str]:
+    """Return notes on a quantized baseline, on serving, and on speculative decoding."""
+    source = report.checkpoint.source if report.checkpoint is not None else None
+    lines = serving_lines(report.options)
+    if source is not None and source.quantized:
+        lines = [f"the baseline is as released: verdicts are against {source.as_baseline}", *lines]
+    drafted = (variant for variant in report.variants if variant.spec_decode)
     return [
-        f"{variant.recipe}, speculative decoding: "
-        + "; ".join(f"{name}: {each.words}" for name, each in variant.spec_decode.items())
-        for variant in report.variants
-        if variant.spec_decode
+        *lines,
+        *(
+            f"{variant.recipe}, speculative decoding: "
+            + "; ".join(f"{name}: {each.words}" for name, each in variant.spec_decode.items())
+            for variant in drafted
+        ),
     ]
 
 
@@ -169,20 +168,8 @@ def describe_weights(report: RunReport, variant: VariantReport) -> str:
     return format_megabytes(variant.weights_bytes, nothing=nothing)
 
 
-def next_command_after_show(report: RunReport) -> str:
-    """Return the next command after `prepare runs RUN`."""
-    command = next_command(report)
-    if command != f"prepare runs {report.run}":
-        return command
-    if report.status == "running":
-        return f"prepare runs {report.run} --follow"
-    if report.status == "finished":
-        return f"prepare report {report.run}"
-    return repeating_command(report)
-
-
-def next_command(report: RunReport) -> str:
-    """Return the one command to continue with."""
+def next_command(report: RunReport, *, is_shown: bool = False) -> str:
+    """Return the one command to continue with; `is_shown`: after `prepare runs RUN`."""
     if champion_of(report) is not None:
         return f"prepare registry {report.registered_name}"
     if report.screened and report.status == "finished":
@@ -192,47 +179,33 @@ def next_command(report: RunReport) -> str:
         return f"prepare model {checkpoint} --profile {report.tuning.profile}"
     if report.status == "finished" and list_passed(report):
         return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
-    return f"prepare runs {report.run}"
+    if not is_shown:
+        return f"prepare runs {report.run}"
+    if report.status == "running":
+        return f"prepare runs {report.run} --follow"
+    return (
+        f"prepare report {report.run}" if report.status == "finished" else repeating_command(report)
+    )
 
 
 def next_steps(report: RunReport) -> list[str]:
     """Return the likeliest first; ValueError for an unfinished run."""
-    command = f"`{next_command(report)}`"
-    verdict = verdict_of(report)
-    if report.screened and verdict == "pass":
-        return ["Gate a variant of the front: the same command with it, without --screen."]
-    if report.tuning is not None and report.tuning.verdict is not None:
-        if verdict == "pass":
-            return [f"{command} gates the answers served so, and promotes what passes."]
-        return [
-            "No gain is confirmed: serve with the engine's defaults.",
-            f"{command} has the screening.",
-        ]
+    command, verdict = f"`{next_command(report)}`", verdict_of(report)
     if verdict == "pass":
-        if champion_of(report) is not None:
-            return [f"{command} shows what was promoted."]
-        if report.kind == "gate":
-            return [f"{command} computes the verdict again from the answers."]
-        return [f"{command} promotes what passed."]
+        return [f"Next: {command}."]
     if verdict == "fail":
         return [
-            "Read below which gate failed, and by how much.",
-            "Try another recipe. A wider margin is a decision about the "
-            "product: it belongs in the policy, not in a second try.",
+            "A wider margin is a decision about the product: it belongs in the policy, not in a "
+            "second try.",
             f"{command} names the folders with every answer.",
         ]
     if verdict == "undecided":
-        return [
-            "Put more questions or minutes into the policy.",
-            how_to_continue(report),
-            "`prepare plan --policy` says how many questions a margin takes.",
-        ]
+        return ["Put more questions or minutes into the policy.", how_to_continue(report)]
     if verdict == "interrupted":
         return [how_to_continue(report)]
-    hints = [from_dict(report.error).hint] if report.error is not None else []
-    look = [f"{command} names the logs."] if report.run else []
-    again = [how_to_continue(report)] if report.run else []
-    return [*(hint for hint in hints if hint), *look, *again]
+    hint = from_dict(report.error).hint if report.error is not None else ""
+    look = [f"{command} names the logs.", how_to_continue(report)] if report.run else []
+    return [*filter(None, [hint]), *look]
 
 
 def format_megabytes(size: int | None, *, nothing: str = "-") -> str:

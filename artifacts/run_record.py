@@ -236,6 +236,21 @@ class RunReport(Record):
         """Command, without keys of other versions."""
         return read_command(self.command)
 
+    @property
+    def attempted(self) -> tuple[str, ...]:
+        """Variants that were tried together; a recheck measures one of them."""
+        tried = self.options.attempted or self.options.recipes or ()
+        return tuple(dict.fromkeys([*tried, *(variant.recipe for variant in self.variants)]))
+
+    @property
+    def judges(self) -> dict[str, str]:
+        """Keys of judge stages by recipe."""
+        return {
+            stage.variant: str(stage.key)
+            for stage in self.stages
+            if stage.stage == "judge" and stage.status != "failed"
+        }
+
 
 def read_run(folder: Path) -> RunReport:
     """Return a folder's record; StoreError if it is missing or damaged."""

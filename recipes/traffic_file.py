@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,6 @@ A_PROMPT = 'a prompt a line, as {"prompt": "..."}; a list of conversations has a
 A_CONVERSATION = '[{"conversations": [{"from": "human", "value": "..."}]}, ...]'
 
 
-@dataclass(frozen=True)
-class TrafficFile:
-    """Summary of a request file."""
-
-    requests: int
-    shares: bool  # whether two prompts start with the same text
-
-
 def check_workload(workload: AnyWorkload, where: str, max_length: int | None) -> None:
     """Check that the model can serve the workload; reads its file.
 
@@ -38,8 +29,8 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
     """
     longest, key = workload.longest, "input_tokens"
     if isinstance(workload, FileWorkload):
-        found = read_traffic(workload, where)
-        if workload.hit_rate and not found.shares:
+        prompts = read_traffic(workload, where)
+        if workload.hit_rate and len({each[:64] for each in prompts}) == len(prompts):
             raise UsageError(
                 f"a hit_rate of {workload.hit_rate:g} is declared, but no two prompts start with "
                 "the same text",
@@ -57,8 +48,8 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
         )
 
 
-def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
-    """Summarize the file; UsageError has the line and the key."""
+def read_traffic(workload: FileWorkload, where: str) -> list[str]:
+    """Return the file's prompts; UsageError has the line and the key."""
     path, key = workload.path, f"{where}, key file: {workload.path}"
     damage = (UntrustedLinesError, UntrustedJsonError)
     with (
@@ -76,7 +67,7 @@ def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
         raise UsageError(
             "the file contains no request", where=key, hint="name a file with requests"
         )
-    return TrafficFile(len(prompts), shares=len({each[:64] for each in prompts}) < len(prompts))
+    return prompts
 
 
 def prompts_of(path: Path) -> Iterator[str]:

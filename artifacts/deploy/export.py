@@ -3,99 +3,223 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
 
-from artifacts.deploy.deployment import check_files, find_version, folder_of
-from artifacts.deploy.exported import (
-    CACHES,
-    PORT,
-    VOLUME,
-    WEIGHTS,
-    Certified,
-    CertifiedLimit,
-    ExportedVersion,
-    ExportRequest,
-    Measure,
-    service_of,
-)
-from artifacts.deploy.recorded_verdict import (
-    RecordedVerdict,
-    read_past,
-    refuse_changed_tags,
-    refuse_code,
+from artifacts.deploy.registered import (
+    RegisteredVersion,
+    check_new_folder,
+    checked_folder,
+    find_version,
+    open_version,
 )
 from artifacts.deployable import Deployable
 from artifacts.registry import MANIFEST_TAG, Registry, Version
-from eval_gates.speed.report import SpeedGateResult
-from eval_gates.speed.rules import SpeedRule
 from pipeline.core.errors import StoreError, UsageError, raise_as
 from pipeline.core.escape import one_line
-from pipeline.core.process_environment import ENDPOINT_KEY
-from pipeline.environments.definition import Accelerator
+from pipeline.core.process_environment import ENDPOINT_KEY, server_environment
+from pipeline.core.record import Record
+from pipeline.environments.compile_caches import VARIABLES
+from pipeline.environments.cuda_home import cuda_home
+from pipeline.environments.definition import (
+    Accelerator,
+    define,
+    environments_folder,
+    folder_name,
+)
 from pipeline.environments.settings import Settings
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.speed import ROLE
-from recipes.engine_arguments import count_gpus
+from recipes.engine_arguments import COMPILES, count_gpus
+from recipes.engines import Engine, LaunchSpec, find_engine
+from recipes.policy import Policy
 from recipes.workload import read_pinned
 
+Measure = Literal["ttft", "tpot", "latency"]
 MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_ms": "latency"}
 TARGETS = ("kubernetes", "argo-rollouts", "litellm", "monitoring")
 # Targets that fetch their files from a registry.
 FETCHING = ("kubernetes", "argo-rollouts")
-POLICY = "/policy/policy.yaml"
+PORT = 8000
+# Paths in a container: in the image (`Containerfile`), and of volumes.
+IMAGE_HOME = Path("/var/lib/prepare")
+VOLUME, WEIGHTS, CACHES, POLICY = "/weights", "/weights/model", "/caches", "/policy/policy.yaml"
 # Factor on the measured time of a start: caches are cold, disks are slower.
 START_MARGIN = 3
 START_MIN_SECONDS = 120
 _LOCAL = ("sqlite:", "file:")
+# A name becomes part of addresses, labels and units; registries allow more.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._/-]{0,199}")
+_VERSION = re.compile(r"[A-Za-z0-9]{1,20}")
+_LONGEST = 40  # DNS labels have at most 63 characters
+
+
+class CertifiedLimit(Record):
+    """A latency limit of a passed performance gate."""
+
+    gate: str
+    measure: Measure
+    percentile: int
+    seconds: float
+
+    def as_rule(self, engine: Engine) -> dict[str, Any] | None:
+        """Return Prometheus' variables; None if no bucket reaches the limit."""
+        bounds = engine.buckets.get(self.measure, ())
+        bound = next((each for each in bounds if each >= self.seconds), None)
+        if bound is None:
+            return None
+        gate = re.sub("[^A-Za-z0-9]", "_", self.gate)
+        words = f"{gate}_{self.measure}".title().replace("_", "")
+        # Some client versions write 1 as 1.0.
+        forms = "|".join(dict.fromkeys((f"{bound:g}", str(bound)))).replace(".", r"\\.")
+        return {
+            **self.model_dump(),
+            "bound": bound,
+            "bucket": f',le=~"{forms}"',
+            "name": f"{self.measure}_p{self.percentile}_{gate}",
+            "title": f"{words}P{self.percentile}",
+            "budget": 1 - self.percentile / 100,  # share of requests that may exceed it
+        }
+
+
+class Certified(Record):
+    """Results of the passed performance gates on one server."""
+
+    limits: tuple[CertifiedLimit, ...] = ()
+    rate: float | None = None  # requests/s
+    concurrency: int | None = None  # requests in flight
+    hit_rate: float | None = None  # the workload's prefix cache hit rate
+
+
+@dataclass(frozen=True)
+class Export:
+    """A version whose files, tags and evidence were checked, and where it goes."""
+
+    name: str
+    version: str
+    deployable: Deployable
+    trust_remote_code: bool
+    manifest: str  # digest of the manifest
+    ready_seconds: float
+    certified: Certified
+    policy: Policy
+    family: str
+    image: str
+    source: str  # a registry, or oci://HOST/REPOSITORY@DIGEST
+    canary: str | None = None
+    canary_weight: int = 10  # percent
+    previous: str | None = None
+
+    @property
+    def engine(self) -> Engine:
+        return find_engine(self.deployable.serving.engine)
+
+    @property
+    def python(self) -> Path:
+        """Interpreter of the judged environment in the image."""
+        tuple_ = self.deployable
+        key = define(self.engine.environment, tuple_.accelerator).key
+        name = folder_name(key, tuple_.serve_environment)
+        return environments_folder(IMAGE_HOME) / name / "bin" / "python"
+
+    @property
+    def command(self) -> list[str]:
+        launch = LaunchSpec(
+            model=WEIGHTS,
+            arguments=self.deployable.serving.for_engine(),
+            trust_remote_code=self.trust_remote_code,
+            name=SERVED_NAME,
+            host="0.0.0.0",  # noqa: S104 - in a container, with a key
+            port=PORT,
+        )
+        return self.engine.command(str(self.python), launch)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment of the server, without its key."""
+        caches = {name: f"{CACHES}/{place}" for name, place in VARIABLES.items()}
+        own = dict(self.deployable.serving.environment)
+        compiler = {}
+        if self.deployable.accelerator is Accelerator.CUDA:
+            compiler = {"CUDA_HOME": str(cuda_home(self.python, own))}
+            own.pop(COMPILES, None)
+        return {**caches, **server_environment({}, own, python=self.python), **compiler}
+
+    @property
+    def fetch(self) -> list[str]:
+        """Command that pulls the files, unless the volume has them."""
+        where = [f"{self.name}@{self.version}", WEIGHTS, f"--registry={self.source}"]
+        if self.source.startswith(("oci://", "hf://")):
+            where = [self.source, WEIGHTS]
+        start = ["sh", "-c", f'test -d {WEIGHTS} || exec "$@"', "fetch", "prepare", "pull"]
+        return [*start, *where, f"--require={MANIFEST_TAG}={self.manifest}"]
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """Percentage of requests by version."""
+        if self.canary is None:
+            return {self.version: 100}
+        return {self.version: 100 - self.canary_weight, self.canary: self.canary_weight}
 
 
 def read_version(
-    version: Version, weights: Path | None, settings: Settings, *, trust_remote_code: bool = False
-) -> ExportedVersion:
-    """Return an export's input, checked as in :class:`Deployment`."""
+    version: Version,
+    weights: Path | None,
+    settings: Settings,
+    *,
+    trust_remote_code: bool = False,
+    image: str | None = None,
+    **places: Any,
+) -> Export:
+    """Return an export, checked as in :class:`Deployment`; `places` are the export's own."""
     service_of(version.name, version.version)
     command = "prepare export {reference} --weights FOLDER"
-    folder = folder_of(version, weights, settings.store, command)
-    check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
-    past = read_past(version, folder)
-    refuse_changed_tags(version, past)
-    if not trust_remote_code:
-        refuse_code(version, past)
-    past.deployable.check_servable(f"{version.name} version {version.version}")
-    _refuse_draft(past.deployable)
-    return ExportedVersion(
+    folder = checked_folder(version, weights, settings, command)
+    past = open_version(version, folder, trust_remote_code=trust_remote_code)
+    judged = past.deployable
+    judged.check_servable(f"{version.name} version {version.version}")
+    if judged.serving.speculative is not None and judged.serving.speculative.model is not None:
+        raise UsageError(
+            "it was judged with a draft model, which no registry has",
+            where="speculative.model",
+            hint="serve it with `prepare serve --draft-model FOLDER`",
+        )
+    return Export(
         name=version.name,
         version=version.version,
-        deployable=past.deployable,
+        deployable=judged,
         trust_remote_code=past.judged.trust_remote_code,
-        required_tags={MANIFEST_TAG: version.tags[MANIFEST_TAG]},
+        manifest=version.tags[MANIFEST_TAG],
         ready_seconds=past.judged.screen.result.server.ready_seconds,
         certified=certified_by(past),
         policy=past.policy,
         family=past.recipe.family,
+        image=image or f"prepare:{judged.accelerator.value}",
+        **places,
     )
 
 
-def certified_by(past: RecordedVerdict) -> Certified:
+def certified_by(past: RegisteredVersion) -> Certified:
     """Return what passed gates on limits showed."""
     limits: list[CertifiedLimit] = []
     rates, concurrencies, hit_rates = [], [], []
     for report in past.bundle.variant.speed:
         measured = past.judged.speed.get(ROLE + report.gate)
-        gate = measured.parameters if measured is not None else None
-        rule = gate.rule if gate is not None else None
-        if gate is None or rule is None or report.verdict != "pass" or rule.kind != "slo":
+        if measured is None or report.verdict != "pass" or measured.parameters.rule.kind != "slo":
             continue
-        workload = read_pinned(gate.workload)
+        rule = measured.parameters.rule
+        arrivals = read_pinned(measured.parameters.workload).arrivals
+        for name, limit in rule.limits.items():
+            measure, _, percentile = name.rpartition("_p")
+            if measure in MEASURES:
+                found = {"measure": MEASURES[measure], "percentile": int(percentile)}
+                limits.append(CertifiedLimit(gate=report.gate, seconds=limit / 1000, **found))
         hit_rates += [rule.hit_rate] if rule.hit_rate else []
-        limits += _limits_of(report, rule)
-        arrivals = workload.arrivals
         rates += [arrivals.rate] if arrivals.rate is not None else []
         concurrencies += [arrivals.concurrency] if arrivals.concurrency is not None else []
     return Certified(
@@ -106,23 +230,17 @@ def certified_by(past: RecordedVerdict) -> Certified:
     )
 
 
-def write_export(request: ExportRequest, target: str, destination: Path) -> list[Path]:
+def write_export(export: Export, target: str, destination: Path) -> list[Path]:
     """Write the target's files into a new folder."""
-    if target in FETCHING and is_of_this_machine(request.source):
-        reference = f"{request.version.name}@{request.version.version}"
+    if target in FETCHING and is_of_this_machine(export.source):
         raise UsageError(
             "the cluster cannot fetch the files: the registry is on this machine",
-            where=request.source,
-            hint=f"`prepare push {reference} oci://HOST/REPOSITORY`, then add the address that it "
-            "prints: --from oci://HOST/REPOSITORY@sha256:...",
+            where=export.source,
+            hint=f"`prepare push {export.name}@{export.version} oci://HOST/REPOSITORY`, then add "
+            "the address that it prints: --from oci://HOST/REPOSITORY@sha256:...",
         )
-    files = render(request, target)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise UsageError(
-            "the destination is there already, and not empty",
-            where=str(destination),
-            hint="name a new folder",
-        )
+    files = render(export, target)
+    check_new_folder(destination)
     hint = "name a folder that you may write"
     with raise_as(StoreError, "the export cannot be written", str(destination), hint):
         destination.mkdir(parents=True, exist_ok=True)
@@ -131,7 +249,7 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
     return [destination / name for name in files]
 
 
-def render(request: ExportRequest, target: str) -> dict[str, str]:
+def render(export: Export, target: str) -> dict[str, str]:
     """Return the target's files by name."""
     import jinja2
 
@@ -144,7 +262,7 @@ def render(request: ExportRequest, target: str) -> dict[str, str]:
         keep_trailing_newline=True,
     )
     environment.filters.update(q=quote, literal=_literal, from_yaml=yaml.safe_load)  # noqa: TID251
-    facts = _facts(request)
+    facts = _facts(export)
     return {
         name.removeprefix(f"{target}/").removesuffix(".j2"): environment.get_template(name).render(
             facts
@@ -167,54 +285,48 @@ def _literal(value: str | list[str]) -> Any:
     return [each.replace("$", "$$") for each in value]
 
 
-def _facts(request: ExportRequest) -> dict[str, Any]:
-    version = request.version
-    judged, engine, app = version.deployable, version.engine, version.app
-    gpu = re.sub("[^A-Za-z0-9._-]+", "-", judged.hardware.gpu or "")[:63].strip("-._")
+def _facts(export: Export) -> dict[str, Any]:
+    """Return the templates' variables: the export's own, and what follows from them."""
+    judged, engine, app = export.deployable, export.engine, app_of(export.name)
     is_cuda = judged.accelerator is Accelerator.CUDA
     origin = (
-        f"Written by `prepare export` for {version.name} version {version.version}; nothing was "
+        f"Written by `prepare export` for {export.name} version {export.version}; nothing was "
         "applied.",
-        f"Policy {version.policy.name}, deployable tuple {judged.digest}",
+        f"Policy {export.policy.name}, deployable tuple {judged.digest}",
     )
-    numbers = filter(None, (version.version, request.canary, request.previous))
-    policy = version.policy.model_dump(mode="json", exclude_unset=True)
+    numbers = filter(None, (export.version, export.canary, export.previous))
+    policy = export.policy.model_dump(mode="json", exclude_unset=True)
+    rules = (limit.as_rule(engine) for limit in export.certified.limits)
     return {
+        **vars(export),
         "origin": "\n".join(f"# {one_line(line)}" for line in origin),
-        "name": version.name,
-        "version": version.version,
         "app": app,
-        "service": version.service,
-        "services": {number: service_of(version.name, number) for number in numbers},
-        "shares": request.shares,
-        "previous": request.previous,
-        "canary_weight": request.canary_weight,
+        "service": service_of(export.name, export.version),
+        "services": {number: service_of(export.name, number) for number in numbers},
+        "shares": export.shares,
         "digest": judged.digest,
-        "image": request.image,
         "port": PORT,
         "volume": VOLUME,
         "caches": CACHES,
         "served_name": SERVED_NAME,
-        "fetch": request.fetch,
-        "command": version.command,
-        "variables": version.variables,
+        "fetch": export.fetch,
+        "command": export.command,
+        "variables": export.variables,
         "key_variable": engine.key_variable,
         "endpoint_key": ENDPOINT_KEY,
         "health": engine.health,
-        "ready_seconds": version.ready_seconds,
-        "start_seconds": max(START_MARGIN * version.ready_seconds, START_MIN_SECONDS),
-        "gpu": gpu,
+        "start_seconds": max(START_MARGIN * export.ready_seconds, START_MIN_SECONDS),
+        "gpu": re.sub("[^A-Za-z0-9._-]+", "-", judged.hardware.gpu or "")[:63].strip("-._"),
         "gpus": count_gpus(judged.serving.engine_arguments) if is_cuda else 0,
         "cores": judged.hardware.cores or 1,
         "metrics": {**engine.counters, **engine.monitored},
         "has_drafts": judged.serving.speculative is not None,
-        "certified": version.certified,
-        "limits": list(version.rules()),
+        "limits": [rule for rule in rules if rule is not None],
         "policy": yaml.safe_dump(policy, sort_keys=False),
         "gate": [
             *("prepare", "gate", f"--baseline=http://{app}-stable:{PORT}"),
             *(f"--candidate=http://{app}-canary:{PORT}", f"--tokenizer={WEIGHTS}"),
-            *(f"--policy={POLICY}", f"--family={version.family}"),
+            *(f"--policy={POLICY}", f"--family={export.family}"),
         ],
     }
 
@@ -245,28 +357,29 @@ def other_versions(
             hint="name another version or alias",
         )
     previous = registry.aliases(version.name).get("previous")
-    for each in filter(None, (number, previous)):
-        service_of(version.name, each)
     return number, previous if previous not in (version.version, number) else None
 
 
-def _limits_of(report: SpeedGateResult, rule: SpeedRule) -> Iterator[CertifiedLimit]:
-    for name, limit in rule.limits.items():
-        measure, _, percentile = name.rpartition("_p")
-        if measure in MEASURES:
-            yield CertifiedLimit(
-                gate=report.gate,
-                measure=MEASURES[measure],
-                percentile=int(percentile),
-                seconds=limit / 1000,
-            )
-
-
-def _refuse_draft(judged: Deployable) -> None:
-    speculative = judged.serving.speculative
-    if speculative is not None and speculative.model is not None:
+def app_of(name: str) -> str:
+    """Return a DNS label, equal for all versions, or raise UsageError."""
+    label = re.sub("[^a-z0-9]+", "-", name.lower())[:_LONGEST].strip("-")
+    if not _NAME.fullmatch(name):
         raise UsageError(
-            "it was judged with a draft model, which no registry has",
-            where="speculative.model",
-            hint="serve it with `prepare serve --draft-model FOLDER`",
+            f"exports cannot use the name {ascii(name)[:100]}",
+            where="NAME@ALIAS",
+            hint="register it under a name that starts with a letter and has only letters, "
+            "digits and . _ - /",
         )
+    return label
+
+
+def service_of(name: str, version: str) -> str:
+    """Return the name of one version's server."""
+    if not _VERSION.fullmatch(version):
+        raise UsageError(
+            f"exports cannot use the version {ascii(version)[:100]}",
+            where="NAME@ALIAS",
+            hint="name a version of letters and digits",
+        )
+    number = version.lower()
+    return f"{app_of(name)}-{number if number[0].isalpha() else f'v{number}'}"

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 
 from pydantic import Field, ValidationError
 
-from artifacts.deploy.recorded_verdict import RecordedVerdict
+from artifacts.deploy.registered import RegisteredVersion
 from artifacts.deployable import Deployable, TupleDifference
-from artifacts.evidence.verify import check_run, claims_of
+from artifacts.evidence.verdict_inputs import VerdictInputs
+from artifacts.evidence.verify import check_run
 from artifacts.registry import Version, who_am_i
 from artifacts.run_record import VariantReport, find_run
-from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.gate_result import Verdict
 from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
@@ -46,7 +46,7 @@ class RecheckRecord(Record):
 
 
 def record_of(
-    past: RecordedVerdict,
+    past: RegisteredVersion,
     here: Deployable,
     changed: Sequence[TupleDifference],
     report: VariantReport,
@@ -97,13 +97,13 @@ def stands(then: str, now: str) -> bool | None:
     return now in ("pass", then) or then == "fail"
 
 
-def proven_tuple(record: RecheckRecord, past: RecordedVerdict, store: Store) -> Deployable | None:
+def proven_tuple(record: RecheckRecord, past: RegisteredVersion, store: Store) -> Deployable | None:
     """Return the rechecked tuple if this store's evidence confirms it."""
     try:
         run = find_run(store, record.run)
         (check,) = check_run(run, store)
-        judged = VerdictInputs.load_by_key(store.find, claims_of(run).judges[check.recipe])
-        found = judged.deployable(store.find)
+        judged = VerdictInputs.load_by_key(store.find, run.judges[check.recipe])
+        found = judged.deployable
         found.check_servable(f"run {run.run}")
     except (PrepareError, ValueError, LookupError, TypeError):
         return None

@@ -10,16 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from artifacts.deploy.deployment import check_files, folder_of
 from artifacts.deploy.recheck_record import proven_tuple, rechecks_of
-from artifacts.deploy.recorded_verdict import (
-    RecordedVerdict,
-    read_past,
-    refuse_changed_tags,
-    refuse_code,
-)
+from artifacts.deploy.registered import RegisteredVersion, checked_folder, open_version
 from artifacts.deployable import Deployable
-from artifacts.registry import TUPLE_TAG, Version
+from artifacts.registry import Version
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import hardware
@@ -52,22 +46,18 @@ class Deployment:
     ) -> None:
         self.version = version
         command = "prepare serve {reference} --weights FOLDER"
-        self.weights = folder_of(version, weights, settings.store, command)
+        self.weights = checked_folder(version, weights, settings, command)
         self._settings = settings
         self._progress = progress
         # Cached: several tuples are tried, some on other hardware.
         self._ensure = cache(lambda name, kind: ensure(name, kind, settings, progress))
         self._ask_version = cache(lambda engine, python: engine_version(engine, python))
-        check_files(version, self.weights, settings.digests, public_key=settings.signing.public_key)
-        past = read_past(version, self.weights)
-        refuse_changed_tags(version, past)
-        if not trust_remote_code:
-            refuse_code(version, past)
+        past = open_version(version, self.weights, trust_remote_code=trust_remote_code)
         self._runs_own_code = past.judged.trust_remote_code
         self.judged = past.deployable
         self.judged.check_servable(f"{version.name} version {version.version}")
         self._draft = draft
-        self._accepted = accepted_tuples(version, past, settings.open_store())
+        self._accepted = accepted_tuples(past, settings.open_store())
 
     def differences(self) -> list[str]:
         """Return how this machine differs from every accepted tuple.
@@ -173,41 +163,35 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
     """Return the checked draft model; None for a tuple without one."""
     speculative = judged.serving.speculative
     wanted = speculative.model if speculative else None
-    if draft is None and wanted is None:
-        return None
-    if draft is None or wanted is None:
+    folder, found = draft.expanduser().absolute() if draft else None, None
+    if folder is not None and wanted is not None:
+        found = inspect_folder(
+            folder,
+            ref=str(folder),
+            kind="folder",
+            revision=None,
+            digests=settings.digests,
+            is_head=True,
+        ).digest
+    if found != wanted or (folder is not None and wanted is None):
         raise UsageError(
-            f"it was judged with a draft model, of digest {str(wanted)[:12]}"
+            f"it was judged with the draft model of digest {wanted[:12]}"
             if wanted
             else "it was judged without a draft model",
-            where="--draft-model",
-            hint="name its folder: --draft-model FOLDER" if wanted else "leave --draft-model out",
-        )
-    folder = draft.expanduser().absolute()
-    found = inspect_folder(
-        folder,
-        ref=str(folder),
-        kind="folder",
-        revision=None,
-        digests=settings.digests,
-        is_head=True,
-    )
-    if found.digest != wanted:
-        raise UsageError(
-            f"this is not the draft model that it was judged with: its digest is "
-            f"{found.digest[:12]}, then it was {wanted[:12]}",
-            where=f"--draft-model {draft}",
-            hint="name the folder of the same checkpoint",
+            where=f"--draft-model {draft or ''}".strip(),
+            hint="name the folder of that checkpoint: --draft-model FOLDER"
+            if wanted
+            else "leave --draft-model out",
         )
     return folder
 
 
-def accepted_tuples(version: Version, past: RecordedVerdict, store: Store) -> list[Deployable]:
+def accepted_tuples(past: RegisteredVersion, store: Store) -> list[Deployable]:
     """Return the tuples for which the verdict holds: judged, then rechecked ones."""
-    rechecks = rechecks_of(version)
+    rechecks = rechecks_of(past.version)
     refuted = {each.tuple_digest for each in rechecks if not each.stands}
     proven = [proven_tuple(each, past, store) for each in rechecks if each.stands]
     return [
-        *([past.deployable] if version.tags.get(TUPLE_TAG) not in refuted else []),
+        *([past.deployable] if past.deployable.digest not in refuted else []),
         *(each for each in proven if each is not None),
     ]

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
-from artifacts.verdict_inputs import VerdictInputs
-from eval_gates.quality_result import QualityResult
-from eval_gates.speed.load_run import Side
-from eval_gates.speed.report import SpeedGateResult
+from artifacts.evidence.verdict_inputs import VerdictInputs
 from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
 from pipeline.core import escape
-from pipeline.core.hardware import Hardware
 from pipeline.core.process_environment import SAFE_PATH_VARIABLES
-from pipeline.core.stage import TypedStageRecord
-from pipeline.stages.evaluate import EvaluateParameters, EvaluateResult
 from recipes.checkpoints.weight_files import CARD, RESULTS
 from recipes.engines import LaunchSpec, find_engine
 from recipes.engines.engine import KV_DTYPE
 from recipes.quantizers.adopted import AdoptedQuantization
 
-Evaluation = TypedStageRecord[EvaluateParameters, EvaluateResult]
-
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
-FIGURES = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
 
 
 @dataclass(frozen=True)
@@ -38,8 +28,10 @@ class Card:
 
     verdict: BundleVerdict
     judged: VerdictInputs
-    deployable: Deployable
-    evaluations: Mapping[str, Evaluation]  # the candidate's, by suite
+
+    @property
+    def deployable(self) -> Deployable:
+        return self.judged.deployable
 
     def write(self, folder: Path) -> None:
         """Write README.md and `.eval_results/`."""
@@ -89,9 +81,14 @@ class Card:
     def _front_matter(self) -> str:
         from huggingface_hub import EvalResult, ModelCardData
 
-        source, results = self.verdict.source, []
+        source, results, engine = self.verdict.source, [], self.deployable.serving.engine
         for gate in self.verdict.variant.quality:
-            dataset, name = self._dataset(gate)
+            suite = self.judged.evaluations[gate.name].parameters.suite
+            known, dataset = kind_of(suite).benchmark, getattr(suite, "task", gate.name)
+            name = f"{dataset}, {gate.n:,} of {gate.planned:,} questions"
+            if known is not None:
+                dataset = known.dataset
+                name = f"{known.title}, {gate.n:,} of {known.questions:,} questions"
             results.append(
                 EvalResult(
                     task_type="text-generation",
@@ -113,32 +110,20 @@ class Card:
                 if (text := getattr(source, name))
             },
         }
+        made = [self.judged.judge.parameters.family, self.quantization.kind]
+        if self.adopted is not None and self.adopted.is_source:
+            made = []
+        versions = self.judged.quantize.result.versions
+        libraries = {"llmcompressor", "compressed-tensors"} & versions.keys()
         data = ModelCardData(
             model_name=self.title,
             eval_results=results or None,
-            library_name=self.deployable.serving.engine,
+            library_name=engine,
             pipeline_tag="text-generation",
-            tags=self._tags(),
+            tags=list(dict.fromkeys([*made, engine, *sorted(libraries), self.verdict.recipe])),
             **{key: value for key, value in facts.items() if value},  # type: ignore[arg-type]
         )
         return str(data.to_yaml())
-
-    def _tags(self) -> list[str]:
-        quantization, versions = self.quantization, self.judged.quantize.result.versions
-        made = [self.judged.judge.parameters.family, quantization.kind]
-        if isinstance(quantization, AdoptedQuantization) and quantization.is_source:
-            made = []
-        libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
-        engine = self.deployable.serving.engine
-        return list(dict.fromkeys([*made, engine, *libraries, self.verdict.recipe]))
-
-    def _dataset(self, gate: QualityResult) -> tuple[str, str]:
-        suite = self.evaluations[gate.name].parameters.suite
-        kind = kind_of(suite)
-        if known := kind.benchmark:
-            return known.dataset, f"{known.title}, {gate.n:,} of {known.questions:,} questions"
-        task = getattr(suite, "task", gate.name)
-        return task, f"{task}, {gate.n:,} of {gate.planned:,} questions"
 
     def hub_entries(self) -> list[dict[str, Any]]:
         """Return leaderboard entries, if all questions were asked."""
@@ -146,7 +131,7 @@ class Card:
 
         entries = []
         for gate in self.verdict.variant.quality:
-            evaluation = self.evaluations[gate.name]
+            evaluation = self.judged.evaluations[gate.name]
             suite = evaluation.parameters.suite
             known = kind_of(suite).benchmark
             if known is not None and gate.n == known.questions:
@@ -202,7 +187,12 @@ class Card:
 
     @property
     def hardware(self) -> str:
-        return describe_hardware(self.deployable.hardware)
+        found = self.deployable.hardware
+        if found.accelerator != "cpu":
+            return escape.markdown(found.gpu or "unknown hardware")
+        features = "".join(f", {name}" for name in found.cpu_features or ())
+        cores = found.cores or "?"
+        return escape.markdown(f"CPU ({found.cpu or 'unknown'}, {cores} cores{features})")
 
     @property
     def kernels(self) -> str:
@@ -212,11 +202,6 @@ class Card:
     @property
     def bound_level(self) -> str:
         return f"{100 * (1 - max(gate.alpha or 0 for gate in self.verdict.variant.quality)):.4g}"
-
-    @property
-    def loads(self) -> dict[str, list[tuple[str, list[str]]]]:
-        """Medians of the loads' figures by gate and side."""
-        return {gate.name: _medians(gate) for gate in self.verdict.variant.speed}
 
     @property
     def serve_command(self) -> str:
@@ -278,21 +263,3 @@ def fence(command: str) -> str:
     '<' moves out of the quotes: the shell word stays the same, and no HTML results.
     """
     return escape.make_visible(command).replace("\n", "\\n").replace("<", "'\\<'")
-
-
-def describe_hardware(hardware: Hardware) -> str:
-    """Return Markdown."""
-    if hardware.accelerator != "cpu":
-        return escape.markdown(hardware.gpu or "unknown hardware")
-    features = "".join(f", {name}" for name in hardware.cpu_features or ())
-    cores = hardware.cores or "?"
-    return escape.markdown(f"CPU ({hardware.cpu or 'unknown'}, {cores} cores{features})")
-
-
-def _medians(gate: SpeedGateResult) -> list[tuple[str, list[str]]]:
-    sides: dict[str, Side] = {"baseline": "baseline", "variant": "candidate"}
-    return [
-        (name, ["-" if value is None else f"{value:,.1f}" for value in found])
-        for name, side in sides.items()
-        if any(found := [gate.typical(side, figure) for figure in FIGURES])
-    ]

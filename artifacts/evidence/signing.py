@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,26 +135,10 @@ def check_with_key(folder: Path, public_key: Path) -> None:
     # The library's own errors are ValueErrors.
     except Exception as error:
         raise EvidenceError(
-            f"the signature does not hold: {plain_message(error)}",
+            f"the signature does not hold: {str(error).strip() or 'it is not of this content'}",
             where=f"{signature}, against the key in {public_key}",
             hint="do not use this folder; get it, and the key, again from whom you trust",
         ) from error
-
-
-def plain_message(error: Exception) -> str:
-    """Return the message without Python-formatted digests."""
-    text = str(error).strip()
-    if not text:  # cryptography's InvalidSignature
-        return "it is not of this content"
-    if "Key mismatch" in text:
-        return "it is signed with another key"
-    if not text.startswith("Signature mismatch"):
-        return text
-    parts = [f"'{name}' was changed" for name in re.findall(r"Hash mismatch for '([^']*)'", text)]
-    for label, words in (("Extra files found", "added"), ("Missing files", "missing")):
-        found = re.search(rf"{label} in model '[^']*': ([^\"]*)[\"']", text)
-        parts += [f"{words}: {found[1]}"] if found else []
-    return "; ".join(parts) or text
 
 
 def _hashing(folder: Path) -> Any:

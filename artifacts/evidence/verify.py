@@ -6,16 +6,16 @@ An author can forge a bundle; only a signature identifies the author.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
 from artifacts.evidence.manifest import MANIFEST, Manifest, find_changes, read_manifest
 from artifacts.evidence.recorded_loads import find_draw_mismatches, judge_confirmed
+from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.run_record import NOT_PREFERRED, RunReport, VariantReport, report_judged
-from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.load_run import LOADS
 from eval_gates.speed.rules import build_rule
@@ -50,8 +50,7 @@ from recipes.workload import read_pinned
 # Raised by records that do not fit together.
 CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
 UNREADABLE = (*CONTRADICTIONS, OSError, PrepareError)
-# No verdict depends on these.
-NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes")
+ADDED_BY_PROMOTION = ("promoted", "registry_version")
 # Sums of floating-point numbers differ in the last digits on other machines.
 RELATIVE_TOLERANCE = 1e-9
 
@@ -71,15 +70,12 @@ class VariantCheck:
 class BundleCheck:
     """Result of a bundle check."""
 
-    run: str
-    recipe: str
-    verdict: str  # as recorded
-    override: str | None  # why it was promoted without a pass
+    verdict: BundleVerdict
     files: int
     weights_checked: bool
     problems: tuple[str, ...]  # changed files, and contradictions
     variants: tuple[VariantCheck, ...]
-    made_by: str = ""  # '' if a recipe did, or in a copy without answers
+    inputs: VerdictInputs | None = None  # None if they are incomplete, or in a copy without answers
     answers_withheld: bool = False  # the copy lacks its stages, so only digests were checked
 
     @property
@@ -90,39 +86,32 @@ class BundleCheck:
     def faults(self) -> list[str]:
         return [*self.problems, *(each for one in self.variants for each in one.differences)]
 
+    @property
+    def made_by(self) -> str:
+        return self.inputs.made_by if self.inputs is not None else ""
 
-@dataclass(frozen=True)
-class RecordedVerdicts:
-    """Recorded verdicts on variants that were tried together.
-
-    `judges` are keys of judge stages by recipe.
-    """
-
-    variants: tuple[VariantReport, ...]
-    tried: tuple[str, ...]
-    judges: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Stages; `bundle` is None for a store of runs, which may lack some."""
-
-    store: Store
-    bundle: Path | None = None
-
-    def place(self, reference: StageReference) -> str:
-        """Return the stage's location, for messages."""
-        if self.bundle is not None:
-            return f"{self.bundle.name}: stages/{reference.stage}/{reference.key}"
-        return str(self.store.stage_folder(reference.stage, reference.key))
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "same": self.is_sound,
+            "run": self.verdict.run,
+            "recipe": self.verdict.recipe,
+            "verdict": self.verdict.variant.verdict,
+            "override": self.verdict.override,
+            "files": self.files,
+            "weights_checked": self.weights_checked,
+            "problems": self.problems,
+            "variants": [asdict(each) for each in self.variants],
+            "made_by": self.made_by,
+            "answers_withheld": self.answers_withheld,
+        }
 
 
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
     """Check every variant that has or should have a verdict."""
     if report.tuning is not None:
-        return [check_tuning(report, Evidence(store))]
-    claims = claims_of(report)
-    checks = _check_claims(claims, Evidence(store))
+        return [check_tuning(report, store)]
+    checks, _ = _check_variants(report, store, is_bundle=False)
     if not checks:
         raise UsageError(
             f"no variant of run {report.run} was judged, so there is no verdict to compute again",
@@ -132,7 +121,12 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
     missing = find_missing(report) if report.status == "finished" else []
     return [
         replace(
-            each, differences=(*each.differences, *_find_uncounted(claims, each, store), *missing)
+            each,
+            differences=(
+                *each.differences,
+                *_find_uncounted(report.judges.get(each.recipe), store),
+                *missing,
+            ),
         )
         for each in checks
     ]
@@ -146,21 +140,6 @@ def find_missing(report: RunReport) -> list[str]:
         for recipe in report.options.recipes or ()
         if recipe not in names
     ]
-
-
-def claims_of(report: RunReport) -> RecordedVerdicts:
-    """Return the verdicts in a run's record."""
-    # A recheck counts all that were tried for the verdict, and measures one of them.
-    tried = report.options.attempted or report.options.recipes or ()
-    return RecordedVerdicts(
-        variants=tuple(report.variants),
-        tried=tuple(dict.fromkeys([*tried, *(variant.recipe for variant in report.variants)])),
-        judges={
-            stage.variant: str(stage.key)
-            for stage in report.stages
-            if stage.stage == "judge" and stage.status != "failed"
-        },
-    )
 
 
 def find_bundle(folder: Path) -> Path | None:
@@ -212,30 +191,23 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
     problems += find_contradictions(manifest, verdict)
     withheld = not (bundle / Path(ARCHIVE).name).exists()
     files = len(manifest.evidence_files) - withheld + len(manifest.model_files) * has_weights
-    kept = verdict.variant.verdict
-    check = BundleCheck(
-        verdict.run, verdict.recipe, kept, verdict.override, files, has_weights, (), ()
-    )
     if withheld:
         judged = [each for each in verdict.variants if each.recipe in verdict.judges]
-        unknown = [VariantCheck(each.recipe, each.verdict, None, 0, ()) for each in judged]
-        return replace(
-            check, problems=tuple(problems), variants=tuple(unknown), answers_withheld=True
+        unknown = tuple(VariantCheck(each.recipe, each.verdict, None, 0, ()) for each in judged)
+        return BundleCheck(
+            verdict, files, has_weights, (*problems,), unknown, answers_withheld=True
         )
+    inputs = None
     try:
         with open_bundle(bundle) as (store, stages):
-            evidence, seen = Evidence(store, bundle), dict[str, StageRecord]()
-            claims = RecordedVerdicts(verdict.variants, verdict.attempted, verdict.judges)
-            variants = _check_claims(claims, evidence, seen)
+            variants, seen = _check_variants(verdict, store, is_bundle=True)
             if len({policy_digest(each) for each in seen.values() if each.stage == JUDGE.name}) > 1:
                 problems.append(f"{VERDICT}: the variants were judged by different policies")
-            unused = stages - {f"stages/{each.stage}/{each.key}" for each in seen.values()}
-            problems += [f"{place}: no verdict depends on this stage" for place in sorted(unused)]
-            made_by = ""
+            unused = sorted(stages - seen.keys())
+            problems += [f"{place}: no verdict depends on this stage" for place in unused]
             try:
                 if key := verdict.judges.get(verdict.recipe):
                     inputs = VerdictInputs.load_by_key(store.find, key)
-                    made_by = inputs.made_by
                     problems += _find_other_subject(verdict, inputs)
                     if has_weights:
                         problems += _find_other_weights(folder, manifest, inputs)
@@ -248,46 +220,27 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
             hint="it was changed, or another version of prepare wrote it: "
             f"{manifest.prepare_version}",
         ) from error
-    return replace(check, problems=tuple(problems), variants=tuple(variants), made_by=made_by)
+    return BundleCheck(verdict, files, has_weights, (*problems,), (*variants,), inputs)
 
 
 def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]:
     """Return contradictions in and between manifest and verdict."""
     names = [variant.recipe for variant in verdict.variants]
-    attempted, judges, recipe = verdict.attempted, verdict.judges, verdict.recipe
+    judges, recipe = verdict.judges, verdict.recipe
     unjudged = [each for each in verdict.variants if each.recipe not in judges]
-    faults = (
-        (manifest.recipe != recipe, f"{MANIFEST} is about '{manifest.recipe}', not '{recipe}'"),
-        (
-            len({*names}) != len(names) or len({*attempted}) != len(attempted),
-            "a variant is named twice",
+    faults = {
+        f"{MANIFEST} is about '{manifest.recipe}', not '{recipe}'": manifest.recipe != recipe,
+        f"{', '.join(verdict.attempted) or 'nothing'} was tried, and there are verdicts on "
+        f"{', '.join(names) or 'nothing'}": sorted(names) != sorted(verdict.attempted),
+        "two variants have the same stage 'judge'": len({*judges.values()}) != len(judges),
+        "a variant has gates, and no stage 'judge'": any(
+            each.p_value is not None or each.gates for each in unjudged
         ),
-        (
-            {*names} != {*attempted},
-            f"{', '.join(attempted) or 'nothing'} was tried, and there are verdicts on "
-            f"{', '.join(names) or 'nothing'}",
-        ),
-        (len({*judges.values()}) != len(judges), "two variants have the same stage 'judge'"),
-        (not judges.keys() <= {*names}, "a stage 'judge' is of a variant without a verdict"),
-        (
-            any(each.p_value is not None or each.gates for each in unjudged),
-            "a variant has gates, and no stage 'judge'",
-        ),
-        (recipe not in judges, f"no stage 'judge' is named for '{recipe}'"),
-        (
-            verdict.variant.verdict != "pass" and not verdict.override,
-            f"the verdict on '{recipe}' is '{verdict.variant.verdict}', and no reason is given for "
-            "promoting it anyway",
-        ),
-        (
-            any(
-                NOT_PREFERRED in each.reason or each.promoted or each.registry_version
-                for each in verdict.variants
-            ),
-            "a variant is said to be promoted, and there was no promotion yet",
-        ),
-    )
-    return [f"{VERDICT}: {words}" for is_fault, words in faults if is_fault]
+        f"no stage 'judge' is named for '{recipe}'": recipe not in judges,
+        f"the verdict on '{recipe}' is '{verdict.variant.verdict}', and no reason is given for "
+        "promoting it anyway": verdict.variant.verdict != "pass" and not verdict.override,
+    }
+    return [f"{VERDICT}: {words}" for words, is_fault in faults.items() if is_fault]
 
 
 def _find_other_subject(verdict: BundleVerdict, inputs: VerdictInputs) -> Iterator[str]:
@@ -301,48 +254,48 @@ def _find_other_subject(verdict: BundleVerdict, inputs: VerdictInputs) -> Iterat
 def _find_other_weights(folder: Path, manifest: Manifest, inputs: VerdictInputs) -> Iterator[str]:
     listed = {each.path: each.sha256 for each in manifest.model_files}
     try:
-        if not inputs.is_of(weights_digest(folder, lambda file: listed.get(file.name, ""))):
-            yield f"{folder}: the weights are not those that were judged"
-        if not inputs.has_auxiliary_files(digest_auxiliary_files(folder)):
-            yield f"{folder}: config, tokenizer and other files are not those that were judged"
+        weights = weights_digest(folder, lambda file: listed.get(file.name, ""))
+        if not inputs.is_of(weights, digest_auxiliary_files(folder)):
+            yield f"{folder}: weights or other files are not those that were judged"
     except CheckpointError as error:
         yield f"{folder}: {error.message}"
 
 
-def _check_claims(
-    claims: RecordedVerdicts, evidence: Evidence, seen: dict[str, StageRecord] | None = None
-) -> list[VariantCheck]:
-    found = [
-        _VariantEvidence(claims, variant, evidence)
-        for variant in claims.variants
-        if variant.recipe in claims.judges or variant.verdict in ("pass", "undecided")
-    ]
-    checks = [each.check() for each in found]
-    for each in found:
-        if seen is not None:
-            seen |= each.seen
-    return checks
+def _check_variants(
+    claims: RunReport | BundleVerdict, store: Store, *, is_bundle: bool
+) -> tuple[list[VariantCheck], dict[str, StageRecord]]:
+    """Return a check of each variant with a verdict, and the stages by place."""
+    checks, seen = [], dict[str, StageRecord]()
+    for variant in claims.variants:
+        key = claims.judges.get(variant.recipe)
+        if key is None and variant.verdict not in ("pass", "undecided"):
+            continue
+        found = _VariantEvidence(variant, claims.attempted, store, is_bundle)
+        checks.append(found.check(key))
+        seen |= found.seen
+    return checks, seen
 
 
 class _VariantEvidence:
+    """Stages of one variant; those of a bundle are complete, a store of runs may lack some."""
+
     def __init__(
-        self, claims: RecordedVerdicts, variant: VariantReport, evidence: Evidence
+        self, variant: VariantReport, tried: Collection[str], store: Store, is_bundle: bool
     ) -> None:
-        self._claims, self._variant, self._evidence = claims, variant, evidence
+        self._variant, self._tried, self._store = variant, tried, store
+        self._is_bundle = is_bundle
         self.seen: dict[str, StageRecord] = {}  # by place
         self._problems: list[str] = []
 
-    def check(self) -> VariantCheck:
+    def check(self, key: str | None) -> VariantCheck:
         variant, computed, answers = self._variant, None, 0
-        key = self._claims.judges.get(variant.recipe)
         if key is None:
             self._problems.append("the run names no stage 'judge' for it: its evidence is missing")
         else:
             judge = StageReference(stage=JUDGE.name, key=key)
             try:
                 is_complete = self._read(judge)
-                found = self.seen.get(self._evidence.place(judge))
-                if found is not None:
+                if found := self.seen.get(place_of(judge)):
                     self._check_trial(found)
                     computed = self._judge_again(found) if is_complete else None
                 asked = [each for each in self.seen.values() if each.stage == EVALUATE.name]
@@ -351,7 +304,7 @@ class _VariantEvidence:
                 self._problems.append(f"the verdict cannot be computed: {error}")
         if computed is not None:
             again = report_judged(variant.recipe, variant.weights_bytes, computed)
-            self._problems += find_differing(variant, again)
+            self._problems += find_differing(variant, again, is_promoted=not self._is_bundle)
         verdict = computed.verdict if computed is not None else None
         return VariantCheck(
             variant.recipe, variant.verdict, verdict, answers, tuple(self._problems)
@@ -362,10 +315,10 @@ class _VariantEvidence:
         is_complete = True
         pending: list[tuple[str, StageReference, str | None, int]] = [("judge", judge, None, 0)]
         for role, reference, digest, depth in pending:
-            place = self._evidence.place(reference)
-            is_needed = depth < 2 or self._evidence.bundle is not None
+            place = place_of(reference)
+            is_needed = depth < 2 or self._is_bundle
             try:
-                record = self._evidence.store.find(reference.stage, reference.key)
+                record = self._store.find(reference.stage, reference.key)
                 fault = f"{role}: {place} is missing" if record is None and is_needed else ""
             except PrepareError as error:
                 record, fault = None, f"{role}: {place}: {error.message}; its evidence is missing"
@@ -391,40 +344,50 @@ class _VariantEvidence:
         return is_complete
 
     def _check_file(self, place: str, record: StageRecord) -> bool:
-        """Return whether the file is there, after checking it."""
-        listed = listed_file(record)
-        if listed is None:
+        """Return whether the record's file is there, after checking it."""
+        if record.stage == EVALUATE.name:
+            name, digest = ANSWERS, EVALUATE.result_of(record).answers_digest
+        elif record.stage == ASKED.name:
+            name, digest = QUESTIONS, ASKED.result_of(record).questions_digest
+        elif record.stage == SPEED.name:
+            name, digest = LOADS, SPEED.result_of(record).loads_digest
+        else:
             return True
-        file = self._evidence.store.stage_folder(record.stage, record.key) / listed[0]
+        file = self._store.stage_folder(record.stage, record.key) / name
         if not file.is_file():
-            self._problems.append(f"{place}/{file.name} is missing")
+            self._problems.append(f"{place}/{name} is missing")
             return False
-        if digest_file(file) != listed[1]:
+        if digest_file(file) != digest:
             self._problems.append(
-                f"{place}/{file.name}: the file was changed since (its digest is another)"
+                f"{place}/{name}: the file was changed since (its digest is another)"
             )
         return True
 
     def _check_trial(self, judge: StageRecord) -> None:
-        parameters, tried = JUDGE.parameters_of(judge), self._claims.tried
+        parameters, tried = JUDGE.parameters_of(judge), sorted(self._tried)
         if parameters.recipe not in (None, self._variant.recipe):
             self._problems.append(f"its stage 'judge' is on another variant, {parameters.recipe!r}")
-        if sorted(parameters.trial.variants) != sorted(tried):
+        if sorted(parameters.trial.variants) != tried:
             self._problems.append(
                 f"its trial is of {', '.join(sorted(parameters.trial.variants))}, "
-                f"and {', '.join(sorted(tried))} are named"
+                f"and {', '.join(tried)} are named"
             )
 
     def _judge_again(self, judge: StageRecord) -> JudgeResult:
-        kept, inputs = JUDGE.typed(judge), StageInputs(self._evidence.store, judge.inputs)
+        kept, inputs = JUDGE.typed(judge), StageInputs(self._store, judge.inputs)
         for role, reference in judge.inputs.items():
             if reference.stage == SPEED.name:
-                found = find_draw_mismatches(role, inputs.record(role), inputs.loads(role))
-                self._problems += found
+                loads = inputs.loads(role)
+                self._problems += find_draw_mismatches(role, inputs.record(role), loads)
         again = judge_evidence(kept.parameters, inputs, kept.result.history)
-        ours, theirs = (report_judged("", None, each) for each in (kept.result, again))
-        self._problems += [f"its stage 'judge': {each}" for each in find_differing(ours, theirs)]
+        found = find_differing_values("", kept.result.model_dump(), again.model_dump())
+        self._problems += [f"its stage 'judge': {each}" for each in found]
         return again
+
+
+def place_of(reference: StageReference | StageRecord) -> str:
+    """Return a stage's place in a store or bundle."""
+    return f"stages/{reference.stage}/{reference.key}"
 
 
 def key_of(record: StageRecord) -> str:
@@ -432,20 +395,8 @@ def key_of(record: StageRecord) -> str:
     return stage_key(record.stage, newest_revision(record.stage), record.parameters, record.inputs)
 
 
-def listed_file(record: StageRecord) -> tuple[str, str] | None:
-    """Return name and digest of a record's file."""
-    if record.stage == EVALUATE.name:
-        return ANSWERS, EVALUATE.result_of(record).answers_digest
-    if record.stage == ASKED.name:
-        return QUESTIONS, ASKED.result_of(record).questions_digest
-    if record.stage == SPEED.name:
-        return LOADS, SPEED.result_of(record).loads_digest
-    return None
-
-
-def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store) -> Iterator[str]:
+def _find_uncounted(key: str | None, store: Store) -> Iterator[str]:
     """Yield attempts that the store's ledger lacks."""
-    key = claims.judges.get(check.recipe)
     judge = store.find(JUDGE.name, key) if key is not None else None
     if judge is None:
         return
@@ -455,7 +406,7 @@ def _find_uncounted(claims: RecordedVerdicts, check: VariantCheck, store: Store)
         yield f"attempt {number} against its baseline is not the one in the store's ledger"
 
 
-def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
+def check_tuning(report: RunReport, store: Store) -> VariantCheck:
     """Check a tuning's confirmation; the screening has no gate."""
     tuning = report.tuning
     if tuning is None or tuning.winner is None or tuning.confirmation is None:
@@ -465,15 +416,15 @@ def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
             hint="`prepare runs latest` has the screening",
         )
     key, computed = tuning.stage or "", None
-    place = evidence.place(StageReference(stage=SPEED.name, key=key))
+    place = place_of(StageReference(stage=SPEED.name, key=key))
     differences: list[str] = []
     try:
-        record = evidence.store.find(SPEED.name, key)
+        record = store.find(SPEED.name, key)
         if record is None:
             raise LookupError(f"{place} is missing")
-        inputs = StageInputs(evidence.store, {"speed": record.as_reference()})
+        inputs = StageInputs(store, {"speed": record.as_reference()})
         loads, asked = inputs.loads("speed"), SPEED.parameters_of(record)
-        file = evidence.store.stage_folder(SPEED.name, key) / LOADS
+        file = store.stage_folder(SPEED.name, key) / LOADS
         (claim,), workload = tuning.speed.claims, read_pinned(asked.workload)
         level = tuning.trial.level if tuning.trial is not None else tuning.alpha
         served = tuning.served
@@ -508,11 +459,11 @@ def check_tuning(report: RunReport, evidence: Evidence) -> VariantCheck:
     return VariantCheck(tuning.winner, tuning.verdict or "none", verdict, 0, tuple(differences))
 
 
-def find_differing(kept: VariantReport, computed: VariantReport) -> list[str]:
-    """Return differing fields by path."""
-    ours = kept.model_dump(exclude=set(NOT_OF_THE_VERDICT))
-    theirs = computed.model_dump(exclude=set(NOT_OF_THE_VERDICT))
-    if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
+def find_differing(kept: VariantReport, computed: VariantReport, *, is_promoted: bool) -> list[str]:
+    """Return differing fields by path; `is_promoted`: a promotion may have added some to `kept`."""
+    left_out = {"weights_bytes", *(ADDED_BY_PROMOTION if is_promoted else ())}
+    ours, theirs = kept.model_dump(exclude=left_out), computed.model_dump(exclude=left_out)
+    if is_promoted and ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]
     return find_differing_values("", ours, theirs)
 

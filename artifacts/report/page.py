@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -22,11 +21,13 @@ from artifacts.report.figures import (
     tradeoff_figures,
 )
 from artifacts.report.run_evidence import RunEvidence
-from artifacts.run_record import RunReport, VariantReport
-from eval_gates.gate_result import GateResult, format_percent
+from artifacts.run_record import RunReport
+from eval_gates.gate_result import format_percent
 from pipeline import __version__
 from pipeline.core.escape import make_visible
 from pipeline.stages.adopt import ADOPT
+from pipeline.stages.check_weights import CHECK_WEIGHTS
+from pipeline.stages.judge import JUDGE
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.screen import SCREEN
 from recipes.catalog import BASELINE
@@ -49,46 +50,37 @@ def run_facts(evidence: RunEvidence) -> Facts:
             "checkpoint": report.checkpoint.ref,
             "checkpoint's digest": report.checkpoint.digest,
         }
-    facts |= {f"option {name}": _text(value) for name, value in report.command.items()}
-    for variant in report.variants:
-        policy = evidence.policy(variant.recipe)
-        if policy is not None:
-            facts["policy"] = f"{policy.name}: {policy.summary}"
-            facts["alpha"] = f"{policy.alpha:g}"
-            break
-    return facts
+    return facts | {f"option {name}": _text(value) for name, value in report.command.items()}
 
 
 def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
     """Return the members of a deployable tuple."""
-    facts: Facts = {}
+    facts: dict[str, Any] = {}
     adopted = evidence.kept(ADOPT, recipe)
     quantized = evidence.kept(QUANTIZE, recipe) or adopted
     if quantized is not None:
         made = quantized.parameters
-        facts["weights' digest"] = quantized.result.weights_digest
-        facts["quantization"] = _text(made.quantization.model_dump())
-        for name, version in quantized.result.versions.items():
-            facts[f"version of {name}"] = version
-        facts["environment quantize"] = made.environment
-        facts["calibration data"] = _text(made.calibration_data)
-    served = evidence.kept(SCREEN, recipe)
-    if served is not None:
-        facts["engine's version"] = served.result.engine_version or "-"
+        facts |= {
+            "weights' digest": quantized.result.weights_digest,
+            "quantization": made.quantization.model_dump(),
+            **{f"version of {name}": text for name, text in quantized.result.versions.items()},
+            "environment quantize": made.environment,
+            "calibration data": made.calibration_data,
+        }
+    if (served := evidence.kept(SCREEN, recipe)) is not None:
+        facts["engine's version"] = served.result.engine_version
         facts["environment serve"] = served.parameters.engine
-        for name, value in served.parameters.serving.engine_arguments.items():
-            facts[f"serving --{name}"] = _text(value)
-        if speculative := served.parameters.serving.speculative:
-            for name, value in speculative.to_dict().items():
-                facts[f"speculative {name}"] = _text(value)
-        for name, text in served.parameters.serving.environment.items():
-            facts[f"serving ${name}"] = text
-        for name, value in served.parameters.hardware.model_dump().items():
-            facts[f"hardware {name}"] = _text(value)
-    answers = evidence.collect_answers(recipe)
-    if answers:
+        serving = served.parameters.serving
+        for word, values in (
+            ("serving --", serving.engine_arguments),
+            ("speculative ", serving.speculative.to_dict() if serving.speculative else {}),
+            ("serving $", serving.environment),
+            ("hardware ", served.parameters.hardware.model_dump()),
+        ):
+            facts |= {f"{word}{name}": value for name, value in values.items()}
+    if answers := evidence.collect_answers(recipe):
         facts["environment evaluate"] = answers[0][1].parameters.environment
-    return facts
+    return {name: _text(value) for name, value in facts.items()}
 
 
 def tuple_table(evidence: RunEvidence) -> Table:
@@ -111,22 +103,12 @@ def screened_table(report: RunReport) -> Table | None:
     return Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
-def stage_table(report: RunReport) -> Table:
-    """Return every stage with its key."""
-    return Table(
-        ("stage", "variant", "status", "seconds", "key"),
-        [(s.name, s.variant, s.status, f"{s.seconds:.1f}", s.key or "-") for s in report.stages],
-        text=frozenset({0, 1, 2, 4}),
-    )
-
-
 def policies_as_json(evidence: RunEvidence) -> dict[str, str]:
     """Return the judged variants' policies without duplicates."""
     found: dict[str, list[str]] = {}
     for variant in evidence.report.variants:
-        judge = evidence.record("judge", variant.recipe)
-        if judge is not None:
-            text = json.dumps(judge.parameters, indent=1)
+        if (judge := evidence.kept(JUDGE, variant.recipe)) is not None:
+            text = json.dumps(judge.record.parameters, indent=1)
             found.setdefault(text, []).append(variant.recipe)
     return {", ".join(recipes): text for text, recipes in found.items()}
 
@@ -137,37 +119,19 @@ def _text(value: Any) -> str:
     return without_password(value if isinstance(value, str) else json.dumps(value))
 
 
-@dataclass(frozen=True)
-class VariantSection:
-    """One variant of the run."""
-
-    recipe: str
-    verdict: str  # `promoted`, or the verdict's own word
-    reason: str  # `hint` has an error's further lines
-    hint: str = ""
-    size: str = ""
-    gates: tuple[GateResult, ...] = ()
-    figure: Figure | None = None
-    collected: tuple[str, ...] = ()  # of a variant that was not judged
-
-
 def run_page(evidence: RunEvidence) -> str:
     """Return HTML."""
     report = evidence.report
     sections = variant_sections(evidence)
-    tradeoff = tradeoff_figures(report, evidence.baseline_bytes())
+    tradeoff = tradeoff_figures(report, _baseline_bytes(evidence))
     word = run_outcome.outcome(report)
     return _render(
-        [*(s.figure for s in sections if s.figure), *tradeoff],
+        [*(s["figure"] for s in sections if s["figure"]), *tradeoff],
         title=f"{report.options.checkpoint or 'candidate'}: {word}",
         report=report,
         outcome=word,
         sentence=run_outcome.headline(report),
-        serving=[
-            *run_outcome.baseline_lines(report),
-            *run_outcome.serving_lines(report.options),
-            *run_outcome.drafting_lines(report),
-        ],
+        serving=run_outcome.side_lines(report),
         variants=sections,
         screened=screened_table(report),
         screened_title=run_outcome.SCREENED,
@@ -177,45 +141,57 @@ def run_page(evidence: RunEvidence) -> str:
         facts=run_facts(evidence),
         tuples=tuple_table(evidence),
         policies=policies_as_json(evidence),
-        stages=stage_table(report),
+        stages=Table(
+            ("stage", "variant", "status", "seconds", "key"),
+            [
+                (s.name, s.variant, s.status, f"{s.seconds:.1f}", s.key or "-")
+                for s in report.stages
+            ],
+            text=frozenset({0, 1, 2, 4}),
+        ),
         missing=evidence.missing,
     )
 
 
-def variant_sections(evidence: RunEvidence) -> list[VariantSection]:
-    """Return every variant, also without a verdict."""
+def _baseline_bytes(evidence: RunEvidence) -> int | None:
+    """Return the unquantized weights' size from any variant."""
+    for recipe in evidence.recipes:
+        found = evidence.kept(CHECK_WEIGHTS, recipe)
+        if found is not None and found.result.size_ratio and found.result.weights_bytes:
+            return round(found.result.weights_bytes / found.result.size_ratio)
+    return None
+
+
+def variant_sections(evidence: RunEvidence) -> list[dict[str, Any]]:
+    """Return the template's facts about every variant, also without a verdict."""
     report = evidence.report
-    sections = [_section(number, each, evidence) for number, each in enumerate(report.variants)]
-    judged = {variant.recipe for variant in report.variants}
-    reason = f"the run is {report.status}: it ended before this variant was judged"
-    return sections + [
-        VariantSection(recipe, "no verdict", reason, collected=_collected(evidence, recipe))
-        for recipe in evidence.recipes
-        if recipe not in judged
-    ]
-
-
-def _section(number: int, variant: VariantReport, evidence: RunEvidence) -> VariantSection:
-    reason, _, rest = variant.reason.partition("\n")
-    gates = tuple(variant.gates)
-    return VariantSection(
-        recipe=variant.recipe,
-        verdict=run_outcome.verdict_word(variant),
-        reason=reason,
-        hint=rest,
-        size=run_outcome.format_megabytes(variant.weights_bytes, nothing=""),
-        gates=gates,
-        figure=gate_figure(number, variant),
-        collected=() if gates else _collected(evidence, variant.recipe),
-    )
-
-
-def _collected(evidence: RunEvidence, recipe: str) -> tuple[str, ...]:
-    return tuple(
-        f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
-        for suite, kept in evidence.collect_answers(recipe)
-        if kept.result.score is not None
-    )
+    variants = {variant.recipe: variant for variant in report.variants}
+    sections = []
+    for number, recipe in enumerate(evidence.recipes):
+        judged = variants.get(recipe)
+        gates = judged.gates if judged else []
+        reason = f"the run is {report.status}: it ended before this variant was judged"
+        reason, _, hint = (judged.reason if judged else reason).partition("\n")
+        collected = [] if gates else evidence.collect_answers(recipe)
+        sections.append(
+            {
+                "recipe": recipe,
+                "verdict": run_outcome.verdict_word(judged) if judged else "no verdict",
+                "reason": reason,
+                "hint": hint,
+                "size": run_outcome.format_megabytes(
+                    judged.weights_bytes if judged else None, nothing=""
+                ),
+                "gates": gates,
+                "figure": gate_figure(number, judged) if judged else None,
+                "collected": [
+                    f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
+                    for suite, kept in collected
+                    if kept.result.score is not None
+                ],
+            }
+        )
+    return sections
 
 
 def plotly_script() -> str:
@@ -230,7 +206,7 @@ def _render(figures: list[Figure], **context: Any) -> str:
     environment = Environment(
         loader=PackageLoader("artifacts.report"),
         autoescape=True,
-        finalize=_make_text_visible,
+        finalize=lambda value: make_visible(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -247,10 +223,6 @@ def _render(figures: list[Figure], **context: Any) -> str:
         version=__version__,
         **context,
     )
-
-
-def _make_text_visible(value: Any) -> Any:
-    return make_visible(value) if type(value) is str else value
 
 
 def source_of(script: str) -> str:

@@ -116,11 +116,11 @@ class CiReporting:
     def _publish(self, report: RunReport, junit: Path | None, progress: Progress) -> None:
         if not (self.ci or junit or self.outputs):
             return
-        from artifacts.ci import ReportPaths, publish
+        from artifacts.ci import publish
 
         # Outside of a CI job, only files that were asked for are written.
         environ = os.environ if self.ci else {}
-        publish(report, ReportPaths.of(environ, junit, self.outputs), progress.note)
+        publish(report, environ, junit, self.outputs, progress.note)
 
 
 def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> RunReport:

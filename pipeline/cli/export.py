@@ -76,7 +76,6 @@ def export(
     Exit codes: 0 written, 1 error, 2 usage.
     """
     from artifacts.deploy.export import TARGETS, other_versions, read_version, write_export
-    from artifacts.deploy.exported import ExportRequest
     from pipeline.environments.settings import load_settings
 
     if target not in TARGETS:
@@ -86,17 +85,18 @@ def export(
     settings = load_settings(store, public_key=public_key)
     found, version = find_asked(reference, registry, settings)
     canary_version, previous = other_versions(found, version, canary)
-    exported = read_version(version, weights, settings, trust_remote_code=trust_remote_code)
-    request = ExportRequest(
-        version=exported,
-        image=image or f"prepare:{exported.deployable.accelerator.value}",
-        registry=found.uri,
+    made = read_version(
+        version,
+        weights,
+        settings,
+        trust_remote_code=trust_remote_code,
+        image=image,
         source=source or found.uri,
         canary=canary_version,
         canary_weight=canary_weight,
         previous=previous,
     )
-    files = write_export(request, target, destination)
+    files = write_export(made, target, destination)
     if as_json:
         facts = {"name": version.name, "version": version.version, "target": target}
         print_json({"schema_version": 1, **facts, "files": [str(file) for file in files]})

@@ -66,23 +66,20 @@ def pull(
     Exit codes: 0 copied, 1 error (also: files that differ from the
     judged ones), 2 usage.
     """
-    from artifacts.deploy.deployment import pull_copy, pull_version
+    from artifacts.deploy.registered import fetch_copy, pull_version
     from pipeline.environments.settings import load_settings
 
     settings = load_settings(store, public_key=public_key)
     key = settings.signing.public_key
     required = dict(each.partition("=")[::2] for each in require or ())
-    if "://" in reference:
-        with open_display(as_json=as_json) as progress:
-            version, files = pull_copy(
-                reference, destination, key, required, progress, insecure=insecure
-            )
-    else:
-        found, registered = find_asked(reference, registry, settings)
+    asked = None if "://" in reference else find_asked(reference, registry, settings)
+    with open_display(as_json=as_json) as progress:
 
         def fetch(folder: Path) -> Version:
-            found.fetch(registered, folder)
-            return registered
+            if asked is None:
+                return fetch_copy(reference, folder, progress, insecure=insecure)
+            asked[0].fetch(asked[1], folder)
+            return asked[1]
 
         version, files = pull_version(fetch, destination, key, required)
     folder = str(destination.resolve())

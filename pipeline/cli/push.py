@@ -60,7 +60,7 @@ def push(
 
     Exit codes: 0 sent, 1 error, 2 usage.
     """
-    from artifacts.deploy.deployment import check_files
+    from artifacts.deploy.registered import check_files
     from artifacts.push import push as send
     from pipeline.environments.settings import load_settings
 

@@ -106,7 +106,7 @@ def recheck(
 
 def print_outcome(outcome: RecheckOutcome) -> None:
     """Print changes, gates and consequence."""
-    version = outcome.version
+    version = outcome.past.version
     name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
     if outcome.refuted is not None:
         print(
@@ -143,9 +143,11 @@ def gate_cells(gate: GateResult | None) -> list[str]:
 
 def next_step(outcome: RecheckOutcome) -> str:
     """Return the next step."""
-    name, look = outcome.version.name, f"prepare report {outcome.run}"
+    version, look = outcome.past.version, f"prepare report {outcome.run}"
     if outcome.stands:
-        return f"Next: prepare serve {name}@{outcome.version.version}"
+        return f"Next: prepare serve {version.name}@{version.version}"
     if outcome.stands is None:
         return f"Next: {look}; fix the cause, and run the same command again"
-    return f"No alias has moved. Next: {look}; `prepare rollback {name}` moves the alias back"
+    return (
+        f"No alias has moved. Next: {look}; `prepare rollback {version.name}` moves the alias back"
+    )

@@ -106,7 +106,7 @@ def find_asked(
     reference: str, registry: str | None, settings: Settings
 ) -> tuple[Registry, Version]:
     """Return registry and version, or raise UsageError."""
-    from artifacts.deploy.deployment import find_version
+    from artifacts.deploy.registered import find_version
 
     found = open_asked(registry, settings)
     return found, find_version(found, reference)

@@ -86,13 +86,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     """Print a run's verdicts, reasons, and the next command."""
     from rich.text import Text
 
-    from artifacts.run_outcome import (
-        SCREENED,
-        baseline_lines,
-        drafting_lines,
-        screened_rows,
-        serving_lines,
-    )
+    from artifacts.run_outcome import SCREENED, screened_rows, side_lines
 
     out = console()
     if any(variant.gates for variant in report.variants):
@@ -102,8 +96,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     for variant in report.variants:
         print_reasons(out, variant)
     last = [*floor_lines(report), *length_lines(report), *speed_lines(report)]
-    last += [*baseline_lines(report), *serving_lines(report.options), *drafting_lines(report)]
-    for line in last:
+    for line in [*last, *side_lines(report)]:
         print_line(out, Text(line))
     if report.screened:
         rows = screened_rows(report.screened)
@@ -218,12 +211,12 @@ def speed_lines(report: RunReport) -> list[str]:
 
 def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> str:
     """Return the amount of work, and the next command."""
-    from artifacts.run_outcome import champion_of, headline, next_command, next_command_after_show
+    from artifacts.run_outcome import champion_of, headline, next_command
 
     reused = sum(stage.status == "reused" for stage in report.stages)
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
     could = champion_of(report) is None and report.kind == "model"
-    command = next_command_after_show(report) if is_shown else next_command(report)
+    command = next_command(report, is_shown=is_shown)
     ended = f"Nothing was promoted: {headline(report)}. " if could else ""
     asked = report.options.requested
     registry = asked.registry if asked is not None and " registry " in command else None

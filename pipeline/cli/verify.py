@@ -104,16 +104,14 @@ def registered_folder(
 
     UsageError: no such version. RegistryError: files are not on this machine, or differ.
     """
-    from artifacts.deploy.deployment import check_files, folder_of
+    from artifacts.deploy.registered import checked_folder
     from pipeline.environments.settings import load_settings
 
     settings = load_settings(store, public_key=public_key)
-    key = settings.signing.public_key
     _, version = find_asked(reference, registry, settings)
-    folder = folder_of(version, None, settings.store, "prepare verify FOLDER")
     # Remembered digests suffice: the check of the bundle reads all weights.
-    check_files(version, folder, settings.digests, public_key=key)
-    return folder, key
+    folder = checked_folder(version, None, settings, "prepare verify FOLDER")
+    return folder, settings.signing.public_key
 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
@@ -151,9 +149,7 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
         signature = "unchecked" if (folder / SIGNATURE).exists() else "none"
     check = check_bundle(folder)
     if as_json:
-        print_json(
-            {"schema_version": 1, "same": check.is_sound, "signature": signature, **asdict(check)}
-        )
+        print_json({"schema_version": 1, "signature": signature, **check.to_dict()})
     else:
         print_folder(folder, check, signature)
     return None if check.is_sound and check.answers_withheld else check.is_sound
@@ -163,6 +159,7 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
     """Print a folder's check for people."""
     print_clipped([f"evidence: {log_line(problem)}" for problem in check.problems])
     print_checks(check.variants)
+    verdict = check.verdict
     words = {
         "holds": "signature: holds",
         "unchecked": "signature: there, and not checked; name its signer's key with --public-key",
@@ -170,15 +167,17 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
     }
     weights = "with the weights" if check.weights_checked else "without weights"
     print(
-        f"{folder}: {value(check.recipe)}, run {value(check.run)}; {check.files} files {weights}, "
+        f"{folder}: {value(verdict.recipe)}, run {value(verdict.run)}; "
+        f"{check.files} files {weights}, "
         + ("all as listed" if not check.problems else f"{len(check.problems)} problems")
     )
     if check.answers_withheld:
         print("the recorded answers are not in this copy: digests were checked, nothing was judged")
     if check.made_by:
         print(f"weights made by: {value(check.made_by)}")
-    if check.override:
-        print(f"promoted in spite of its verdict ({check.verdict}): {log_line(check.override)}")
+    if verdict.override:
+        kept = verdict.variant.verdict
+        print(f"promoted in spite of its verdict ({kept}): {log_line(verdict.override)}")
     print(words[signature])
 
 

@@ -22,7 +22,7 @@ from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsR
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from recipes.policy import Policy
-from recipes.schema import Recipe, ServingProfile
+from recipes.schema import ServingProfile
 
 QUESTION_SEED = 20240814
 
@@ -45,7 +45,7 @@ class Builder:
     store: Path
     machine: str
     profile: ServingProfile | None = None
-    tried: Sequence[Recipe] = ()
+    tried: Sequence[str] = ()
     run: str = ""
     remeasured: Collection[str] = ()
     other_weights: Sequence[str] = ()
@@ -125,7 +125,7 @@ class Builder:
             )
             for arm in variants
         }
-        others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
+        others = {name: "" for name in self.tried if name not in keys}
         return trial_of(dict(self.reference), {**keys, **others}, pinned)
 
     def _numbered(

@@ -39,7 +39,7 @@ from pipeline.stages.quantize import (
 from recipes.checkpoints.chat_template import folder_generation
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.header_source import HeaderSource, read_folder
-from recipes.checkpoints.unquantized_modules import describe_added_modules, ignore_list
+from recipes.checkpoints.unquantized_modules import ignore_list
 from recipes.engines import find_engine
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
@@ -59,7 +59,7 @@ class ModelPlanner:
     sources: SourceResolver
     store: Path
     made: Mapping[str, StageSpec] = field(default_factory=dict)
-    tried: tuple[Recipe, ...] = ()
+    tried: tuple[str, ...] = ()
     run: str = ""
 
     @property
@@ -152,7 +152,7 @@ class ModelPlanner:
         return {"quantize": quantize, "check_weights": check}
 
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
-        environment, source = environment_name(quantization.environment), self.source
+        environment = environment_name(quantization.environment)
         data: dict[str, Any] = {}
         file, compute = None, CalibrationCompute()
         if not quantization.is_streamed:  # these change a calibration's numbers
@@ -179,9 +179,6 @@ class ModelPlanner:
                 checkpoint=self.checkpoint.recipe_source,
                 environment=environment,
                 recipe=recipe.model_dump(mode="json"),
-                left_alone=describe_added_modules(
-                    source.tensors, source.config, recipe.quantization.ignore, quantization.ignore
-                ),
                 calibration_file=str(file) if file else None,
                 needs_hub=quantization.calibration is not None and file is None,
             ),

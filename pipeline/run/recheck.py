@@ -11,14 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from artifacts.deploy.deployment import check_files, find_version, folder_of
 from artifacts.deploy.recheck_record import RecheckRecord, rechecks_of, record_of, stands
-from artifacts.deploy.recorded_verdict import RecordedVerdict, read_past, refuse_code
-from artifacts.deployable import Deployable, TupleDifference
-from artifacts.evidence.verify import claims_of
+from artifacts.deploy.registered import (
+    RegisteredVersion,
+    checked_folder,
+    find_version,
+    open_version,
+)
+from artifacts.deployable import TupleDifference
+from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.registry import Registry, Version
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
-from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.errors import CheckpointError, ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo, this_node
@@ -77,8 +80,7 @@ class RecheckRequest:
 class RecheckOutcome:
     """What a recheck found."""
 
-    version: Version
-    past: RecordedVerdict  # the version's verdict
+    past: RegisteredVersion  # the version with its verdict
     changed: tuple[TupleDifference, ...]
     report: RunReport | None = None  # None if nothing had to be measured
     refuted: RecheckRecord | None = None  # an earlier recheck of this very tuple that failed
@@ -110,10 +112,10 @@ class RecheckOutcome:
     def to_dict(self) -> dict[str, Any]:
         return {
             "schema_version": 1,
-            "name": self.version.name,
-            "version": self.version.version,
+            "name": self.past.version.name,
+            "version": self.past.version.version,
             "recipe": self.past.bundle.recipe,
-            "changed": [change.to_dict() for change in self.changed],
+            "changed": [vars(change) for change in self.changed],
             "measured": self.report is not None,
             "stands": self.stands,
             "exit_code": self.exit_code,
@@ -132,11 +134,8 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     """
     registry = Registry(registry_uri(request.registry, settings))
     version = find_version(registry, request.reference)
-    folder = folder_of(version, request.weights, settings.store, WEIGHTS_COMMAND)
-    check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
-    past = read_past(version, folder)
-    if not request.trust_remote_code:
-        refuse_code(version, past)
+    folder = checked_folder(version, request.weights, settings, WEIGHTS_COMMAND)
+    past = open_version(version, folder, trust_remote_code=request.trust_remote_code)
     node = this_node()
     profile = _profile(request, past, node, settings.store)
     accelerator = Accelerator(profile.accelerator)
@@ -164,25 +163,23 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
             "hardware": node.hardware(profile.accelerator),
         }
     )
-    # From the tags or the evidence, which normally agree.
-    found = [*Deployable.of_tags(version).differences(here), *past.deployable.differences(here)]
-    changed = list({change.member: change for change in reversed(found)}.values())[::-1]
+    changed = past.deployable.differences(here)
     gates = frozenset(find_gates(request.remeasured, past.policy, profile.accelerator))
     if not changed and not request.force and not gates:
         of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
         refuted = next((each for each in of_this if not each.stands), None)
-        return RecheckOutcome(version, past, (), refuted=refuted)
+        return RecheckOutcome(past, (), refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")
     if request.force:
         speed = past.policy.speed
         gates = frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())])
-    choices = _choices(request, version, past, profile, node)
+    choices = _choices(request, past, profile, node)
     command = {
         **choices.to_dict(),
         "recheck": f"{version.name}@{version.version}",
         "changed": list(map(str, changed)),
-        "attempted": [recipe.name for recipe in past.tried],
+        "attempted": list(past.bundle.attempted),
         "force": request.force,
         "remeasured": list(request.remeasured),
         "requested": request.as_options(),
@@ -190,12 +187,12 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     session = RunSession("recheck", command, accelerator, settings, progress)
 
     def measure() -> ExitCode:
-        plan = _plan(choices, past, folder, draft, gates, session)
+        plan = _plan(choices, past, draft, gates, session)
         carry_out(PlanProgress(plan, session.stages.store), session)
         (report,) = session.log.variants()
         kernels, find = None, session.stages.store.find
-        for key in claims_of(session.log.report()).judges.values():
-            kernels = VerdictInputs.load_by_key(find, key).deployable(find).kernels
+        for key in session.log.report().judges.values():
+            kernels = VerdictInputs.load_by_key(find, key).deployable.kernels
         for change in past.deployable.kernel_differences(kernels) if kernels else ():
             progress.note(f"changed: {change}")
             changed.append(change)
@@ -206,13 +203,12 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         return exit_code_of([report.verdict])
 
     report = session.run(measure)
-    return RecheckOutcome(version, past, tuple(changed), report)
+    return RecheckOutcome(past, tuple(changed), report)
 
 
 def _choices(
     request: RecheckRequest,
-    version: Version,
-    past: RecordedVerdict,
+    past: RegisteredVersion,
     profile: ServingProfile,
     node: NodeInfo,
 ) -> Choice:
@@ -222,7 +218,7 @@ def _choices(
     try:
         reference = parse_reference(source)
     except UsageError as error:
-        raise _no_source(error, version, source) from error
+        raise _no_source(error, past.version, source) from error
     return Choice(
         asked=ModelRequest(
             checkpoint=source,
@@ -237,7 +233,7 @@ def _choices(
         recipes=(past.recipe,),
         profile=profile,
         policy=past.policy,
-        name=version.name,
+        name=past.version.name,
         node=node,
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
     )
@@ -245,16 +241,12 @@ def _choices(
 
 def _plan(
     choices: Choice,
-    past: RecordedVerdict,
-    folder: Path,
+    past: RegisteredVersion,
     draft: Checkpoint | None,
     gates: frozenset[str],
     session: RunSession,
 ) -> Plan:
-    """Check the machine, locate the source, and return the plan.
-
-    `folder` has the checked files; `gates` are measured again.
-    """
+    """Check the machine, locate the source, and return the plan; `gates` are measured again."""
     settings, progress, run = session.settings, session.progress, session.log.run_id
     source, name = choices.reference.text, past.recipe.name
     try:
@@ -265,15 +257,17 @@ def _plan(
         make, trusts_code = session.stages.output_of, choices.asked.trust_remote_code
         locator = Locator(choices.profile, settings, make, progress, trusts_code)
         checkpoint = locator.source(choices)
-        if checkpoint.digest != past.checkpoint_digest:
+        judged = past.judged.screen.parameters.checkpoint
+        if checkpoint.digest != judged:
             raise CheckpointError(
                 f"its digest is {checkpoint.digest[:12]}, and the verdict was against "
-                f"{past.checkpoint_digest[:12]}",
+                f"{judged[:12]}",
                 where=str(checkpoint.path),
             )
     except (CheckpointError, UsageError) as error:
         raise _no_source(error, choices, source) from error
     session.log.update(checkpoint=report_checkpoint(checkpoint), registered_name=choices.name)
+    folder = past.folder
     registered = inspect_folder(
         folder, ref=str(folder), kind="folder", revision=None, digests=settings.digests
     )
@@ -297,7 +291,8 @@ def _plan(
     # The policy is that of the verdict, to the letter.
     choices = replace(choices, policy=past.policy, remeasured=tuple(gates))
     made_so = {name: adopt}
-    return replace(planner, choices=choices, made=made_so, tried=past.tried, run=run).plan()
+    tried = past.bundle.attempted
+    return replace(planner, choices=choices, made=made_so, tried=tried, run=run).plan()
 
 
 def _no_source(
@@ -326,7 +321,7 @@ def _discard_if_gone(adopt: StageSpec, store: Store, settings: Settings) -> None
 
 
 def _profile(
-    request: RecheckRequest, past: RecordedVerdict, node: NodeInfo, store: Path
+    request: RecheckRequest, past: RegisteredVersion, node: NodeInfo, store: Path
 ) -> ServingProfile:
     """Return the judged or requested profile; UsageError if unsuitable."""
     profile = past.profile

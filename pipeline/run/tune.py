@@ -311,7 +311,7 @@ class Tuning:
             store=self.stages.store.root,
             machine=self.node.machine,
             profile=self._served,
-            tried=[_recipe(candidate.name)],
+            tried=[candidate.name],
             run=self.log.run_id,
         ).build()
 

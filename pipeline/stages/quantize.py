@@ -51,7 +51,6 @@ class QuantizeRuntime(WorkerRuntime):
 
     checkpoint: Checkpoint
     recipe: dict[str, Any] = Field({}, description="as it is kept next to the weights")
-    left_alone: str = Field("", description="what stays in 16 bits besides the recipe's own list")
     calibration_file: str | None = None
     needs_hub: bool = False
 
@@ -93,8 +92,6 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
     resolved = {**runtime.recipe, "quantization": quantization.model_dump(mode="json")}
     text = json.dumps(resolved, indent=2) + "\n"
     (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
-    if runtime.left_alone:
-        context.note(f"left in 16 bits besides the recipe's own list: {runtime.left_alone}")
     facts = context.run_worker(
         quantization.worker,
         {

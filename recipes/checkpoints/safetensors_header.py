@@ -59,7 +59,6 @@ class SafetensorsHeader:
 
     tensors: dict[str, TensorEntry]  # by name; offsets count from `data_start`
     data_start: int  # offset in the file of the first tensor byte
-    data_bytes: int  # of all tensors together
 
 
 def read_header(path: Path) -> SafetensorsHeader:
@@ -101,7 +100,7 @@ def read_header(path: Path) -> SafetensorsHeader:
             raise _damage(f"its tensors {fault} at '{name}'", path)
         position = tensor.end
     _check_size(size, data_start + position, path, exact=True)
-    return SafetensorsHeader(tensors, data_start, position)
+    return SafetensorsHeader(tensors, data_start)
 
 
 def _check_size(size: int, needed: int, path: Path, *, exact: bool) -> None:

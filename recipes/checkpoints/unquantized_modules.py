@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,32 +104,11 @@ def ignore_list(
     linear = _match_part(ITS_GATES if fp8 else LINEAR_ATTENTION)
     if any(is_ignored(_module(name), [linear]) for name in matrices) and linear not in found:
         found.append(linear)
-    if _stacks(tensors) and STACKED_EXPERTS not in found:
+    if STACKED_EXPERTS not in found and any(
+        is_expert_stack(name, len(tensor.shape)) for name, tensor in tensors.items()
+    ):
         found.append(STACKED_EXPERTS)
     return found
-
-
-def describe_added_modules(
-    tensors: Mapping[str, TensorEntry],
-    config: Mapping[str, Any],
-    recipe_ignore: list[str],
-    ignore: list[str],
-) -> str:
-    """Describe what the architecture adds, such as `routers (56 layers)`."""
-    before = [_to_supported_form(word) for word in recipe_ignore]
-    layers = decoder_layers(config)
-    counts: Counter[ModuleKind] = Counter(
-        module_kind(name, len(tensor.shape), layers)
-        for name, tensor in tensors.items()
-        if is_quantizable(name, tensor, before) and not is_quantizable(name, tensor, ignore)
-    )
-    words = [f"{kind} ({count} layers)" for kind, count in counts.items()]
-    stacks = _stacks(tensors)
-    return ", ".join([*words, f"experts ({len(stacks)} stacks)"] if stacks else words)
-
-
-def _stacks(tensors: Mapping[str, TensorEntry]) -> list[str]:
-    return [name for name, tensor in tensors.items() if is_expert_stack(name, len(tensor.shape))]
 
 
 def _module(tensor: str) -> str:

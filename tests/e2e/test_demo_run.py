@@ -23,8 +23,8 @@ import pytest
 from free_port import free_port
 from store_processes import left_after, processes_of
 
-from artifacts.deploy.deployment import find_version
 from artifacts.deploy.recheck_record import rechecks_of
+from artifacts.deploy.registered import find_version
 from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
 from pipeline.core.hardware import cpu_features

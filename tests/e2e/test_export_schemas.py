@@ -14,7 +14,7 @@ import yaml
 from locked_environment import make_environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from some_export import deployable, exported, files, request
+from some_export import deployable, exported, files
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(600)]
 LOCK = Path(__file__).parent / "exports" / "validators.txt"
@@ -53,7 +53,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write(folder: Path, target: str, accelerator: str = "cuda") -> list[Path]:
     version = exported(deployable(accelerator))
     made = []
-    for name, text in files(target, request(version)).items():
+    for name, text in files(target, version).items():
         made.append(folder / name)
         # With all that the kustomization offers.
         made[-1].write_text(re.sub("^# - (.*?)  #.*", r"- \1", text, flags=re.MULTILINE))

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from free_port import free_port
 
-from artifacts.deploy.exported import CACHES, WEIGHTS, ExportedVersion
+from artifacts.deploy.export import CACHES, WEIGHTS, Export
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -29,7 +29,7 @@ from pipeline.serving.serving_arguments import ServingArguments
 from recipes.schema import ServingProfile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from some_export import CERTIFIED, deployable, exported, files, request
+from some_export import CERTIFIED, deployable, exported, files
 
 pytestmark = [
     pytest.mark.e2e,
@@ -45,7 +45,7 @@ KEY = "a key"
 class Exported:
     """A version, and the server that its export starts."""
 
-    version: ExportedVersion
+    version: Export
     url: str
 
 
@@ -76,7 +76,7 @@ def served(
             text = text.replace(theirs, ours)
         return text.replace("$$", "$")
 
-    deployment = yaml.safe_load(files("kubernetes", request(version))["deployment.yaml"])
+    deployment = yaml.safe_load(files("kubernetes", version)["deployment.yaml"])
     (made,) = deployment["spec"]["template"]["spec"]["containers"]
     variables = {each["name"]: localize(each["value"]) for each in made["env"] if "value" in each}
     # The image has this one.
@@ -105,7 +105,7 @@ def prometheus(
 ) -> Iterator[httpx.Client]:
     """Prometheus with the exported job and rules, faster than in use, after some load."""
     folder = tmp_path_factory.mktemp("prometheus")
-    made = files("monitoring", request(served.version))
+    made = files("monitoring", served.version)
     rules = yaml.safe_load(made["rules.yaml"])
     for rule in rules["groups"][0]["rules"]:
         if "for" in rule:
@@ -166,7 +166,7 @@ def series(client: httpx.Client, expression: str) -> list[Any]:
 
 
 def test_every_expression_returns_a_series(prometheus: httpx.Client, served: Exported) -> None:
-    made = files("monitoring", request(served.version))
+    made = files("monitoring", served.version)
     rules = yaml.safe_load(made["rules.yaml"])["groups"][0]["rules"]
     panels = json.loads(made["dashboard.json"])["panels"]
     expressions = {rule["expr"] for rule in rules if "record" in rule}
@@ -175,7 +175,7 @@ def test_every_expression_returns_a_series(prometheus: httpx.Client, served: Exp
     # Without their comparison, which is true only where something is wrong.
     conditions = [each for rule in rules if "alert" in rule for each in rule["expr"].split(" and ")]
     expressions |= {re.split(" (?:<|>|<=) ", condition)[0] for condition in conditions}
-    scaling = yaml.safe_load(files("kubernetes", request(served.version))["scaling.yaml"])
+    scaling = yaml.safe_load(files("kubernetes", served.version)["scaling.yaml"])
     expressions |= {each["metadata"]["query"] for each in scaling["spec"]["triggers"]}
     empty = sorted(each for each in expressions if not series(prometheus, each))
     assert not empty

@@ -20,7 +20,6 @@ import pytest
 
 from artifacts.command_line import command_line
 from artifacts.deploy.recheck_record import RECHECK_TAG, rechecks_of
-from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.push import read_layers
 from artifacts.registry import Version
@@ -142,10 +141,6 @@ MEMBERS = {
     "serving": {"engine_arguments": {"dtype": "bfloat16"}, "environment": {"OMP_A": "1"}},
     "hardware": {"accelerator": "cpu", "cpu": "x", "cores": 2},
 }
-TAGS = {
-    f"prepare.{name}": each if isinstance(each, str) else json.dumps(each)
-    for name, each in MEMBERS.items()
-}
 RECHECK = {
     "when": "2026-01-01T00:00:00+00:00",
     "who": "ann",
@@ -166,17 +161,6 @@ COMMAND = {
     "trust_remote_code": True,
     "promote": False,
 }
-
-
-def tags_of(path: Path) -> object:
-    """Tags are texts in every registry: what is no object of texts is no version."""
-    try:
-        tags = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(tags, dict) or not all(isinstance(each, str) for each in tags.values()):
-        return None
-    return Deployable.of_tags(Version("m", "1", (), "s", tags))
 
 
 def recheck_of(path: Path) -> object:
@@ -350,7 +334,6 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         json.dumps(OCI).encode(),
         lambda p: read_layers(p.read_bytes(), "here"),
     ),
-    "tags": ("a.json", json.dumps(TAGS).encode(), tags_of),
     "recheck": ("a.json", json.dumps(RECHECK).encode(), recheck_of),
     "command": ("a.json", json.dumps(COMMAND).encode(), command_of),
     "path": ("a", b"~/some/folder/of/mine", lambda p: user_path(text_of(p), "here")),

@@ -32,11 +32,11 @@ from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
+from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import read_verdict
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import PromotionRequest, find_candidate, make_version, promote_run
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.core.digest import FileDigests
 from pipeline.core.lots import Node
@@ -347,14 +347,8 @@ class FakeRun:
         folder = self.bundle(recipe)
         judged = VerdictInputs.load_by_key(self.store.find, self.folder("judge", recipe).name)
         verdict = read_verdict(folder / BUNDLE)
-        tags = judged.tags(
-            judged.deployable(self.store.find),
-            verdict.recipe,
-            verdict.variant.verdict,
-            verdict.override,
-        )
-        listed = {MANIFEST_TAG: folder.name}
-        return Version(NAME, "1", ("champion",), str(folder), {**tags, **listed, **changes})
+        tags = {**judged.tags(verdict), MANIFEST_TAG: folder.name, **changes}
+        return Version(NAME, "1", ("champion",), str(folder), tags)
 
     def folder(self, stage: str, variant: str) -> Path:
         """What that variant's stage left; of a suite, what is judged."""

@@ -6,13 +6,7 @@ from typing import Any
 
 from fake_run import policy
 
-from artifacts.deploy.export import render
-from artifacts.deploy.exported import (
-    Certified,
-    CertifiedLimit,
-    ExportedVersion,
-    ExportRequest,
-)
+from artifacts.deploy.export import Certified, CertifiedLimit, Export, render
 from artifacts.deployable import Deployable
 
 DIGEST = "c" * 64
@@ -51,30 +45,23 @@ def deployable(accelerator: str = "cuda", **serving: Any) -> Deployable:
     )
 
 
-def exported(judged: Deployable | None = None, **changes: Any) -> ExportedVersion:
+def exported(judged: Deployable | None = None, **changes: Any) -> Export:
     facts: dict[str, Any] = {
         "name": "Some.model",
         "version": "3",
         "trust_remote_code": False,
-        "required_tags": {"prepare.weights": "a" * 64, "prepare.files": "b" * 64},
+        "manifest": "a" * 64,
         "ready_seconds": 95.0,
         "certified": CERTIFIED,
         "policy": policy(),
         "family": "fp8",
-    }
-    return ExportedVersion(**{**facts, **changes}, deployable=judged or deployable())
-
-
-def request(version: ExportedVersion | None = None, **changes: Any) -> ExportRequest:
-    facts: dict[str, Any] = {
         "image": f"registry.example.com/prepare@sha256:{DIGEST}",
-        "registry": "http://mlflow.example.com:5000",
         "source": f"oci://registry.example.com/models/some@sha256:{DIGEST}",
         "canary": "4",
         "previous": "2",
     }
-    return ExportRequest(version or exported(), **{**facts, **changes})
+    return Export(**{**facts, **changes}, deployable=judged or deployable())
 
 
-def files(target: str, made: ExportRequest | None = None) -> dict[str, str]:
-    return render(made or request(), target)
+def files(target: str, made: Export | None = None) -> dict[str, str]:
+    return render(made or exported(), target)

@@ -13,11 +13,10 @@ import pytest
 from fake_run import FakeRun, judged_run
 from hypothesis import given
 from hypothesis import strategies as st
-from pretend_stages import edit
 from spoilt_bundle import RECIPE, check_bundle, found, opened, stage_folder
 
 from artifacts.evidence.bundle import VERDICT, pack, unpack
-from artifacts.evidence.manifest import MANIFEST, list_files
+from artifacts.evidence.manifest import MANIFEST
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE
@@ -67,32 +66,6 @@ class TestContents:
         assert found(check) == ""
         assert [each.computed for each in check.variants] == [None, None]
 
-    def test_the_manifest_has_relative_paths_only(self, run: FakeRun, deployed: Path) -> None:
-        text = (deployed / BUNDLE / MANIFEST).read_text()
-        assert str(run.root.parent) not in text
-        paths = [each["path"] for each in json.loads(text)["evidence_files"]]
-        assert paths == sorted(paths)
-        assert not any(path.startswith("/") or ".." in path for path in paths)
-        assert str(run.root.parent) not in (deployed / BUNDLE / VERDICT).read_text()
-
-    def test_weights_are_links_and_the_stage_keeps_its_own(self, run: FakeRun) -> None:
-        original = run.folder("quantize", RECIPE) / "output" / "model.safetensors"
-        assert original.samefile(run.bundle() / "model.safetensors")
-        assert not (original.parent / BUNDLE).exists()
-        assert not (original.parent / "README.md").exists()
-
-    def test_same_evidence_same_bytes(self, run: FakeRun) -> None:
-        folder = run.bundle()
-        first = list_files(folder)
-        shutil.rmtree(folder)
-        assert run.bundle() == folder
-        assert list_files(folder) == first
-
-    def test_it_is_made_once(self, run: FakeRun) -> None:
-        made = run.bundle().stat().st_ino
-        assert run.bundle().stat().st_ino == made
-        assert [each.name for each in run.bundle().parent.iterdir()] == [run.bundle().name]
-
     def test_a_variant_without_verdict_counts_and_is_told(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0}, broken=("gptq",))
         folder = run.bundle()
@@ -100,12 +73,6 @@ class TestContents:
         verdict = json.loads((folder / BUNDLE / VERDICT).read_text())
         assert verdict["attempted"] == [RECIPE, "gptq"]
         assert {v["recipe"]: v["verdict"] for v in verdict["variants"]}["gptq"] == "error"
-
-    def test_a_stage_that_is_gone(self, tmp_path: Path) -> None:
-        run = judged_run(tmp_path / "store", lost={RECIPE: 0})
-        shutil.rmtree(run.folder("screen", "baseline"))
-        with pytest.raises(EvidenceError, match="'screen'"):
-            run.bundle()
 
     def test_weights_changed_since_are_not_bundled(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0})
@@ -125,12 +92,10 @@ class TestOverride:
     def test_it_is_in_the_verdict(self, failed: FakeRun) -> None:
         check = check_bundle(failed.bundle(override="the team agreed"))
         assert check.is_sound
-        assert (check.verdict, check.override) == ("fail", "the team agreed")
-
-    def test_without_a_reason_it_does_not_verify(self, failed: FakeRun) -> None:
-        bundle = failed.bundle(override="the team agreed")
-        edit(bundle / BUNDLE / VERDICT, lambda verdict: verdict.update(override=None))
-        assert "no reason is given for promoting it" in found(check_bundle(bundle))
+        assert (check.verdict.variant.verdict, check.verdict.override) == (
+            "fail",
+            "the team agreed",
+        )
 
     def test_nor_is_it_made(self, failed: FakeRun) -> None:
         with pytest.raises(EvidenceError, match="no reason is given for promoting it"):
@@ -166,14 +131,6 @@ class TestPacking:
             for _ in range(2):
                 tar.addfile(tarfile.TarInfo("stages/judge/k/stage.json"))
         with pytest.raises(EvidenceError, match="twice"):
-            unpack(tmp_path / "a.tar.gz", tmp_path / "out")
-
-    def test_a_header_that_is_very_long(self, tmp_path: Path) -> None:
-        with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as tar:
-            member = tarfile.TarInfo("stages/judge/k/stage.json")
-            member.pax_headers = {"comment": "x" * 2**24}
-            tar.addfile(member)
-        with pytest.raises(EvidenceError):
             unpack(tmp_path / "a.tar.gz", tmp_path / "out")
 
     @given(st.binary(max_size=200))

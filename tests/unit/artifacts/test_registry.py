@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -108,10 +107,6 @@ class TestFiles:
         assert caught.value.where == uri
         return caught.value
 
-    def test_a_file_in_the_way(self, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        self.refused(f"sqlite:///{tmp_path / 'file' / 'registry.db'}", tmp_path)
-
     def test_a_file_that_is_no_database(self, tmp_path: Path) -> None:
         (tmp_path / "registry.db").write_text("hello, I am not a database" * 99)
         self.refused(f"sqlite:///{tmp_path / 'registry.db'}", tmp_path)
@@ -121,15 +116,6 @@ class TestFiles:
         began = time.monotonic()
         self.refused(f"sqlite:///{tmp_path / 'registry.db'}", tmp_path)
         assert time.monotonic() - began < 30
-
-    def test_a_folder(self, tmp_path: Path) -> None:
-        self.refused(f"sqlite:///{tmp_path}", tmp_path)
-
-    def test_another_program_s_tables(self, tmp_path: Path) -> None:
-        with sqlite3.connect(tmp_path / "registry.db") as database:
-            database.execute("CREATE TABLE registered_models (name TEXT)")
-            database.execute("INSERT INTO registered_models VALUES ('model')")
-        self.refused(f"sqlite:///{tmp_path / 'registry.db'}", tmp_path)
 
     def test_a_source_that_is_no_checkpoint_is_not_copied(self, uri: str, tmp_path: Path) -> None:
         """Another user may have named a private folder."""

@@ -15,8 +15,7 @@ import yaml
 from fake_run import NAME, RECIPE, FakeRun, judged_run
 from typer.testing import CliRunner
 
-from artifacts.deploy.export import read_version
-from artifacts.deploy.exported import WEIGHTS, ExportRequest
+from artifacts.deploy.export import WEIGHTS, Export, read_version
 from artifacts.registry import MANIFEST_TAG
 from pipeline.cli.main import app
 from pipeline.core.errors import PrepareError, UsageError
@@ -78,17 +77,16 @@ def test_the_fetching_command_runs(run: FakeRun, tmp_path: Path) -> None:
     """It fetches once, does nothing where the files are there, and refuses another digest."""
     settings = load_settings(run.root)
     (version,) = run.registry.versions(NAME)
-    exported = read_version(version, None, settings)
+    good = read_version(version, None, settings, source=run.uri)
     weights = tmp_path / "weights"
 
-    def fetch(made: ExportRequest) -> subprocess.CompletedProcess[bytes]:
+    def fetch(made: Export) -> subprocess.CompletedProcess[bytes]:
         words = [word.replace(WEIGHTS, str(weights)) for word in made.fetch]
         path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         variables = {**os.environ, **path, "PREPARE_STORE": str(tmp_path / "store")}
         return subprocess.run(words, env=variables, check=False, capture_output=True, timeout=60)
 
-    good = ExportRequest(exported, image="i", registry=run.uri, source=run.uri)
-    bad = replace(good, version=replace(exported, required_tags={MANIFEST_TAG: "0" * 64}))
+    bad = replace(good, manifest="0" * 64)
     assert fetch(bad).returncode == 1
     assert not weights.exists()
     for _ in range(2):

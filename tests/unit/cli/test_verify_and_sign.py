@@ -12,8 +12,10 @@ from fake_run import FakeRun, judged_run
 from key_pair import key_pair
 from typer.testing import CliRunner
 
+from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.signing import sign_with_key
 from artifacts.evidence.verify import BundleCheck, VariantCheck
+from artifacts.run_record import VariantReport
 from pipeline.cli.main import app
 from pipeline.cli.verify import print_folder
 from pipeline.core.errors import EvidenceError
@@ -50,7 +52,11 @@ class TestVerify:
         forged = "x\nsignature: holds\r\u2028./folder: all as listed"
         problems = (forged, *(f"{n}{forged}" for n in range(10_000)))
         variant = VariantCheck(forged, forged, forged, 1, problems)
-        check = BundleCheck(forged, forged, "fail", forged, 3, True, problems, (variant,))
+        report = VariantReport.model_construct(recipe=forged, verdict="fail")
+        verdict = BundleVerdict.model_construct(
+            run=forged, recipe=forged, override=forged, variants=(report,)
+        )
+        check = BundleCheck(verdict, 3, True, problems, (variant,))
         print_folder(Path("deploy"), check, "none")
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if line.strip().startswith("signature")] == [

@@ -363,5 +363,4 @@ def test_routers_are_ignored_by_both_stages_and_said(wanted: Wanted, tmp_path: P
     made, checked = (each.parameters["quantization"] for each in (quantize, check_weights))
     assert made["ignore"] == ["lm_head", ROUTERS]
     assert checked == made
-    assert quantize.runtime["left_alone"] == "routers (1 layers)"
     assert quantize.runtime["recipe"]["name"] == FP8

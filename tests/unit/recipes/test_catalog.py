@@ -66,13 +66,6 @@ def test_everything_carried_loads_under_its_own_name(noun: str, name: str) -> No
     assert loaded.model_dump()["summary"]
 
 
-@pytest.mark.parametrize(("noun", "name"), CARRIED)
-def test_what_is_shown_of_it_loads_again(tmp_path: Path, noun: str, name: str) -> None:
-    path = tmp_path / "again.yaml"
-    path.write_text(yaml.safe_dump(LOADERS[noun](name).model_dump()))
-    assert LOADERS[noun](str(path)) == LOADERS[noun](name)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -139,22 +132,6 @@ def test_an_unknown_name_names_the_known_ones(noun: str) -> None:
         assert name in caught.value.hint
 
 
-def test_a_misspelt_name_is_guessed() -> None:
-    with pytest.raises(UsageError) as caught:
-        catalog.load_recipe("fp8-dinamic")
-    assert caught.value.hint.startswith("did you mean 'fp8-dynamic'?")
-
-
-@pytest.mark.parametrize("name", ["missing.yaml", "folder/missing", "./awq-w4a16"])
-def test_a_path_that_is_not_there_is_named(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError) as caught:
-        catalog.load_recipe(name)
-    assert caught.value.where == str(Path(name))
-
-
 # --- files of the user's own --------------------------------------------------------------------
 
 
@@ -177,20 +154,6 @@ def test_an_unknown_key_is_named(tmp_path: Path, noun: str, name: str) -> None:
     assert "'sumary'" in error.message
     assert error.where.endswith("key sumary")
     assert "summary" in error.hint  # the known keys are named
-
-
-def test_a_misspelt_key_is_named_rather_than_the_one_it_leaves_missing(tmp_path: Path) -> None:
-    data = contents("recipe", "fp8-dynamic")
-    data["famly"] = data.pop("family")
-    assert complaint(tmp_path, "recipe", data).where.endswith("key famly")
-
-
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    data = contents("recipe", "awq-w4a16")
-    del data["quantization"]["calibration"]
-    error = complaint(tmp_path, "recipe", data)
-    assert error.where.endswith("key quantization.calibration")
-    assert "required" in error.message
 
 
 RECIPE_FAULTS = [
@@ -283,18 +246,6 @@ def test_a_file_without_keys_is_explained(tmp_path: Path, text: str) -> None:
     assert caught.value.where == str(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"name: [", b"\tname: x", b"\xff\xfe\x00", b"!!python/object/apply:os.getcwd []"],
-)
-def test_a_file_that_is_not_yaml_is_explained(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
-        catalog.load_recipe(str(path))
-    assert caught.value.where == str(path)
-
-
 class TestProfilesThatExtend:
     def test_keys_are_merged(self, tmp_path: Path) -> None:
         file = tmp_path / "mine.yaml"
@@ -304,7 +255,3 @@ class TestProfilesThatExtend:
         assert mine.environment == base.environment
         assert "extends" not in mine.model_dump()
         assert catalog.load_shown(str(file)) == mine
-
-    def test_a_profile_is_shown_by_name(self) -> None:
-        assert catalog.load_shown("h100") == catalog.load_profile("h100")
-        assert catalog.load_shown("awq-w4a16") == catalog.load_recipe("awq-w4a16")

@@ -80,29 +80,6 @@ class TestMargin:
 
 
 class TestSuites:
-    def test_a_task_of_lm_eval_must_be_named(self) -> None:
-        suite = {"kind": "lm_eval", "margins": MARGINS}
-        assert type(suites.validate_python({**suite, "task": "arc_easy"})) is LmEval.policy
-        with pytest.raises(ValidationError) as caught:
-            suites.validate_python(suite)
-        assert caught.value.errors()[0]["loc"] == ("task",)
-
-    def test_pass_at_k_needs_k_samples(self) -> None:
-        wanted = {"margins": MARGINS, "k": 5, "sampling": {"temperature": 0.8}}
-        assert HumanEval.policy.model_validate({**wanted, "samples": 10}).k == 5
-        with pytest.raises(ValidationError, match="pass@5"):
-            HumanEval.policy.model_validate({**wanted, "samples": 4})
-
-    @pytest.mark.parametrize("change", [{"flips": 1.1}, {"flips": -0.1}, {"flips": 0.1, "loss": 1}])
-    def test_the_usual_variant_is_possible(self, change: dict[str, float]) -> None:
-        with pytest.raises(ValidationError):
-            Mmlu.policy.model_validate({"margins": MARGINS, "usual": {"fp8": change}})
-
-    def test_a_problem_counts_once(self) -> None:
-        problems = ["HumanEval/0", "HumanEval/1", "HumanEval/0"]
-        with pytest.raises(ValidationError, match="'HumanEval/0'"):
-            HumanEval.policy.model_validate({"margins": MARGINS, "problems": problems})
-
     def test_what_decides_is_no_part_of_what_is_asked(self) -> None:
         """A stage's record has of a suite what an answer depends on, and nothing else."""
         for kind, model in {**KINDS, "lm_eval": LmEval.policy}.items():
@@ -118,11 +95,6 @@ class TestSuites:
 
 
 class TestPolicy:
-    def test_one_that_asks_nothing_is_none(self) -> None:
-        with pytest.raises(ValidationError) as caught:
-            policy()
-        assert caught.value.errors()[0]["loc"] == ("suites",)
-
     @pytest.mark.parametrize("tier", ["advisory", "supporting"])
     def test_one_without_a_critical_suite_is_none(self, tier: str) -> None:
         suite = {"kind": "rouge", "margins": MARGINS}
@@ -154,9 +126,3 @@ class TestPolicy:
     def test_a_suite_does_not_take_a_stages_name(self, name: str) -> None:
         with pytest.raises(ValidationError, match=f"'{name}'"):
             policy(**{name: {"kind": "rouge", "margins": MARGINS}})
-
-    @pytest.mark.parametrize("name", ["", "../up", "Upper", "a b", "mmlu again"])
-    def test_a_suites_name_can_be_part_of_a_files(self, name: str) -> None:
-        with pytest.raises(ValidationError) as caught:
-            policy(**{name: {"kind": "rouge", "margins": MARGINS}})
-        assert caught.value.errors()[0]["loc"] == ("suites", name, "[key]")

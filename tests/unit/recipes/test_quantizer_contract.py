@@ -53,14 +53,6 @@ def test_every_kind_has_examples() -> None:
     assert sorted([*SETTINGS, "none", "adopted"]) == plugin_names(QUANTIZERS)
 
 
-def test_the_baselines() -> None:
-    none = quantizations.validate_python({"kind": "none"})
-    assert not none.quantizes
-    assert (none.weight_formats, none.group_sizes, none.rows_of_block) == ((), (), None)
-    with pytest.raises(ValidationError):
-        quantizations.validate_python({"kind": "none", "ignore": ["lm_head"]})
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -112,18 +104,3 @@ class TestKind:
         for form in formats:
             assert layer_parts(form, ROWS, COLUMNS)
             assert form.label
-
-    def test_the_group_size_follows_the_columns(self, example: Quantization) -> None:
-        for size in example.group_sizes:
-            assert example.choose_format([size]).shared_columns in example.group_sizes
-        assert example.choose_format([COLUMNS]) == example.weight_formats[0]
-
-    def test_memory(self, example: Quantization) -> None:
-        assert example.bytes_on_cpu(100, wide=False) >= 100
-        assert example.bytes_on_cpu(100, wide=True) >= example.bytes_on_cpu(100, wide=False)
-        if example.is_streamed:
-            assert example.calibration is None
-
-    def test_a_card_has_text(self, example: Quantization) -> None:
-        assert str(example.weight_formats[0].bits) in example.format_description(64)
-        assert example.method_description.endswith(".")

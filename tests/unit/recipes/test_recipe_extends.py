@@ -12,7 +12,6 @@ from pipeline.core.errors import UsageError
 from recipes import catalog
 from recipes.quantizers.awq import AwqQuantization
 from recipes.quantizers.gptq import GptqQuantization
-from recipes.quantizers.preset import PresetQuantization
 
 
 def write(path: Path, **data: Any) -> str:
@@ -44,11 +43,6 @@ class TestMerging:
         assert (mine.name, mine.family, mine.summary) == ("m", base.family, base.summary)
         assert mine.minimum_compute_capability == base.minimum_compute_capability
 
-    def test_the_resolved_copy_stands_alone(self, tmp_path: Path) -> None:
-        mine = catalog.load_recipe(write(tmp_path / "m.yaml", name="m", extends="awq-w4a16"))
-        assert "extends" not in mine.model_dump()
-        assert catalog.load_recipe(write(tmp_path / "again.yaml", **mine.model_dump())) == mine
-
     def test_several_steps_from_files_beside_each_other(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -63,11 +57,6 @@ class TestMerging:
         assert (found.quantization.dampening, found.quantization.group_size) == (0.1, 64)
         assert (found.name, found.summary) == ("c", "third")
 
-    def test_another_kind_replaces_the_quantization_whole(self, tmp_path: Path) -> None:
-        preset = {"kind": "preset", "scheme": "FP8_DYNAMIC"}
-        name = write(tmp_path / "m.yaml", name="m", extends="awq-w4a16", quantization=preset)
-        assert catalog.load_recipe(name).quantization == PresetQuantization.model_validate(preset)
-
 
 class TestRefusals:
     def test_in_a_circle(self, tmp_path: Path) -> None:
@@ -77,24 +66,7 @@ class TestRefusals:
         assert error.message.endswith("a.yaml -> b.yaml -> c.yaml -> a.yaml")
         assert error.where.startswith(str(tmp_path / "c.yaml"))
 
-    def test_an_unknown_name_is_guessed(self, tmp_path: Path) -> None:
-        name = write(tmp_path / "a.yaml", name="a", extends="awq-w4a61")
-        error = refused(name)
-        assert error.where == f"{name}, key extends"
-        assert "did you mean 'awq-w4a16'" in error.hint
-
-    def test_without_a_name_of_its_own(self, tmp_path: Path) -> None:
-        name = write(tmp_path / "a.yaml", extends="awq-w4a16")
-        assert refused(name).where == f"{name}, key name"
-
     def test_a_fault_of_the_extended_file_is_told_of_that_file(self, tmp_path: Path) -> None:
         base = write(tmp_path / "base.yaml", name="base", extends="awq-w4a16", famly="int4")
         error = refused(write(tmp_path / "a.yaml", name="a", extends=base))
         assert error.where == f"{base}, key famly"
-
-    def test_a_fault_of_its_own(self, tmp_path: Path) -> None:
-        wrong = {"grop_size": 64}
-        name = write(tmp_path / "a.yaml", name="a", extends="awq-w4a16", quantization=wrong)
-        error = refused(name)
-        assert error.where == f"{name}, key quantization.grop_size"
-        assert "did you mean 'group_size'" in error.hint

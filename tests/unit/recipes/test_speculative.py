@@ -45,15 +45,6 @@ def test_it_is_on_the_command_line_of_variants_alone(tmp_path: Path) -> None:
     assert variant.to_dict()["speculative"] == told
 
 
-def test_a_draft_is_known_by_its_digest_and_started_from_its_folder(tmp_path: Path) -> None:
-    found = ServingArguments.of(profile(tmp_path, DRAFT), is_baseline=False, draft=DIGEST)
-    assert found.speculative is not None
-    assert found.to_dict()["speculative"]["model"] == DIGEST
-    told = json.loads(str(found.for_engine("/models/small")["speculative-config"]))
-    assert told["model"] == "/models/small"
-    assert "draft" not in told
-
-
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "a method that there is not": ({**NGRAM, "method": "ngrams"}, "cpu", "ngrams"),
     "one of GPUs": ({**NGRAM, "method": "ngram_gpu"}, "cpu", "ngram_gpu"),

@@ -9,25 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from recipes.policy import Policy
 from recipes.speed import SloGate, SpeedPolicy, ThroughputRatioGate
 
 RATIO: dict[str, Any] = {"min_ratio": 1.2, "workloads": ["chat"]}
 SLO: dict[str, Any] = {"workload": "support", "rate": 12, "limits": {"ttft_ms_p95": 800}}
-
-
-def test_the_gates_have_names_and_tiers() -> None:
-    ratio = {**RATIO, "workloads": ["chat", "code"], "tier": "advisory"}
-    speed = SpeedPolicy.model_validate(
-        {"ratio": ratio, "slo": [SLO, {**SLO, "tier": "supporting"}]}
-    )
-    assert speed.tiers == {
-        "ratio.chat": "advisory",
-        "ratio.code": "advisory",
-        "slo.0": "critical",
-        "slo.1": "supporting",
-    }
-    assert SpeedPolicy.model_validate({"slo": [SLO]}).tiers == {"slo.0": "critical"}
 
 
 def test_a_minimum_is_one_number_or_by_accelerator() -> None:
@@ -91,17 +76,3 @@ def test_wrong_limits_are_refused_by_name(change: dict[str, Any], key: str) -> N
 def test_a_speed_claims_something(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SpeedPolicy.model_validate(wrong)
-
-
-def test_a_suite_cannot_be_called_like_a_gate_of_speed() -> None:
-    suite = {"kind": "mmlu", "margins": {"fp8": 0.01}}
-    for name in ("speed", "speed.slo.0"):
-        with pytest.raises(ValidationError, match=name):
-            Policy.model_validate(
-                {
-                    "name": "p",
-                    "summary": "s",
-                    "suites": {name: suite},
-                    "speed": {"ratio": RATIO},
-                }
-            )

@@ -32,17 +32,6 @@ def test_the_engine_knows_what_is_tried(name: str, accelerator: str) -> None:
         }
 
 
-def test_stock_has_nothing_that_a_candidate_moves() -> None:
-    defaults = make_defaults(load_profile("cpu"), STANDARD)
-    assert "max-num-seqs" not in defaults.profile.engine_arguments
-    assert defaults.profile.kv_cache_dtype == "auto"
-    # How many GPUs a copy takes is the profile's to say.
-    spread = load_profile("h100").spread_over(4, expert_parallel=True)
-    arguments = make_defaults(spread, STANDARD).profile.engine_arguments
-    assert arguments["tensor-parallel-size"] == 4
-    assert arguments["enable-expert-parallel"] is True
-
-
 @pytest.mark.parametrize("name", DIVIDES_GPUS)
 def test_what_a_server_is_spread_over_is_counted_whole(name: str) -> None:
     defaults = make_defaults(load_profile("h100"), STANDARD)

@@ -29,15 +29,6 @@ def written(tmp_path: Path, workload: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "name", [file.stem for file in (catalog.RECIPES / "workloads").glob("*.yaml")]
-)
-def test_what_the_package_carries_loads(name: str) -> None:
-    workload, where = catalog.load_workload(name)
-    check_workload(workload, where, 2048)
-    assert where.endswith(f"{name}.yaml, key workload")
-
-
 def test_a_profiles_own_come_first_and_are_named_where_there_is_none() -> None:
     profile = catalog.load_profile("cpu").model_copy(
         update={"workloads": {"chat": workloads.validate_python(RANDOM)}}
@@ -109,16 +100,6 @@ def test_what_is_wrong_is_refused_with_its_file_and_key(
     with pytest.raises(UsageError) as caught:
         catalog.load_workload(str(path))
     assert caught.value.where == f"{path}, key {key}"
-
-
-def test_the_same_requests_can_come_at_other_times() -> None:
-    workload = change_arrivals(workloads.validate_python(RANDOM), Arrivals(rate=12.0))
-    assert (workload.arrivals.rate, workload.arrivals.concurrency) == (12.0, None)
-
-
-def test_the_declared_hit_rate_is_none_of_random_prompts_and_the_users_of_shared_ones() -> None:
-    assert workloads.validate_python(RANDOM).declared_hit_rate == 0.0
-    assert workloads.validate_python(SHARED).declared_hit_rate == 0.7
 
 
 @pytest.mark.parametrize(("data", "key"), [(RANDOM, "input_tokens"), (SHARED, "prefix_tokens")])

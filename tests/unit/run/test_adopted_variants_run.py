@@ -10,7 +10,7 @@ from foreign_variants import foreign_files, foreign_tensors
 from small_checkpoint import write_files
 from sound_variants import source_files
 
-from artifacts.deploy.recorded_verdict import read_past
+from artifacts.deploy.registered import open_version
 from artifacts.evidence.verify import check_bundle
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from recipes.quantizers.adopted import AdoptedQuantization
@@ -53,7 +53,7 @@ def test_a_sound_variant_is_promoted_with_its_maker(tmp_path: Path) -> None:
     assert "quantized elsewhere (Vendor-FP8 (modelopt 0.33.0))" in card
     assert "| variant's license | gemma |" in card
     assert (folder / "hf_quant_config.json").is_file()
-    past = read_past(version, folder)
+    past = open_version(version, folder, trust_remote_code=False)
     assert past.recipe.family == "fp8"
     assert isinstance(past.recipe.quantization, AdoptedQuantization)
 
@@ -82,7 +82,7 @@ def test_a_served_variant_has_the_sources_weights(tmp_path: Path) -> None:
     assert check_bundle(folder).is_sound
     assert (folder / "model.safetensors").read_bytes() == source_files()["model.safetensors"]
     assert "--quantization fp8" in (folder / "README.md").read_text()
-    past = read_past(version, folder)
+    past = open_version(version, folder, trust_remote_code=False)
     assert past.profile.variant_arguments == {"quantization": "fp8"}
 
 

@@ -8,8 +8,7 @@ from fake_run import ONE, SERVING, FakeRun, policy
 from pretend_stages import edit
 from spoilt_bundle import check_bundle, opened
 
-from artifacts.deploy.recorded_verdict import read_past
-from artifacts.deployable import Deployable
+from artifacts.deploy.registered import open_version
 from artifacts.evidence.verify import check_run
 from pipeline.stages.evaluate import EVALUATE, round_of
 from pipeline.stages.judge import JUDGE
@@ -55,7 +54,7 @@ def test_plan_worker_judge_card_verify_and_recheck_follow_the_policy(
     assert f"inside a margin of {100 * margin:.2f} points" in card
     assert f"at least {minimum:g} of the baseline's output tokens/s" in card
     version = made.registered(ONE)
-    past = read_past(version, Path(version.source)).judged
+    past = open_version(version, Path(version.source), trust_remote_code=False).judged
     assert past.judge.parameters.gates == {"code": gate}
     assert past.speed["speed.ratio.chat"].parameters.rule == claim
     # verify
@@ -92,8 +91,7 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     folder = made.bundle(ONE)
     assert f"--max-model-len {length}" in (folder / CARD).read_text()
     version = made.registered(ONE)
-    past = read_past(version, Path(version.source))
-    assert Deployable.of_tags(version) == past.deployable
+    past = open_version(version, Path(version.source), trust_remote_code=False)
     assert past.deployable.serving == variant.arguments
     # verify
     assert check_bundle(folder).is_sound

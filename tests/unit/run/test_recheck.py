@@ -15,9 +15,8 @@ from pretend_stages import PretendModels, PretendStages
 from some_node import NODE
 from typer.testing import CliRunner
 
-from artifacts.deploy.deployment import find_version
 from artifacts.deploy.recheck_record import RECHECK_TAG, rechecks_of, stands
-from artifacts.deploy.recorded_verdict import read_past
+from artifacts.deploy.registered import find_version, open_version
 from artifacts.deploy.serve import accepted_tuples
 from artifacts.evidence.verify import check_run
 from artifacts.registry import Registry
@@ -27,9 +26,9 @@ from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.cli.main import app
 from pipeline.core.errors import (
     CheckpointError,
-    EvidenceError,
     ExitCode,
     PrepareError,
+    RegistryError,
     UsageError,
 )
 from pipeline.core.store import Store
@@ -82,10 +81,8 @@ class Site:
 
     def accepted(self, store: Store | None = None) -> list[str]:
         version = find_version(self.registry, "model@champion")
-        past = read_past(version, Path(version.source))
-        return [
-            each.serve_environment for each in accepted_tuples(version, past, store or self.store)
-        ]
+        past = open_version(version, Path(version.source), trust_remote_code=False)
+        return [each.serve_environment for each in accepted_tuples(past, store or self.store)]
 
     def recheck(self, reference: str = "model@champion", **options: Any) -> RecheckOutcome:
         request = RecheckRequest(reference, registry=self.registry.uri, **options)
@@ -243,7 +240,7 @@ class TestSomethingChanged:
         assert kept.run == report.run
         (check,) = check_run(kept, site.store)
         assert (check.kept, check.computed, check.differences) == ("pass", "pass", ())
-        with pytest.raises(UsageError, match="model@1"):
+        with pytest.raises(UsageError, match="no weights to promote"):
             promote_run(kept, site.store, PromotionRequest(site.registry.uri), Listener())
 
     def test_a_verdict_that_does_not_stand(self, site: Site) -> None:
@@ -338,10 +335,10 @@ class TestErrors:
         assert site.models.served == []
         return caught.value.hint
 
-    def test_a_version_of_another_policy_than_its_evidence(self, site: Site) -> None:
-        site.registry.set_tags(NAME, "1", {"prepare.policy.digest": "0" * 64})
-        hint = self.refused(site, EvidenceError, "the policy of the evidence is not the one")
-        assert "prepare verify" in hint
+    @pytest.mark.parametrize("tag", ["prepare.policy.digest", "prepare.hardware"])
+    def test_a_tag_that_is_not_the_evidences(self, site: Site, tag: str) -> None:
+        site.registry.set_tags(NAME, "1", {tag: "0" * 64})
+        self.refused(site, RegistryError, tag)
 
     def test_code_that_comes_with_it_and_that_nobody_here_agreed_to(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,13 +8,13 @@ from fake_run import RECIPE, SERVING, FakeRun, judged_run
 from pretend_stages import DRAFTED
 from small_checkpoint import checkpoint_files, write_files
 
-from artifacts.deploy.recorded_verdict import read_past
+from artifacts.deploy.registered import open_version
 from artifacts.deploy.serve import find_draft
 from artifacts.deployable import Deployable
+from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import check_run
-from artifacts.run_outcome import drafting_lines
+from artifacts.run_outcome import side_lines
 from artifacts.run_record import RunReport
-from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.environments.settings import Settings
 
@@ -30,7 +30,7 @@ def run_with(root: Path, speculative: dict[str, Any]) -> FakeRun:
 
 def deployable(run: FakeRun) -> Deployable:
     judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
-    return judged.deployable(run.store.find)
+    return judged.deployable
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_what_was_drafted_is_in_the_record_and_computed_again(run: FakeRun) -> N
     assert RunReport.model_validate_json(run.report.model_dump_json()) == run.report
     (check,) = check_run(run.report, run.store)
     assert check.differences == ()
-    (line,) = drafting_lines(run.report)
+    line = side_lines(run.report)[-1]
     assert "32 % of 400" in line
     assert "2.30 tokens a step" in line
     more = variant.spec_decode["code"].model_copy(update={"accepted_tokens": 400})
@@ -79,7 +79,7 @@ def test_what_was_drafted_is_in_the_record_and_computed_again(run: FakeRun) -> N
 def test_it_is_promoted_read_back_and_told(run: FakeRun, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
     version = run.registered()
-    past = read_past(version, Path(version.source))
+    past = open_version(version, Path(version.source), trust_remote_code=False)
     assert past.deployable.digest == deployable(run).digest
     assert past.profile.speculative is not None
     assert past.profile.speculative.method == "ngram"
@@ -87,7 +87,7 @@ def test_it_is_promoted_read_back_and_told(run: FakeRun, tmp_path: Path) -> None
     assert find_draft(past.deployable, None, settings) is None
     with pytest.raises(UsageError) as caught:
         find_draft(past.deployable, Path("somewhere"), settings)
-    assert caught.value.where == "--draft-model"
+    assert caught.value.where == "--draft-model somewhere"
 
 
 def test_what_accepts_by_chance_is_never_promoted(tmp_path: Path) -> None:
@@ -110,5 +110,5 @@ def test_a_draft_is_the_one_that_was_judged(run: FakeRun, tmp_path: Path) -> Non
     assert wanted[:12] in caught.value.message
     other = tmp_path / "other"
     write_files(other, checkpoint_files() | {"generation_config.json": b"{}"})
-    with pytest.raises(UsageError, match="not the draft"):
+    with pytest.raises(UsageError, match="the draft model of digest"):
         find_draft(judged, other, settings)

@@ -8,7 +8,7 @@ from fake_run import IDENTITIES, FakeRun, Sources, equal, policy
 from pretend_stages import PretendModels, PretendStages
 from some_node import NODE
 
-from artifacts.evidence.verify import Evidence, check_tuning
+from artifacts.evidence.verify import check_tuning
 from artifacts.release import PromotionRequest, choose_variants
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
@@ -202,7 +202,7 @@ class TestVerify:
     def test_another_bound_or_verdict_than_follows_is_named(self, tmp_path: Path) -> None:
         made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
         made.run()
-        found = check_tuning(made.log.report(), Evidence(made.store))
+        found = check_tuning(made.log.report(), made.store)
         assert (found.kept, found.computed, found.differences) == ("pass", "pass", ())
         assert made.report.confirmation is not None
         better = made.report.confirmation.model_copy(update={"lower": 1.2})
@@ -217,7 +217,7 @@ class TestVerify:
             told = made.log.report().model_copy(
                 update={"tuning": made.report.model_copy(update=change)}
             )
-            assert check_tuning(told, Evidence(made.store)).differences, change
+            assert check_tuning(told, made.store).differences, change
 
 
 def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
     assert next_command(report) in next_steps(report)[0]
     with pytest.raises(UsageError) as error:
         choose_variants(report, PromotionRequest("sqlite:///x"))
-    assert str(made.log.folder / PROFILE) in error.value.hint
+    assert "prepare model CHECKPOINT" in error.value.hint
 
 
 class TestSpeculation:

@@ -10,10 +10,11 @@ import pytest
 from fake_run import FakeRun, judged_run
 from typer.testing import CliRunner
 
-from artifacts.deploy.deployment import check_files, find_version, folder_of, pull_version
+from artifacts.deploy.registered import check_files, checked_folder, find_version, pull_version
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from pipeline.cli.main import app
 from pipeline.core.errors import RegistryError, UsageError
+from pipeline.environments.settings import Settings
 from recipes.checkpoints.weight_files import BUNDLE
 
 
@@ -87,17 +88,8 @@ class TestCheckFiles:
             check_files(version, folder, public_key=None)
         assert file.name in caught.value.message + caught.value.where
 
-    def test_a_version_of_somebody_else(self, folder: Path) -> None:
-        with pytest.raises(RegistryError) as caught:
-            check_files(Version("model", "1", (), str(folder), {}), folder, public_key=None)
-        assert caught.value.where == f"tag {MANIFEST_TAG}"
-
 
 class TestFindVersion:
-    @pytest.mark.parametrize("reference", ["model@champion", "model@1"])
-    def test_that_is_there(self, registry: Registry, reference: str) -> None:
-        assert find_version(registry, reference).version == "1"
-
     @pytest.mark.parametrize(
         ("reference", "words"),
         [
@@ -164,7 +156,8 @@ class TestPull:
 def test_files_that_are_elsewhere(run: FakeRun, version: Version, tmp_path: Path) -> None:
     """The store's own folder of that version is found, too, as on a server's other machines."""
     moved = Version("model", "1", (), "mlflow-artifacts:/1", version.tags)
-    assert folder_of(moved, None, run.root, "") == Path(version.source)
+    here, there = (Settings(home=tmp_path, store=each) for each in (run.root, tmp_path))
+    assert checked_folder(moved, None, here, "") == Path(version.source)
     with pytest.raises(RegistryError) as caught:
-        folder_of(moved, None, tmp_path, "prepare serve {reference}")
+        checked_folder(moved, None, there, "prepare serve {reference}")
     assert "prepare pull model@1 FOLDER, then prepare serve model@1" in caught.value.hint

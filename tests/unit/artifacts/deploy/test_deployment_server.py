@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,7 @@ from listener import Listener
 from some_node import NODE
 
 from artifacts.deploy import serve as deployment_server
-from artifacts.deploy.recheck_record import RecheckRecord, proven_tuple
-from artifacts.deploy.recorded_verdict import TRUST_OPTION
+from artifacts.deploy.recheck_record import RecheckRecord
 from artifacts.deploy.serve import Deployment
 from artifacts.deployable import Deployable
 from artifacts.registry import Version
@@ -26,7 +24,6 @@ from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
-from recipes.checkpoints.weight_files import BUNDLE
 
 PORT = free_port()
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}
@@ -178,21 +175,6 @@ def test_each_tuple_is_held_against_its_own_engine(
     assert place.built == place.asked == {"cpu": 1, "cuda": 1}
 
 
-def test_engines_that_differ_are_asked_once(place: Place) -> None:
-    place.has(gpu=True, cpu="a processor")
-    place.engines = {"cpu": "0.33.0", "cuda": "0.34.0"}
-    found = place.deployment("cpu", "cuda")
-    assert found.differences() == ["engine version: judged 0.32.0+cpu, here 0.33.0"]
-    assert place.built == place.asked == {"cpu": 1, "cuda": 1}
-
-
-def test_nothing_is_built_where_no_tuple_fits(place: Place) -> None:
-    place.has(gpu=False, cpu="another processor")
-    found = place.deployment("cuda", "cpu")
-    assert found.differences() == ["hardware, gpu: judged NVIDIA H100 80GB HBM3, here not found"]
-    assert place.built == {}
-
-
 @HERE
 @VERDICTS
 def test_what_is_served_is_of_the_tuple_found(
@@ -276,21 +258,6 @@ class TestWhatIsTrusted:
         changes = options.pop("changes", {})
         return Deployment(run.registered(**changes), None, place.settings, Listener(), **options)
 
-    def test_a_tag_that_somebody_set(self, place: Place) -> None:
-        with pytest.raises(RegistryError, match=r"prepare\.serving "):
-            self.deployment(place, place.runs["cpu"], changes={"prepare.serving": "{}"})
-        assert place.built == {}
-
-    def test_a_recheck_that_this_store_does_not_know(
-        self, place: Place, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(deployment_server, "proven_tuple", proven_tuple)
-        place.has(gpu=False, cpu="a processor")
-        found = place.deployment("cuda", "cpu")
-        assert found.differences() == [
-            "hardware, gpu: judged NVIDIA H100 80GB HBM3, here not found"
-        ]
-
     def test_code_that_comes_with_it(
         self, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -304,30 +271,9 @@ class TestWhatIsTrusted:
         with pytest.raises(CheckpointError) as caught:
             self.deployment(place, run)
         assert caught.value.where == "model version 1"
-        assert TRUST_OPTION in caught.value.hint
+        assert "--trust-remote-code" in caught.value.hint
         found = self.deployment(place, run, trust_remote_code=True)
         monkeypatch.setattr(Server, "socket", Path("none"))
         monkeypatch.setattr(Server, "start", lambda *_: None)
         with found.start_server(PORT, 1.0) as server:
             assert server.command[-1] == "--trust-remote-code"
-
-    def test_files_without_evidence(self, place: Place, tmp_path: Path) -> None:
-        whole = place.runs["cpu"].registered()
-        copy = Path(shutil.copytree(whole.source, tmp_path / "copy"))
-        shutil.rmtree(copy / BUNDLE)
-        with pytest.raises(RegistryError) as caught:
-            Deployment(whole, copy, place.settings, Listener())
-        assert caught.value.where == str(copy / BUNDLE / "manifest.json")
-
-    def test_evidence_of_what_no_profile_may_set(self, place: Place, tmp_path: Path) -> None:
-        arguments = {"host": "0.0.0.0", "kv-cache-dtype": "fp8"}
-        run = judged_run(
-            tmp_path / "open" / "store",
-            lost={"fp8-dynamic": 0},
-            identities={**IDENTITIES, "serve": "serve-cpu"},
-            hardware=HARDWARE["cpu"],
-            serving={"engine_arguments": arguments, "environment": {}},
-        )
-        # A profile with such an argument is not judged, so there is no evidence to promote.
-        with pytest.raises(UsageError):
-            run.registered()

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from sample_reports import speed_claim
 
-from artifacts.deploy.export import certified_by, is_of_this_machine
-from artifacts.deploy.exported import Certified, CertifiedLimit
+from artifacts.deploy.export import Certified, CertifiedLimit, certified_by, is_of_this_machine
 from eval_gates.speed.rules import build_rule
 from recipes.speed import SloGate, SpeedGate
 
@@ -43,11 +42,6 @@ def test_the_limits_of_a_gate_that_passed() -> None:
     assert (found.rate, found.concurrency) == (3, None)
 
 
-def test_nothing_of_a_gate_that_did_not_pass() -> None:
-    for verdict in ("fail", "undecided"):
-        assert certified(({}, {"rate": 3}, verdict)) == Certified()
-
-
 def test_the_highest_of_several() -> None:
     found = certified(
         ({}, {"rate": 3}, "pass"),
@@ -56,10 +50,6 @@ def test_the_highest_of_several() -> None:
         ({}, {"concurrency": 64}, "pass"),
     )
     assert (found.rate, found.concurrency) == (5, 64)
-
-
-def test_no_gates() -> None:
-    assert certified() == Certified()
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from some_export import CERTIFIED, deployable, exported, files, request
+from some_export import CERTIFIED, deployable, exported, files
 
-from artifacts.deploy.export import FETCHING, TARGETS
-from artifacts.deploy.exported import Certified, CertifiedLimit
+from artifacts.deploy.export import TARGETS, Certified
 from recipes.catalog import load_policy
 from recipes.engines import find_engine
 
@@ -25,13 +24,6 @@ def test_every_file_names_its_origin(target: str) -> None:
         assert tuple_ in text
         if not name.endswith(".json"):
             assert "# Written by `prepare export` for Some.model version 3" in text
-
-
-@pytest.mark.parametrize("target", FETCHING)
-def test_files_are_fetched_by_digest(target: str) -> None:
-    text = "".join(files(target).values())
-    for tag, digest in exported().required_tags.items():
-        assert f"--require={tag}={digest}" in text
 
 
 def test_litellm_shares_and_fallback() -> None:
@@ -46,7 +38,7 @@ def test_litellm_shares_and_fallback() -> None:
         "some-model-v2": ("some-model-previous", None),
     }
     assert config["router_settings"]["fallbacks"] == [{"some-model": ["some-model-previous"]}]
-    alone = yaml.safe_load(files("litellm", request(canary=None, previous=None))["config.yaml"])
+    alone = yaml.safe_load(files("litellm", exported(canary=None, previous=None))["config.yaml"])
     assert [each["model_name"] for each in alone["model_list"]] == ["some-model"]
     assert alone["router_settings"]["fallbacks"] == []
 
@@ -70,9 +62,7 @@ def test_argo_asks_the_gate_with_the_judged_policy(tmp_path: Path) -> None:
 
 
 def rules(**changes: Any) -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load(files("monitoring", request(exported(**changes)))["rules.yaml"])[
-        "groups"
-    ]
+    (group,) = yaml.safe_load(files("monitoring", exported(**changes))["rules.yaml"])["groups"]
     found: list[dict[str, Any]] = group["rules"]
     return found
 
@@ -80,7 +70,7 @@ def rules(**changes: Any) -> list[dict[str, Any]]:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize("certified", [CERTIFIED, Certified()])
 def test_promtool_accepts_the_rules(tmp_path: Path, certified: Certified) -> None:
-    for name, text in files("monitoring", request(exported(certified=certified))).items():
+    for name, text in files("monitoring", exported(certified=certified)).items():
         (tmp_path / name).write_text(text)
     for words in (
         ("check", "rules", "--lint-fatal", "rules.yaml"),
@@ -139,18 +129,3 @@ def test_operator_rules_and_panels_are_the_same_rules() -> None:
     shown = [panel["targets"][0]["expr"] for panel in panels]
     assert shown == [each["expr"] for each in rules() if "record" in each]
     assert len({(each["gridPos"]["x"], each["gridPos"]["y"]) for each in panels}) == len(shown)
-
-
-@pytest.mark.parametrize(("seconds", "bound"), [(0.3, 0.5), (0.5, 0.5), (9e9, None)])
-def test_a_limit_is_compared_at_the_next_bound_of_a_bucket(
-    seconds: float, bound: float | None
-) -> None:
-    limit = CertifiedLimit(gate="slo.0", measure="ttft", percentile=95, seconds=seconds)
-    rule = limit.as_rule(find_engine("vllm"))
-    assert (rule and rule["bound"]) == bound
-
-
-def test_a_hostile_gate_name_is_data() -> None:
-    limit = CertifiedLimit(gate='a"} or {{', measure="ttft", percentile=95, seconds=0.3)
-    found = rules(certified=Certified(limits=(limit,)))
-    assert all('"} or' not in each["expr"] for each in found)

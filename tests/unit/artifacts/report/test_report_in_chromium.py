@@ -114,49 +114,6 @@ def test_it_opens_anywhere(
     assert keep(found, f"report-{width}-{scheme}", tmp_path).stat().st_size > 10_000
 
 
-def test_everything_is_reached_by_keyboard(opened: Callable[..., Opened], report: Path) -> None:
-    found = opened(report)
-    reached = []
-    for _ in range(200):
-        found.page.keyboard.press("Tab")
-        where = found.page.evaluate(
-            "(e => e.getAttribute('href') || e.id || e.tagName + '.' + e.className)"
-            "(document.activeElement)"
-        )
-        if where == "BODY.":
-            break
-        reached.append(where)
-    assert reached[:2] == ["#main", "#gates"]
-    assert "#provenance" in reached
-    assert reached.count("SUMMARY.") == found.page.locator("summary").count()
-    assert "DIV.scroll" in reached  # wide tables scroll by keyboard, too
-
-
-def test_the_skip_link_and_details_work_by_keyboard(
-    opened: Callable[..., Opened], report: Path
-) -> None:
-    found = opened(report)
-    found.page.keyboard.press("Tab")
-    assert found.page.locator(".skip").bounding_box()["x"] >= 0
-    assert found.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    found.page.keyboard.press("Enter")
-    assert found.page.evaluate("document.activeElement.id") == "main"
-    example = found.page.locator("details.example").first
-    example.locator("summary").focus()
-    found.page.keyboard.press("Enter")
-    assert example.locator("pre").first.is_visible()
-    assert "What is it?" in example.locator("pre").first.inner_text()
-
-
-def test_hovering_tells_the_value(opened: Callable[..., Opened], report: Path) -> None:
-    found = opened(report)
-    plot = found.page.locator("#figure-gates-0")
-    plot.scroll_into_view_if_needed()
-    plot.locator(".point").first.hover(force=True)
-    found.page.wait_for_selector("#figure-gates-0 .hoverlayer .hovertext")
-    assert plot.locator(".hoverlayer").text_content()
-
-
 def test_what_a_model_says_stays_text(opened: Callable[..., Opened], tmp_path: Path) -> None:
     texts = Texts(
         question=HOSTILE,
@@ -191,16 +148,3 @@ def test_the_policy_stops_what_escaping_would_let_through(
     assert found.page.title() == "demo:smollm2-135m: promoted"
     assert any("Content Security Policy" in complaint for complaint in found.complaints)
     assert all(plot["marks"] > 0 for plot in found.drawn().values())
-
-
-def test_without_javascript_the_tables_tell_it(browser: Any, report: Path) -> None:
-    context = browser.new_context(java_script_enabled=False)
-    try:
-        page = context.new_page()
-        page.goto(report.as_uri())
-        assert page.locator("noscript").count() == 1
-        assert "promoted" in page.locator("h1").inner_text()
-        page.locator("figure summary").first.click()
-        assert page.locator("figure table").first.is_visible()
-    finally:
-        context.close()

@@ -36,13 +36,6 @@ def test_the_answers_are_found(bench: FakeRun) -> None:
     assert evidence.missing == []
 
 
-def test_a_page_of_it(bench: FakeRun) -> None:
-    report = bench.run()
-    page = PageParts(run_page(evidence_of(report, bench)))
-    assert "figure-gates-0" in page.figures
-    assert f"{report.variants[0].gates[0].n:,}" in page.words
-
-
 def test_a_server_that_does_not_come_up(bench: FakeRun) -> None:
     bench.models.broken.add(TWO)
     page = PageParts(run_page(evidence_of(bench.run(), bench)))

@@ -33,15 +33,6 @@ def test_by_its_files(tmp_path: Path, files: dict[str, Any], expected: bool) -> 
     assert folder_generation(tmp_path).has_template is expected
 
 
-def test_special_tokens_and_sampling(tmp_path: Path) -> None:
-    tokenizer = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None, "x": 1}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
-    found = folder_generation(tmp_path)
-    assert found.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert found.sampling == {"temperature": 0.6}
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from recipes.checkpoints.folder import (
     parse_reference,
 )
 
-INDEX = "model.safetensors.index.json"
+INDEX, SECOND = "model.safetensors.index.json", "model-00002-of-00002.safetensors"
+Spoil = Callable[[Path], Any]
 
 
 def inspect(folder: Path, kind: Kind = "folder") -> Checkpoint:
@@ -86,39 +88,6 @@ class TestReference:
         assert "org/name@revision" in caught.value.hint
         assert "demo:smollm2-135m" in caught.value.hint
 
-    @pytest.mark.parametrize("text", ["demo:smolm2", "demo:", "smollm2-135m"])
-    def test_close_demo_is_named(self, text: str) -> None:
-        with pytest.raises(UsageError, match="demo:smollm2-135m"):
-            parse_reference(text)
-
-    def test_close_path_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "models" / "big" / "llama-8b").mkdir(parents=True)
-        with pytest.raises(UsageError, match="models/big/llama-8b"):
-            parse_reference("models/big/lama-8b")
-
-    def test_home_of_nobody(self) -> None:
-        with pytest.raises(UsageError, match="~no-such-user-here"):
-            parse_reference("~no-such-user-here/x")
-
-    @pytest.mark.parametrize("start", ["", "./", "x/"], ids=["name", "folder", "id"])
-    def test_one_that_is_far_too_long(self, start: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            parse_reference(start + "a" * 100_000)
-        assert len(str(caught.value)) < 1000
-
-    @pytest.mark.parametrize(
-        ("reference", "name"),
-        [
-            (CheckpointReference("hub", "org/Name-1B", "main"), "Name-1B"),
-            (CheckpointReference("demo", "smollm2-135m"), "smollm2-135m"),
-            (CheckpointReference("folder", "/a/b/"), "b"),
-            (CheckpointReference("folder", "/"), "model"),
-        ],
-    )
-    def test_short_name(self, reference: CheckpointReference, name: str) -> None:
-        assert reference.short_name == name
-
 
 def test_facts(whole: Path) -> None:
     found = inspect(whole)
@@ -135,11 +104,6 @@ def test_facts(whole: Path) -> None:
     config = next(file for file in found.files if file.name == "config.json")
     assert (config.size, config.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert Checkpoint.model_validate(found.model_dump(mode="json")) == found
-
-
-def test_digest_is_of_content_not_of_place(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "copy")
-    assert inspect(whole).digest == inspect(tmp_path / "copy").digest
 
 
 @pytest.mark.parametrize(
@@ -173,30 +137,6 @@ def test_digest_heeds(whole: Path, name: str) -> None:
     assert inspect(whole).digest != before
 
 
-def test_stale_shard_that_the_index_does_not_name_is_ignored(sharded: Path) -> None:
-    before = inspect(sharded).digest
-    (sharded / "model-00003-of-00003.safetensors").write_bytes(b"left over")
-    assert inspect(sharded).digest == before
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"quantization_config": {"quant_method": "awq"}},
-        {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
-        {"compression_config": {"format": "pack"}},
-    ],
-)
-def test_quantized_is_recorded(whole: Path, config: dict[str, Any]) -> None:
-    change_json(whole / "config.json", **config)
-    assert inspect(whole).quantized
-
-
-def test_modelopt_file_is_recorded_as_quantized(whole: Path) -> None:
-    (whole / "hf_quant_config.json").write_text("{}")
-    assert inspect(whole).quantized
-
-
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_remote_code_is_recorded(whole: Path, name: str) -> None:
     own = {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}
@@ -206,42 +146,62 @@ def test_remote_code_is_recorded(whole: Path, name: str) -> None:
     assert not inspect(whole).needs_remote_code
 
 
-def test_dtype_is_that_of_most_bytes(whole: Path) -> None:
-    mixed = {"a": ("F8_E4M3", (100,)), "b": ("BF16", (10,)), "c": ("F32", (2,))}
-    (whole / "model.safetensors").write_bytes(safetensors(mixed))
-    assert inspect(whole).dtype == "f8_e4m3"
+def rewritten(name: str, **tensors: tuple[str, tuple[int, ...]]) -> Spoil:
+    return lambda folder: (folder / name).write_bytes(safetensors(tensors))
 
 
-def test_multimodal_context_length(whole: Path) -> None:
-    change_json(
-        whole / "config.json",
-        max_position_embeddings=None,
-        text_config={"max_position_embeddings": 64},
-    )
-    assert inspect(whole).max_position_embeddings == 64
+def renamed(name: str, other: str) -> Spoil:
+    return lambda folder: (folder / name).rename(folder / other)
+
+
+def gone(name: str) -> Spoil:
+    return lambda folder: (folder / name).unlink()
+
+
+def dangling(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer_config.json").symlink_to("gone")
+
+
+SPOILT: dict[str, tuple[int, Spoil, str]] = {
+    "no config": (1, gone("config.json"), "no config.json"),
+    "an adapter": (1, renamed("config.json", "adapter_config.json"), "merge it into"),
+    "a config that is a list": (
+        1,
+        lambda folder: (folder / "config.json").write_text("[]"),
+        "no JSON object",
+    ),
+    "no tokenizer": (1, gone("tokenizer.json"), "no tokenizer"),
+    "empty weights": (1, rewritten("model.safetensors", a=("BF16", (0, 4))), "empty"),
+    "truncated weights": (
+        1,
+        lambda folder: os.truncate(folder / "model.safetensors", 400),
+        "truncated",
+    ),
+    "a broken link": (1, dangling, "broken link"),
+    "GGUF": (1, renamed("model.safetensors", "m.gguf"), "16-bit checkpoint"),
+    "a missing shard": (2, gone(SECOND), f"1 of 2 weight files are missing: {SECOND}"),
+    "a missing index": (2, gone(INDEX), "their index is missing"),
+    "two sets of weights": (
+        2,
+        rewritten("model.safetensors", a=("BF16", (2,))),
+        "two sets of weights",
+    ),
+    "a shard without its tensor": (2, rewritten(SECOND, a=("BF16", (2,))), "assigns the tensor"),
+}
 
 
 class TestFaults:
-    def test_no_folder(self, tmp_path: Path) -> None:
-        assert "folder does not exist" in fault(tmp_path / "none").message
+    @pytest.mark.parametrize("name", SPOILT)
+    def test_a_spoilt_folder(self, tmp_path: Path, name: str) -> None:
+        shards, spoil, words = SPOILT[name]
+        folder = write_files(tmp_path / "m", checkpoint_files(shards=shards))
+        spoil(folder)
+        assert words in str(fault(folder))
 
-    @pytest.mark.parametrize("named", ["m.gguf", "."])
-    def test_gguf(self, tmp_path: Path, named: str) -> None:
-        (tmp_path / "m.gguf").write_bytes(b"GGUF")
-        assert "16-bit checkpoint" in fault(tmp_path / named).hint
-
-    def test_weights_file_instead_of_folder(self, whole: Path) -> None:
+    def test_what_is_no_folder(self, whole: Path) -> None:
+        assert "folder does not exist" in fault(whole / "none").message
         assert fault(whole / "model.safetensors").hint == f"use its folder: {whole}"
-
-    def test_no_config(self, whole: Path) -> None:
-        (whole / "config.json").unlink()
-        assert "no config.json" in fault(whole).message
-
-    def test_adapter(self, whole: Path) -> None:
-        (whole / "config.json").rename(whole / "adapter_config.json")
-        error = fault(whole)
-        assert "adapter" in error.message
-        assert "merge" in error.hint
 
     @pytest.mark.parametrize("text", [b"{", b"\xff", b"[" * 100_000])
     def test_invalid_config(self, whole: Path, text: bytes) -> None:
@@ -249,10 +209,6 @@ class TestFaults:
         error = fault(whole)
         assert "not valid JSON" in error.message
         assert error.where == str(whole / "config.json")
-
-    def test_config_is_no_object(self, whole: Path) -> None:
-        (whole / "config.json").write_text("[]")
-        assert "no JSON object" in fault(whole).message
 
     @pytest.mark.parametrize("key", ["architectures", "model_type", "max_position_embeddings"])
     @pytest.mark.parametrize("value", [None, [], 0, {}])
@@ -277,41 +233,10 @@ class TestFaults:
         assert "no .safetensors file" in error.message
         assert hint in error.hint
 
-    def test_no_tokenizer(self, whole: Path) -> None:
-        (whole / "tokenizer.json").unlink()
-        assert "no tokenizer" in fault(whole).message
-
-    def test_empty_weights(self, whole: Path) -> None:
-        (whole / "model.safetensors").write_bytes(safetensors({"a": ("BF16", (0, 4))}))
-        assert "empty" in fault(whole).message
-
-    def test_truncated_weights(self, whole: Path) -> None:
-        path = whole / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-1])
-        assert "truncated" in fault(whole).message
-
     @pytest.mark.parametrize("weight_map", [None, {}, [], {"a": 3}])
     def test_index_without_weight_map(self, sharded: Path, weight_map: Any) -> None:
         change_json(sharded / INDEX, weight_map=weight_map)
         assert fault(sharded).where == f"{sharded / INDEX}, key weight_map"
-
-    def test_missing_shard(self, sharded: Path) -> None:
-        (sharded / "model-00002-of-00002.safetensors").unlink()
-        error = fault(sharded)
-        assert "1 of 2 weight files are missing: model-00002-of-00002.safetensors" in error.message
-
-    def test_missing_index(self, sharded: Path) -> None:
-        (sharded / INDEX).unlink()
-        assert "their index is missing" in fault(sharded).message
-
-    def test_two_sets_of_weights(self, sharded: Path) -> None:
-        (sharded / "model.safetensors").write_bytes(safetensors({"a": ("BF16", (2,))}))
-        assert "two sets of weights" in fault(sharded).message
-
-    def test_tensor_absent_from_its_shard(self, sharded: Path) -> None:
-        name = "model-00001-of-00002.safetensors"
-        (sharded / name).write_bytes(safetensors({"layers.0.weight": ("BF16", (8, 4))}))
-        assert "assigns the tensor 'layers.2.weight'" in fault(sharded).message
 
     @pytest.mark.parametrize(
         "name",
@@ -335,16 +260,6 @@ class TestFaults:
             fault(whole, kind="hub").message == error.message
         )  # no folder of the Hub's cache either
 
-    def test_link_within_the_folder_is_fine(self, whole: Path) -> None:
-        (whole / "model.safetensors").rename(whole / "weights.data")
-        (whole / "model.safetensors").symlink_to("weights.data")
-        assert inspect(whole).parameters == 128
-
-    def test_dangling_link(self, whole: Path) -> None:
-        (whole / "tokenizer_config.json").unlink()
-        (whole / "tokenizer_config.json").symlink_to("gone")
-        assert "broken link" in fault(whole).message
-
 
 class TestHubCache:
     """Snapshots are folders of links to contents, named by their sha256 where they are large."""
@@ -367,10 +282,6 @@ class TestHubCache:
     def test_links_into_the_repository(self, repository: Path, whole: Path) -> None:
         snapshot = repository / "snapshots" / "c0ffee"
         assert inspect(snapshot, "hub").digest == inspect(whole).digest
-
-    def test_only_for_kind_hub(self, repository: Path) -> None:
-        error = fault(repository / "snapshots" / "c0ffee", "folder")
-        assert "leaves the checkpoint's folder" in error.message
 
     def test_links_into_the_store_that_repositories_share(self, repository: Path) -> None:
         snapshot = repository / "snapshots" / "c0ffee"

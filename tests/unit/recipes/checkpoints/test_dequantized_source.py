@@ -108,11 +108,6 @@ def test_baselines_count_as_they_are_and_variants_start_in_16_bits() -> None:
     assert fp8.bytes == 256 * 128 + 2 * 256
 
 
-def test_sixteen_bits_stay() -> None:
-    plain = HeaderSource("it", "it/config.json", {}, {}, 0)
-    assert dequantized(plain) is plain
-
-
 @pytest.mark.parametrize("leaf", ["weight_packed", "qweight"])
 @pytest.mark.parametrize("shape", [(), (8,)])
 def test_packed_weights_without_rows(leaf: str, shape: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.checkpoints.unquantized_modules import SIBLINGS, find_split, fused_name
+from recipes.checkpoints.unquantized_modules import SIBLINGS, find_split
 
 ATTENTION = "model.layers.3.self_attn"
 EXPERTS = "model.layers.3.mlp.experts"
@@ -36,12 +36,3 @@ def test_what_is_not_fused_may_differ() -> None:
         "lm_head": None,
     }
     assert find_split(forms) is None
-
-
-def test_the_name_of_the_one_matrix() -> None:
-    assert fused_name(f"{ATTENTION}.v_proj") == f"{ATTENTION}.qkv_proj"
-    assert fused_name("model.layers.0.linear_attn.in_proj_a") == (
-        "model.layers.0.linear_attn.in_proj_ba"
-    )
-    assert fused_name(f"{ATTENTION}.o_proj") is None
-    assert fused_name(f"{EXPERTS}.7.up_proj") is None  # found by its own name

@@ -255,13 +255,6 @@ def test_too_large_for_the_disk(hub: HubStandIn, child: Child) -> None:
     assert not [r for r in hub.requests if "/cdn/" in r.path]
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
-    with Child("http://127.0.0.1:9", tmp_path) as lonely:
-        error = lonely.download("org/name")
-        assert lonely.dataset("org/data") is None
-    assert "http://127.0.0.1:9 is unreachable" in error["message"]
-
-
 def test_a_server_that_is_no_hub(hub: HubStandIn, child: Child) -> None:
     hub.page = b"<html>please log in to the guest network</html>"
     error = child.download("org/name")

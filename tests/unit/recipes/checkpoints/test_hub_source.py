@@ -17,7 +17,6 @@ import pytest
 from hub_stand_in import HubStandIn, Repository
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from pipeline.core.errors import CheckpointError
 from recipes.checkpoints.header_source import read_folder
 
 CHILD = """
@@ -102,17 +101,6 @@ def test_the_headers_and_nothing_more(hub: HubStandIn, tmp_path: Path) -> None:
     assert local.generation.has_template is found["template"] is True
 
 
-def test_a_chat_template_within_the_tokenizers_settings(hub: HubStandIn, tmp_path: Path) -> None:
-    hub.reset()
-    files = checkpoint_files()
-    del files["chat_template.jinja"]
-    hub.models["org/base"] = Repository(files)
-    assert read(hub, tmp_path, "org/base")["template"] is False
-    with_one = json.dumps({"chat_template": "{{ messages }}"}).encode()
-    hub.models["org/chat"] = Repository(files | {"tokenizer_config.json": with_one})
-    assert read(hub, tmp_path, "org/chat")["template"] is True
-
-
 def test_one_file_and_a_hub_that_is_down(hub: HubStandIn, tmp_path: Path) -> None:
     hub.reset()
     hub.models["org/one"] = Repository(checkpoint_files())
@@ -145,9 +133,3 @@ def test_refusals(hub: HubStandIn, tmp_path: Path) -> None:
     assert "no safetensors" in read(hub, tmp_path, "org/pickled")["message"]
     assert "damaged" in read(hub, tmp_path, "org/damaged")["message"]
     assert "1 of 2 weight files are missing" in read(hub, tmp_path, "org/lacking")["message"]
-
-
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read_folder(tmp_path / "none")
-    assert caught.value.where == str(tmp_path / "none")

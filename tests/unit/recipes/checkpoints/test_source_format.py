@@ -49,10 +49,6 @@ def test_formats(config: dict[str, Any], label: str, converter: str | None, leve
     assert (found.label, found.converter) == (label, converter)
 
 
-def test_unquantized() -> None:
-    assert source_format({"quantization_config": {}}) is None
-
-
 @pytest.mark.parametrize(
     ("described", "label"),
     [({"quant_algo": "NVFP4"}, "NVFP4"), ({"quant_algo": 7}, "ModelOpt"), ([], "ModelOpt")],

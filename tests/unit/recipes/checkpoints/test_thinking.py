@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.errors import CheckpointError
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.template_renderer import render
-from recipes.checkpoints.thinking import argument_names, find_markers, find_switch, thinks
+from recipes.checkpoints.thinking import argument_names, find_switch, thinks
 
 ASKED = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
 # Thoughts of earlier turns are left out, which many templates do.
@@ -63,15 +63,6 @@ def test_by_its_template(template: str, arguments: dict[str, Any], expected: boo
     assert thinks(model(template), arguments) is expected
 
 
-@pytest.mark.parametrize(
-    ("template", "start"),
-    [(ASKED, None), (STRIPPED, "<think>"), (CHANNELS, "<|channel|>analysis<|message|>")],
-)
-def test_its_marks(template: str, start: str | None) -> None:
-    found = find_markers(model(template))
-    assert (found.start if found else None) == start
-
-
 def test_the_arguments_that_it_reads() -> None:
     assert argument_names(model(OPEN_UNLESS_OFF)) == {"thinking"}
     assert argument_names(model(CHANNELS)) == {"reasoning_effort"}
@@ -110,16 +101,6 @@ def test_a_hostile_one_is_an_error_within_seconds(template: str) -> None:
         thinks(model(template + "</think>"), {})
     assert "here" in caught.value.where
     assert time.monotonic() - began < 25
-
-
-def test_tools_and_documents_are_none_as_in_transformers() -> None:
-    template = "{% for x in (tools, documents) %}{% if x is not none %}{{ x[0].name }}{% endif %}"
-    assert render(model(template + "{% endfor %}A:"), [{}]).prompts == ("A:",)
-
-
-def test_a_tokens_text_is_no_template() -> None:
-    other = ModelGeneration("here", "{{ eos_token }}</think>", {"eos_token": "{{ 7 * 7 }}"})
-    assert render(other, [{}]).prompts == ("{{ 7 * 7 }}</think>",)
 
 
 def test_it_is_rendered_without_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

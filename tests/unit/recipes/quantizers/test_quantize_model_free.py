@@ -25,11 +25,6 @@ def check(tensors: dict[str, TensorEntry], config: dict[str, Any] | None = None)
     check_supported(tensors, config or {}, IGNORE, SOURCE)
 
 
-def test_experts_with_a_matrix_each_are_fine() -> None:
-    experts = {f"model.layers.0.mlp.experts.{n}.w1.weight": tensor(8, 4) for n in range(3)}
-    check(experts | {"model.layers.0.mlp.gate.weight": tensor(3, 4)})
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -51,12 +46,6 @@ def test_stacked_experts_are_kept_and_the_engine_hears_of_it(name: str) -> None:
         assert not is_ignored(module, kept)
 
 
-def test_a_convolution_is_no_stack() -> None:
-    tensors = LINEAR | {"model.layers.0.mixer.conv1d.weight": tensor(8, 1, 4)}
-    check(tensors)
-    assert kept_layers(tensors, IGNORE) == []
-
-
 def test_quantized_weights_are_refused() -> None:
     with pytest.raises(StageError, match=r"up_proj\.weight' .* F8_E4M3"):
         check({"model.layers.0.mlp.up_proj.weight": tensor(8, 4, dtype="F8_E4M3")})
@@ -71,12 +60,6 @@ def test_a_tied_head_has_to_be_ignored() -> None:
     with pytest.raises(StageError) as caught:
         check_supported(LINEAR, {"tie_word_embeddings": True}, [], SOURCE)
     assert caught.value.where == f"{SOURCE / 'config.json'}, key tie_word_embeddings"
-
-
-def test_nothing_to_quantize_is_said() -> None:
-    with pytest.raises(StageError) as caught:
-        check({"model.embed_tokens.weight": tensor(8, 4), "lm_head.weight": tensor(8, 4)})
-    assert caught.value.where == str(SOURCE)
 
 
 def test_the_engine_hears_of_kept_layers_only() -> None:

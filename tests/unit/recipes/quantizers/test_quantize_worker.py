@@ -57,16 +57,6 @@ def file(tmp_path: Path) -> Path:
 
 
 class TestReadTexts:
-    def test_json_lines(self, file: Path) -> None:
-        name = jsonl(file, {"text": "first", "id": 1}, {"id": 2, "text": "second"})
-        assert read_texts(calibration(), name, LetterTokenizer()) == ["first", "second"]
-
-    def test_the_recipes_column_alone_is_read(self, file: Path) -> None:
-        name = jsonl(file, {"text": "no", "body": "yes"})
-        assert read_texts(calibration(column="body"), name, LetterTokenizer()) == ["yes"]
-        with pytest.raises(StageError, match="lacks the key 'bodi'; it has text, body"):
-            read_texts(calibration(column="bodi"), name, LetterTokenizer())
-
     def test_chat_messages(self, file: Path) -> None:
         name = jsonl(file, {"messages": MESSAGES}, {"messages": "as it is"})
         tokenizer = LetterTokenizer(chat_template="{{ messages }}")
@@ -80,12 +70,6 @@ class TestReadTexts:
         plain = file.with_suffix(".txt")
         plain.write_text(f"{text}\nanother\n")
         assert read_texts(calibration(), str(plain), LetterTokenizer()) == [text, "another"]
-
-    def test_a_plain_text_has_a_text_a_line(self, tmp_path: Path) -> None:
-        plain = tmp_path / "texts.txt"
-        plain.write_text('First line.\n\n   \n{"text": "no JSON here"}\nGrüße\n')
-        found = read_texts(calibration(), str(plain), LetterTokenizer())
-        assert found == ["First line.", '{"text": "no JSON here"}', "Grüße"]
 
     @pytest.mark.parametrize(
         "line",
@@ -137,11 +121,6 @@ class TestBlocks:
         assert len(set(words)) == len(words)
         assert all(len(set(word)) == 1 for word in words)
 
-    def test_fewer_blocks_begin_as_more_do(self, texts: str) -> None:
-        few, _ = self.blocks(texts, samples=2)
-        many, _ = self.blocks(texts, samples=9)
-        assert many[:2] == few
-
     def test_fewer_than_asked_is_said_aloud(self, texts: str) -> None:
         """20 texts of 10 letters and an end token are 220 tokens: 13 blocks of 16, and a rest."""
         blocks, notes = self.blocks(texts, samples=14)
@@ -149,9 +128,3 @@ class TestBlocks:
         assert notes == [
             "calibrating with 13 blocks of 16 tokens instead of 14: the texts have only 220 tokens"
         ]
-
-    def test_too_few_for_one_block(self, texts: str) -> None:
-        with pytest.raises(StageError, match="220 tokens") as caught:
-            self.blocks(texts, max_tokens=221)
-        assert texts in caught.value.where
-        assert self.blocks(texts, max_tokens=220, samples=1)[1] == []

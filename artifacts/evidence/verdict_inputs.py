@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from artifacts.deployable import Deployable, as_tag, unservable_error
+from artifacts.evidence.bundle import BundleVerdict
 from artifacts.registry import POLICY_TAG
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import StageRecord, StageReference, TypedStageRecord
@@ -33,6 +35,8 @@ class VerdictInputs:
     check_weights: TypedStageRecord[CheckWeightsParameters, CheckWeightsResult]
     screen: TypedStageRecord[ServedModel, ScreenResult]  # with the server's facts
     baseline_screen: TypedStageRecord[ServedModel, ScreenResult]
+    # the candidate's, by suite
+    evaluations: Mapping[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]
     speed: Mapping[str, TypedStageRecord[SpeedParameters, SpeedResult]]  # by role
 
     @classmethod
@@ -41,11 +45,13 @@ class VerdictInputs:
 
         EvidenceError if a stage is missing, or endpoints without weights were judged.
         """
-        judge = record_of(find, StageReference(stage="judge", key=key))
-        suite = next(iter(JUDGE.parameters_of(judge).policy.suites))
-        candidate, baseline = (
-            record_of(find, judge.inputs[f"{side}.{suite}"]) for side in ("candidate", "baseline")
-        )
+        judge = record_of(find, StageReference(stage=JUDGE.name, key=key))
+        evaluations = {
+            suite: EVALUATE.typed(record_of(find, judge.inputs[f"candidate.{suite}"]))
+            for suite in JUDGE.parameters_of(judge).policy.suites
+        }
+        suite, first = next(iter(evaluations.items()))
+        candidate, baseline = first.record, record_of(find, judge.inputs[f"baseline.{suite}"])
         if "weights" not in candidate.inputs:
             raise EvidenceError(
                 "this verdict is on endpoints that someone else serves: there are no weights",
@@ -60,6 +66,7 @@ class VerdictInputs:
             check_weights=CHECK_WEIGHTS.typed(check_weights),
             screen=SCREEN.typed(record_of(find, candidate.inputs["screen"])),
             baseline_screen=SCREEN.typed(record_of(find, baseline.inputs["screen"])),
+            evaluations=evaluations,
             speed={
                 role: SPEED.typed(record_of(find, reference))
                 for role, reference in judge.inputs.items()
@@ -77,72 +84,50 @@ class VerdictInputs:
         quantization = self.quantize.parameters.quantization
         return quantization.made_by if isinstance(quantization, AdoptedQuantization) else ""
 
-    @property
-    def engine_version(self) -> str:
-        return self.screen.result.engine_version
-
-    def evaluations(
-        self, find: Find
-    ) -> dict[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]:
-        """Return the candidate's last round of each suite."""
-        return {
-            suite: EVALUATE.typed(record_of(find, self.judge.record.inputs[f"candidate.{suite}"]))
-            for suite in self.judge.parameters.policy.suites
-        }
-
-    def deployable(self, find: Find) -> Deployable:
-        """Return the tuple; EvidenceError if records are incomplete."""
+    @cached_property
+    def deployable(self) -> Deployable:
+        """The tuple; EvidenceError if records are incomplete."""
         try:
-            served = self.screen.parameters
-            evaluated, *_ = self.evaluations(find).values()
+            served, facts = self.screen.parameters, self.screen.result.server.__pydantic_extra__
+            evaluated, *_ = self.evaluations.values()
             return Deployable.model_validate(
                 {
                     "weights": self.quantize.result.weights_digest,
-                    "engine_version": self.engine_version,
+                    "engine_version": self.screen.result.engine_version,
                     "environment.quantize": self.quantize.parameters.environment,
                     "environment.serve": served.engine,
                     "environment.evaluate": evaluated.parameters.environment,
                     "serving": served.serving,
                     "hardware": served.hardware,
-                    "kernels": {
-                        name: fact
-                        for name, fact in self.screen.result.server.__pydantic_extra__.items()
-                        if name in KERNELS
-                    }
-                    or None,
+                    "kernels": {k: fact for k, fact in facts.items() if k in KERNELS} or None,
                 }
             )
         except (ValueError, LookupError) as error:
             raise unservable_error(error, f"stage judge {self.judge.record.key}") from error
 
-    def tags(
-        self, deployable: Deployable, recipe: str, verdict: str, override: str | None
-    ) -> dict[str, str]:
+    def tags(self, verdict: BundleVerdict) -> dict[str, str]:
         """Return the tags that follow from the evidence."""
         made_by = {"prepare.made_by": self.made_by} if self.made_by else {}
         return {
-            **deployable.tags(),
+            **self.deployable.tags(),
             POLICY_TAG: policy_digest(self.judge.record),
-            "prepare.recipe": recipe,
-            "prepare.verdict": verdict,
-            "prepare.override": override or "",
+            "prepare.recipe": verdict.recipe,
+            "prepare.verdict": verdict.variant.verdict,
+            "prepare.override": verdict.override or "",
             "prepare.trust_remote_code": as_tag(self.trust_remote_code),
             **made_by,
         }
 
-    def is_of(self, weights: str) -> bool:
-        """Return whether the digest is of the judged weights."""
-        checked, made = self.check_weights.result, self.quantize.result
-        return weights == checked.weights_digest == made.weights_digest
-
-    def has_auxiliary_files(self, files: str) -> bool:
-        """Return whether the files next to the weights have the checked digest.
+    def is_of(self, weights: str, auxiliary_files: str) -> bool:
+        """Return whether weights and the files next to them have the judged digests.
 
         Adoption checks linked weights' files.
         """
-        made = self.quantize.parameters
-        linked = isinstance(made, AdoptParameters) and not made.copied
-        return linked or self.check_weights.result.auxiliary_files_digest == files
+        checked, made = self.check_weights.result, self.quantize
+        linked = isinstance(made.parameters, AdoptParameters) and not made.parameters.copied
+        return (weights == checked.weights_digest == made.result.weights_digest) and (
+            linked or checked.auxiliary_files_digest == auxiliary_files
+        )
 
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:
@@ -155,16 +140,3 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
             hint="run the model again; what is still there is reused",
         )
     return record
-
-
-def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
-    """Return these stages and all their inputs, sorted by place."""
-    found: dict[tuple[str, str], StageRecord] = {}
-    pending = list(roots)
-    while pending:
-        reference = pending.pop()
-        place = (reference.stage, reference.key)
-        if place not in found:
-            found[place] = record_of(find, reference)
-            pending += found[place].inputs.values()
-    return [found[place] for place in sorted(found)]
