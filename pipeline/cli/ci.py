@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from pipeline.cli.display import open_display
-from pipeline.cli.options import PATH, setting
+from pipeline.cli.options import PATH, repeat_options, setting
 from pipeline.cli.tables import errors_as_json, print_run
 from pipeline.core.errors import ExitCode, PrepareError, from_dict
 from pipeline.core.interruption import is_interruption
@@ -87,7 +87,7 @@ class CiReporting:
         elif report.error is None:
             print_run(report, store)
         if report.error is not None:
-            print(f"error: {from_dict(report.error)}", file=sys.stderr)
+            print(f"error: {repeat_options(str(from_dict(report.error)))}", file=sys.stderr)
         raise typer.Exit(report.exit_code or 0)
 
     def report(

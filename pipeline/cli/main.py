@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +32,9 @@ from pipeline.cli import (
     tune,
     verify,
 )
-from pipeline.cli.options import PATH, setting
+from pipeline.cli.options import PATH, repeat_options, setting
 from pipeline.cli.terminal import guard_streams
-from pipeline.core.errors import ExitCode, PrepareError, StoreError
+from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
 from pipeline.core.interruption import interrupt_on_signals, is_interruption
 from pipeline.core.redaction import redact
 from pipeline.environments.settings_file import use_settings
@@ -114,8 +115,15 @@ def report_error(error: BaseException) -> int:
             where=str(error.filename or "the store, or where standard output goes"),
             hint="free some space, then run the same command again",
         )
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        error = UsageError(
+            "no temporary folder can be written to",
+            where=os.environ.get("TMPDIR", "/tmp"),  # noqa: S108
+            hint="mount one there (podman run --tmpfs /tmp; in Kubernetes an emptyDir), or set "
+            "TMPDIR",
+        )
     if isinstance(error, PrepareError):
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {repeat_options(str(error))}", file=sys.stderr)
         return error.exit_code
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()

@@ -19,6 +19,7 @@ from pipeline.cli.options import (
     TrustOption,
     WeightsOption,
     option,
+    repeat_options,
 )
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import from_dict
@@ -130,7 +131,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
     print_table(["gate", "then", "", "now", ""], rows)
     words = {True: "the verdict stands", False: "the verdict does not stand", None: "no verdict"}
     print(f"{name}: {words[outcome.stands]}: {now.verdict}: {now.reason}")
-    print(next_step(outcome))
+    print(repeat_options(next_step(outcome)))
 
 
 def gate_cells(gate: GateResult | None) -> list[str]:
