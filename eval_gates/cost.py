@@ -1,9 +1,10 @@
-"""Tokens per solved task, variant over baseline."""
+"""Tokens per solved task and tokens of an answer, variant over baseline."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +26,50 @@ MIN_PROBLEMS = 500
 """With fewer problems there is no interval."""
 
 
+@dataclass(frozen=True)
+class RatioInterval:
+    """A ratio, variant over baseline, with one-sided bounds; None where there is none."""
+
+    ratio: float | None
+    lower: float | None
+    upper: float | None
+
+
+def tokens_ratio(before: FloatArray, after: FloatArray, level: float) -> RatioInterval:
+    """Compare mean tokens of each problem's answers; shape [n] each."""
+    return _interval([(after, 1), (before, -1)], level)
+
+
+def cost_ratio(
+    before: tuple[FloatArray, FloatArray], after: tuple[FloatArray, FloatArray], level: float
+) -> RatioInterval:
+    """Compare tokens per solved task: E[T] / E[S], for tokens T and solved shares S of problems.
+
+    The log of a ratio of means is asymptotically normal (delta method; Cox 1990, Statistics &
+    Probability Letters 9:83-90). From MIN_PROBLEMS on, a 5 % bound errs in 4.5 to 5.5 %, or 8 % at
+    extreme lengths.
+    """
+    return _interval([(after[0], 1), (after[1], -1), (before[0], -1), (before[1], 1)], level)
+
+
+def _interval(factors: list[tuple[FloatArray, int]], level: float) -> RatioInterval:
+    """Return the product of means, each to a power of 1 or -1."""
+    import numpy as np
+
+    check_level(level)
+    means = [float(values.mean()) for values, _ in factors]
+    if min(means) <= 0:
+        return RatioInterval(None, None, None)
+    log = sum(power * math.log(mean) for mean, (_, power) in zip(means, factors, strict=True))
+    n = factors[0][0].size
+    if n < MIN_PROBLEMS:
+        return RatioInterval(math.exp(log), None, None)
+    parts = [power * v / mean for mean, (v, power) in zip(means, factors, strict=True)]
+    error = float(np.sum(parts, axis=0).std(ddof=1)) / math.sqrt(n)
+    reach = NormalDist().inv_cdf(1 - level) * error
+    return RatioInterval(math.exp(log), math.exp(log - reach), math.exp(log + reach))
+
+
 class CostRule(Record):
     """Settings that decide a gate on tokens per solved task."""
 
@@ -39,32 +84,7 @@ class CostResult(GateResult):
 
     kind: Literal["cost"] = "cost"
     cap: int = Field(description="largest number of tokens of an answer")
-
-
-def cost_ratio(
-    before: tuple[FloatArray, FloatArray], after: tuple[FloatArray, FloatArray], level: float
-) -> tuple[float | None, float | None, float | None]:
-    """Compare tokens per solved task: E[T] / E[S], for tokens T and solved shares S of problems.
-
-    Return the ratio and its one-sided bounds; None where there is none. The log of a ratio of means
-    is asymptotically normal (delta method; Cox 1990, Statistics & Probability Letters 9:83-90).
-    From MIN_PROBLEMS on, a 5 % bound errs in 4.5 to 5.5 %, or 8 % at extreme lengths.
-    """
-    import numpy as np
-
-    check_level(level)
-    factors = [(after[0], 1), (after[1], -1), (before[0], -1), (before[1], 1)]
-    means = [float(values.mean()) for values, _ in factors]
-    if min(means) <= 0:
-        return None, None, None
-    log = sum(power * math.log(mean) for mean, (_, power) in zip(means, factors, strict=True))
-    n = before[0].size
-    if n < MIN_PROBLEMS:
-        return math.exp(log), None, None
-    parts = [power * v / mean for mean, (v, power) in zip(means, factors, strict=True)]
-    error = float(np.sum(parts, axis=0).std(ddof=1)) / math.sqrt(n)
-    reach = NormalDist().inv_cdf(1 - level) * error
-    return math.exp(log), math.exp(log - reach), math.exp(log + reach)
+    tokens: RatioInterval = Field(description="of mean tokens of an answer")
 
 
 def cost_rule_of(
@@ -88,20 +108,20 @@ def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers
     if [row.id for row in baseline] != [row.id for row in candidate]:
         raise ValueError(f"{suite}: both sides must have answered the same questions")
     before, after = (work_of(suite, rows) for rows in (baseline, candidate))
-    ratio, lower, upper = cost_ratio(before, after, rule.alpha)
-    n, shown = before[0].size, f"x {ratio or 0:.3f}"
+    cost = cost_ratio(before, after, rule.alpha)
+    n, shown = before[0].size, f"x {cost.ratio or 0:.3f}"
     verdict: Verdict = "undecided"
     why = f"{100 * (1 - rule.alpha):.4g} % confidence, {n} problems"
-    if ratio is None:
+    if cost.ratio is None:
         shown, why = "nothing is known of", "a side solves nothing"
-    elif lower is None or upper is None:
+    elif cost.lower is None or cost.upper is None:
         why = f"{n} problems are too few for an interval, which takes {MIN_PROBLEMS}"
-    elif upper < rule.max_ratio:
-        verdict, shown = "pass", f"less than x {upper:.3f}"
-    elif lower > rule.max_ratio:
-        verdict, shown = "fail", f"more than x {lower:.3f}"
+    elif cost.upper < rule.max_ratio:
+        verdict, shown = "pass", f"less than x {cost.upper:.3f}"
+    elif cost.lower > rule.max_ratio:
+        verdict, shown = "fail", f"more than x {cost.lower:.3f}"
     else:
-        shown = f"between x {lower:.3f} and x {upper:.3f}"
+        shown = f"between x {cost.lower:.3f} and x {cost.upper:.3f}"
     each = [work[0].mean() / work[1].mean() if work[1].any() else None for work in (before, after)]
     return CostResult(
         name=f"cost {suite}",
@@ -113,10 +133,10 @@ def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers
         baseline=each[0],
         candidate=each[1],
         scale=RATIO,
-        estimate=ratio,
-        lower=lower,
-        upper=upper,
-        bound=upper,
+        estimate=cost.ratio,
+        lower=cost.lower,
+        upper=cost.upper,
+        bound=cost.upper,
         threshold=rule.max_ratio,
         allowed=rule.max_ratio,
         direction="below",
@@ -127,6 +147,7 @@ def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers
         f"allowed; it holds for answers of up to {rule.cap:,} tokens at this reasoning effort, and "
         "runs at another cap or effort are not comparable",
         cap=rule.cap,
+        tokens=tokens_ratio(before[0], after[0], rule.alpha),
     )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from eval_gates.ask import Request
 from eval_gates.replies import choice_of
 from pipeline.core.errors import StageError
+from recipes.generation import THOUGHT_MARKERS
 
 
 class BrokenNumbersError(StageError):
@@ -43,6 +45,17 @@ class Generated(NamedTuple):
 def tokenize(body: dict[str, Any]) -> Request:
     """Return the request of token ids."""
     return Request("/tokenize", body, read_tokens)
+
+
+def render(body: dict[str, Any]) -> Request:
+    """Return the request of token ids, and of whether they end within a thought."""
+    return Request("/tokenize", {**body, "return_token_strs": True}, _read_rendered)
+
+
+def _read_rendered(body: Any) -> tuple[list[int], bool]:
+    ids, texts = read_tokens(body), body.get("token_strs")
+    text = "".join(map(str, texts)) if isinstance(texts, list) else ""
+    return ids, any(text.rfind(each.start) > text.rfind(each.end) for each in THOUGHT_MARKERS)
 
 
 def generate(model: str, prompt: Sequence[int], tokens: int) -> Request:
@@ -89,6 +102,20 @@ def share_kept(scored: Sequence[ScoredToken]) -> float:
 def nats(scored: Sequence[ScoredToken]) -> float:
     """Return mean nats a token."""
     return -sum(each.logprob for each in scored) / len(scored)
+
+
+def thought_end(scored: Sequence[ScoredToken], *, has_begun: bool = False) -> int:
+    """Return the number of thought tokens, markers included."""
+    text = "".join(each.text for each in scored)
+    for markers in THOUGHT_MARKERS:
+        closed = text.find(markers.end)
+        if closed >= 0:
+            end = closed + len(markers.end)
+            lengths = accumulate(len(each.text) for each in scored)
+            return 1 + next(place for place, length in enumerate(lengths) if length >= end)
+        if has_begun or text.lstrip().startswith(markers.start):
+            return len(scored)
+    return 0
 
 
 def _scored(place: Any, token: int) -> ScoredToken:

@@ -70,6 +70,7 @@ def judge_suite(
     scores = Scores(
         baseline=sum(before) / n,
         candidate=sum(after) / n,
+        flips=flips / n,
         sensitivity_checks=tuple(sensitivity_checks),
         full_baseline=mean_of(all_of_baseline, "score"),
         shuffled_score=0.0 if candidate[0].unrelated is None else mean_of(candidate, "unrelated"),

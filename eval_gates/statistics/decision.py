@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eval_gates.statistics.assay_sensitivity import ChanceKind, SensitivityCheck
+from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.looks import Finding
 
 Verdict = Literal["pass", "fail", "undecided"]
 
+_MAX_QUESTIONS = 1_000_000  # no benchmark has as many
 _CHANCE_SCORES: dict[ChanceKind, str] = {
     "nothing": "a score of zero",
     "guessing": "the score of guesses",
@@ -28,6 +30,7 @@ class Scores:
 
     baseline: float  # mean, in [0, 1]
     candidate: float  # mean, in [0, 1]
+    flips: float  # share of questions whose score changed
     # By all of the baseline's answers, including those without a candidate's.
     sensitivity_checks: tuple[SensitivityCheck, ...] = ()
     full_baseline: float = 0.0  # mean of all those answers
@@ -79,11 +82,8 @@ def decide(finding: Finding, scores: Scores) -> Decision:
     elif finding.state == "pass":
         verdict, reason = "pass", _describe(finding, f"inside {comparison.words}")
     else:
-        looser = "a wider margin" if comparison.kind == "points" else "a lower recovery"
-        needs = f"needs more questions or {looser}"
-        if comparison.allowed_drop(scores.baseline) + difference <= 0:
-            needs = "the drop so far is outside of it: more questions would probably fail it"
-        reason = f"{_describe(finding, 'not shown to be inside ' + comparison.words)}; {needs}"
+        reason = f"{_describe(finding, 'not shown to be inside ' + comparison.words)}; "
+        reason += _describe_needs(finding, scores, difference)
     if suspicious:
         reason += (
             f"; suspicious: {_points(difference)} better than the baseline, more than the margin:"
@@ -112,6 +112,32 @@ def _describe(finding: Finding, margin: str) -> str:
     return f"{shown[finding.state]} ({100 * (1 - finding.alpha):g} % confidence, {asked})"
 
 
-def _points(fraction: float) -> str:
+def _describe_needs(finding: Finding, scores: Scores, difference: float) -> str:
+    comparison = finding.comparison
+    is_points = comparison.kind == "points"
+    looser = "a wider margin" if is_points else "a lower recovery"
+    if is_points and finding.planned < (
+        least := min_identical_values(comparison.size, finding.alpha)
+    ):
+        return (
+            f"{finding.planned} questions cannot pass even if no answer changes, {least} could:"
+            f" needs more questions or {looser}"
+        )
+    gap = comparison.allowed_drop(scores.baseline) + difference
+    if gap <= 0:
+        return "the drop so far is outside of it: more questions would probably fail it"
+    if scores.flips == 0:
+        return f"needs more questions or {looser}"
+    # A bound's width falls with the square root of their number.
+    reach = comparison.threshold + gap - finding.lower
+    needed = max(finding.n * (reach / gap) ** 2, finding.n + 1)
+    stays = f"if the difference of {_points(difference, sign=True)} stays"
+    if needed > _MAX_QUESTIONS:
+        return f"needs {looser}: no benchmark has enough questions {stays}"
+    return f"needs more questions (in all about {needed:.0f} {stays}) or {looser}"
+
+
+def _points(fraction: float, *, sign: bool = False) -> str:
     points = fraction * 100
-    return f"{points:.{2 if points == 0 or abs(points) >= 0.01 else 4}f} points"
+    digits = 2 if points == 0 or abs(points) >= 0.01 else 4
+    return f"{points:{'+' if sign else ''}.{digits}f} points"

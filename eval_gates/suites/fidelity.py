@@ -21,6 +21,7 @@ from eval_gates.prompt_scores import (
     ScoredToken,
     nats,
     share_kept,
+    thought_end,
 )
 from eval_gates.rows import Answer, Question, Reply, Score
 from eval_gates.suites.json_lines import find_files, read_rows, write_rows
@@ -35,6 +36,7 @@ from recipes.policy import EvalTask, Suite
 STEM = "conversations"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
 TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
+NEAR_TIE = 0.05  # nats: below, two starts of the baseline differ, too
 TOLD = "Summarize the following text in one paragraph.\n\n"
 _HINT = "each line needs messages (as of OpenAI's chat API; tools, too) or prompt (a text)"
 
@@ -138,9 +140,9 @@ class Fidelity(SuiteKind[FidelityTask]):
         """
         chats = [self._chats[each.id] for each in batch]
         bodies = [_tokenized(client.model, task, chat) for chat in chats]
-        rendered = client.send([prompt_scores.tokenize(body) for body in bodies])
+        rendered = client.send([prompt_scores.render(body) for body in bodies])
         room = max(1, min(task.scored_tokens, client.max_length) - task.max_tokens - 1)
-        prompts = [ids[-room:] for ids in rendered]
+        prompts = [ids[-room:] for ids, _ in rendered]
         if baseline is None:
             wanted = [prompt_scores.generate(client.model, p, task.max_tokens) for p in prompts]
             answers = client.send(wanted)
@@ -183,11 +185,14 @@ class Fidelity(SuiteKind[FidelityTask]):
                         "answer_ids": answer.tokens,
                         "prompt_sha256": digest_json(prompt),
                         "is_cut": len(ids) > len(prompt),
+                        "in_thought": in_thought,
                         "scored": found,
                     },
                 )
             ]
-            for ids, prompt, answer, found in zip(rendered, prompts, answers, scored, strict=True)
+            for (ids, in_thought), prompt, answer, found in zip(
+                rendered, prompts, answers, scored, strict=True
+            )
         ]
 
     def score(self, task: FidelityTask, question: Question, replies: Sequence[Reply]) -> Score:
@@ -195,6 +200,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         (reply,) = replies
         own = dict(reply.own)
         scored: list[ScoredToken] = own.pop("scored")
+        in_thought = own.pop("in_thought", False)
         if not scored:
             raise EvaluationDataError(
                 "the baseline ends its answer before the first token",
@@ -203,11 +209,16 @@ class Fidelity(SuiteKind[FidelityTask]):
             )
         flips = [place for place, each in enumerate(scored) if not each.is_kept]
         read = str(own.pop("prompt_sha256"))
+        if thoughts := thought_end(scored, has_begun=in_thought):
+            own["kept_of_thoughts"] = share_kept(scored[:thoughts])
+            if thoughts < len(scored):
+                own["kept_after_thoughts"] = share_kept(scored[thoughts:])
         if flips:
             first = scored[flips[0]]
             own |= {"first_flip": flips[0], "margin": first.margin}
             start = len("".join(each.text for each in scored[: flips[0]]))
             own["flip"] = {"start": start, "token": first.text, "choice": first.choice}
+            own["near_ties"] = sum(scored[place].margin < NEAR_TIE for place in flips)
         return Score(share_kept(scored), nats=nats(scored), prompt_sha256=read, own=own)
 
     def metric(self, task: FidelityTask, laid_out: str | None) -> str:

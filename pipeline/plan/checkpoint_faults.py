@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,12 +19,15 @@ from pipeline.core.untrusted import (
 )
 from pipeline.core.user_path import user_path
 from recipes.checkpoints import unsupported
+from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
 from recipes.checkpoints.folder import context_length, needs_own_code
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.module_kind import is_linear_weight
 from recipes.checkpoints.source_format import quantization_configs
+from recipes.checkpoints.template_renderer import render
 from recipes.checkpoints.unquantized_modules import decoder_layers
+from recipes.checkpoints.weight_files import INDEX, read_index
 from recipes.quantization import names_file
 from recipes.quantizers.calibration import text_or_chat
 from recipes.schema import Recipe, ServingProfile
@@ -31,6 +35,7 @@ from recipes.schema import Recipe, ServingProfile
 CALIBRATION_KEY = "quantization.calibration.dataset"
 MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES = 128 * MEBIBYTE, 8_000_000
 BYTES_A_TOKEN = 2  # fewer than a usual tokenizer's 3 to 4, so that no estimate refuses a good file
+RENDERED_CHATS = 4
 MAX_LAYERS = 10_000  # more are an unknown number
 _LAYER = re.compile(r"((?:[^.]+\.)*?)(\d+)\.(.+)")
 # Their factor lengthens no context, or max_position_embeddings has it already.
@@ -52,6 +57,13 @@ def checkpoint_faults(
             where=f"{source.where}, key quantization_config",
             hint="the key is left over from training: remove it from config.json",
         )
+    elif unlisted := find_unlisted(source):
+        yield CheckpointError(
+            f"the index leaves out '{unlisted}', which a weight file has: libraries differ in "
+            "whether they load it",
+            where=f"{Path(source.where).parent / INDEX}",
+            hint="download or save the checkpoint again, with its index",
+        )
     elif missing := find_missing_matrix(source):
         yield CheckpointError(
             f"the weights lack '{missing}', which the other layers have",
@@ -70,6 +82,16 @@ def checkpoint_faults(
             where=f"profile {profile.name}, key engine_arguments.max-model-len; {source.where}",
             hint=f"extend the profile with 'engine_arguments: {{max-model-len: {longest}}}'",
         )
+
+
+def find_unlisted(source: HeaderSource) -> str:
+    """Return a weight that is in a file and not in the index, or ''."""
+    index = Path(source.where).parent / INDEX
+    if not index.is_file():
+        return ""
+    listed = read_index(index)
+    found = (n for n in source.tensors if n not in listed and n.endswith((".weight", ".bias")))
+    return next(filter(_LAYER.match, found), "")
 
 
 def find_missing_matrix(source: HeaderSource) -> str:
@@ -150,7 +172,7 @@ def read_tokenizer(file: Path) -> dict[str, int]:
         ) from error
 
 
-def calibration_faults(recipe: Recipe) -> Iterator[PrepareError]:
+def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[PrepareError]:
     """Yield the first fault of the recipe's calibration file."""
     calibration = recipe.quantization.calibration
     if calibration is None or not calibration.dataset or not names_file(calibration.dataset):
@@ -166,23 +188,47 @@ def calibration_faults(recipe: Recipe) -> Iterator[PrepareError]:
             "starts from the recipe's directory",
         )
         return
-    number = size = 0
+    if file.suffix == ".json":
+        yield UsageError(
+            "calibration texts are one JSON object a line, and this is one JSON value",
+            where=where,
+            hint=f"of a list: jq -c '.[]' {file.name} > {file.stem}.jsonl",
+        )
+        return
+    number, texts, chats = 0, list[str](), list[list[dict[str, Any]]]()
     try:
+        with file.open("rb") as opened:
+            if opened.read(3) == BOM_UTF8:
+                raise ValueError("it begins with a byte order mark (BOM): save it without one")
         for line in read_lines(file):
             number += 1
             if not line.strip():
                 continue
             found: str | list[dict[str, Any]] = line
-            if file.suffix in (".jsonl", ".json"):
+            if file.suffix == ".jsonl":
                 found = text_or_chat(parse_json(line, whole_text=False), calibration.column)
-            texts = [found] if isinstance(found, str) else [str(m.get("content")) for m in found]
-            size += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+            if isinstance(found, str):
+                texts.append(found)
+            else:
+                chats.append(found)
+                texts += [str(message.get("content")) for message in found]
+        number = 0
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if model.is_template_known and chats:
+            plain = {"add_generation_prompt": False}
+            render(model, [{"messages": chat, **plain} for chat in chats[:RENDERED_CHATS]])
     except (OSError, ValueError, UntrustedLinesError) as error:
         yield UsageError(
             f"the calibration texts cannot be used: {error}",
-            where=f"{file}, line {number} ({key})",
+            where=f"{file}, line {number} ({key})" if number else where,
             hint=f"each line is a JSON object with text or messages under '{calibration.column}' "
             "(recipe key quantization.calibration.column)",
+        )
+    except CheckpointError as error:
+        yield UsageError(
+            f"the calibration chats cannot be used: {error.message}",
+            where=f"{where}; {error.where}",
+            hint="give messages that the model's chat template takes, or the key 'text'",
         )
     else:
         if size < BYTES_A_TOKEN * calibration.max_tokens:

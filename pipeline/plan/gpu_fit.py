@@ -26,7 +26,7 @@ from pipeline.plan.suitability import find_making_faults
 from recipes import catalog
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.folder import needs_own_code
-from recipes.checkpoints.header_source import HeaderSource, read_folder, read_hub
+from recipes.checkpoints.header_source import HeaderSource, read_config_alone, read_folder, read_hub
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.checkpoints.variant_size import VariantWeights
 from recipes.engine_arguments import DIVIDES_GPUS
@@ -93,7 +93,7 @@ def answer(
     # Recipes and checkpoint do not depend on the profile. This machine may lack the requested GPU,
     # so its own is not inspected.
     choices = choose(replace(request, profile="cpu", gpus_a_copy=None), settings)
-    source = _read(choices.reference, choices.profile, settings)
+    source = _read(choices.reference, choices.profile, settings, config_alone=True)
     model = Model.of(source)
     adopted = choices.headers
     # Weights that cannot be converted to 16 bits can only be served as they are.
@@ -200,6 +200,8 @@ def _check_number(asked: int | None, gpus: int) -> None:
 
 def _notes(site: Gpus) -> Iterator[str]:
     source = site.model.source
+    if not source.largest_file_bytes:
+        yield "there are no weights here: their shapes are estimated from config.json"
     if (form := source.format) is not None:
         after = "recipes start from them in 16 bits" if form.converter else form.reason
         yield f"the baseline has {form.label} weights, as released; {after}"
@@ -211,12 +213,19 @@ def _notes(site: Gpus) -> Iterator[str]:
 
 
 def _read(
-    reference: CheckpointReference, profile: ServingProfile, settings: Settings
+    reference: CheckpointReference,
+    profile: ServingProfile,
+    settings: Settings,
+    *,
+    config_alone: bool = False,
 ) -> HeaderSource:
     if reference.kind == "hub":
         return read_hub(reference.name, reference.revision)
     if reference.kind == "folder":
-        return read_folder(Path(reference.name).expanduser(), reference.text)
+        folder = Path(reference.name).expanduser()
+        if config_alone and not any(folder.glob("*.safetensors*")):
+            return read_config_alone(folder, reference.text)
+        return read_folder(folder, reference.text)
     spec, store = demo_stage(reference, profile, settings), settings.open_store()
     if store.find(spec.stage, spec.key) is None:
         raise CheckpointError(

@@ -174,7 +174,7 @@ class Preflight:
         for name, header in self.adopted.items():
             yield find_loading_fault(header, self.profile, name)
         for recipe in self._to_make:
-            yield from calibration_faults(recipe)
+            yield from calibration_faults(recipe, source.generation)
 
     def _of_gpu_memory(self) -> Iterator[PrepareError]:
         """Yield models that GPUs cannot divide or hold."""

@@ -121,6 +121,8 @@ def _refuse_taken(host: str, port: int) -> AbstractContextManager[None]:
 class _Front:
     def __init__(self, server: Path, key: bytes, health: bytes) -> None:
         self._server, self._key, self._health = str(server), key, health
+        # asyncio itself refers weakly to tasks: one that waits could be collected.
+        self._running: set[asyncio.Task[None] | None] = set()
 
     async def serve(self, listening: socket.socket, end: asyncio.Event) -> None:
         server = await asyncio.start_server(self.answer, sock=listening, limit=MAX_HEAD_BYTES)
@@ -136,6 +138,7 @@ class _Front:
         await _let_run(_ROUNDS)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._running.add(task := asyncio.current_task())
         try:
             await self._answer(reader, writer)
         except asyncio.CancelledError:
@@ -146,6 +149,7 @@ class _Front:
             pass  # the client is gone or too slow
         finally:
             writer.close()
+            self._running.discard(task)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -132,7 +132,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
         errors=(OSError, UntrustedLinesError),
     ):
         lines = list(read_lines(Path(file)))
-    if not file.endswith((".jsonl", ".json")):
+    if not file.endswith(".jsonl"):
         return [line for line in lines if line.strip()]
     texts = []
     for number, line in enumerate(lines, start=1):

@@ -178,7 +178,7 @@ def test_the_same_model_passes(gate: Any, server: Server) -> None:
     (variant,) = json.loads(done.stdout)["variants"]
     found = {each["name"]: each for each in variant["gates"]}
     assert found["traffic"]["verdict"] == "pass"
-    assert found["traffic"]["n"] == ROWS
+    assert found["traffic"]["n"] >= ROWS // 4 - 2  # the first look
 
 
 @pytest.mark.parametrize("broken", [four_bits, another_revision, doubled_scale])

@@ -36,6 +36,13 @@ LLAMA_3_405B = LLAMA_3_8B | {
     "num_attention_heads": 128,
     "num_hidden_layers": 126,
 }
+MISTRAL_7B_V01 = LLAMA_3_8B | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "vocab_size": 32000,
+}
 QWEN_3_235B = LLAMA_3_8B | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -83,6 +90,21 @@ MIXTRAL_8X22B = {
     "sliding_window": None,
     "tie_word_embeddings": False,
     "vocab_size": 32000,
+}
+QWEN_25_72B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 70,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
 }
 DEEPSEEK_V3 = {
     "architectures": ["DeepseekV3ForCausalLM"],

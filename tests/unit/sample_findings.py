@@ -33,7 +33,7 @@ def finding(state: str, **changes: Any) -> Finding:
 
 
 def scores(baseline: float = 0.6, candidate: float = 0.6, **changes: Any) -> Scores:
-    fields = {"full_baseline": baseline, **changes}
+    fields = {"flips": 0.02, "full_baseline": baseline, **changes}
     return Scores(baseline=baseline, candidate=candidate, **fields)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from eval_gates.cost import (
     CostResult,
@@ -14,6 +15,7 @@ from eval_gates.cost import (
     cost_ratio,
     cost_rule_of,
     judge_cost,
+    tokens_ratio,
     work_of,
 )
 from eval_gates.rows import Answer
@@ -52,6 +54,7 @@ def test_a_variant_is_judged_by_its_tokens(longer: float, solved: float, verdict
     found = judged(longer, solved=solved)
     assert found.verdict == verdict
     assert found.estimate == pytest.approx(longer / solved, rel=0.05)
+    assert found.tokens.ratio == pytest.approx(longer, rel=0.05)
     assert "another cap or effort are not comparable" in found.reason
 
 
@@ -90,17 +93,24 @@ def test_the_cap_is_the_suites_or_the_length() -> None:
         cost_rule_of(gate, suite, "int4", 0.05, 128)
 
 
+def test_it_cannot_be_critical() -> None:
+    with pytest.raises(ValidationError):
+        CostGate.model_validate({"suites": ["a"], "max_ratio": {"fp8": 1.1}, "tier": "critical"})
+
+
 def test_level_at_the_limit() -> None:
     """True ratio 1.15, usual lengths and solve rates: the bounds err in at most 5 % and noise."""
     draw, runs, n, alpha = np.random.default_rng(2), 600, 600, 0.05
-    wrong = np.zeros(2)
+    wrong = np.zeros(4)
     for _ in range(runs):
         common = draw.lognormal(5, 0.6, n)
         before = common * draw.lognormal(0, 0.3, n)
         after = 1.15 * common * draw.lognormal(0, 0.3, n)
         solved = (draw.random(n) < 0.7).astype(float)
-        _, lower, upper = cost_ratio((before, solved), (after, solved), alpha)
-        assert lower is not None
-        assert upper is not None
-        wrong += (upper < 1.15, lower > 1.15)
+        cost = cost_ratio((before, solved), (after, solved), alpha)
+        tokens = tokens_ratio(before, after, alpha)
+        for place, found in enumerate((cost, tokens)):
+            assert found.lower is not None
+            assert found.upper is not None
+            wrong[2 * place : 2 * place + 2] += (found.upper < 1.15, found.lower > 1.15)
     assert wrong.max() / runs <= alpha + 2 * math.sqrt(alpha * (1 - alpha) / runs) + 0.01

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from pipeline.core.errors import CheckpointError
 from pipeline.plan.host_memory import serving_bytes
 from pipeline.plan.memory import Fit, Gpus, Model, divisors, variants_of
 from recipes import catalog
+from recipes.checkpoints.header_source import read_config_alone
 from recipes.checkpoints.variant_size import VariantWeights
 
 RECIPES = [catalog.load_recipe(name) for name in ("baseline", "fp8-dynamic", "awq-w4a16")]
@@ -135,3 +138,21 @@ class TestHostMemory:
         served = times * quantized + kept * around + 3 * self.GIB
         assert serving_bytes(model, FP8, fp8, profile) == served
         assert serving_bytes(model, FP8, fp8, catalog.load_profile("h100")) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (LLAMA_3_8B, 8_030_261_248),
+        (LLAMA_3_405B, 405_853_388_800),
+        (MIXTRAL_8X22B, 140_620_634_112),
+        (QWEN_3_235B, 235_000_000_000),
+        (DEEPSEEK_V3 | {"first_k_dense_replace": 3, "n_shared_experts": 1}, 671_000_000_000),
+    ],
+)
+def test_a_config_alone_has_the_published_size(
+    tmp_path: Path, config: dict[str, Any], parameters: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = Model.of(read_config_alone(tmp_path, "x"))
+    assert model.parameters() == pytest.approx(parameters, rel=0.01)

@@ -416,6 +416,7 @@ CALIBRATION = {
     "array": (lines([CHAT]), "line 1|it is a list and not an object"),
     "keys": (lines({"prompt": "p", "completion": "c"}), "it has prompt, completion"),
     "json": (lines(CHAT) + b'{"messages": \n', "line 2|JSON"),
+    "bom": (b"\xef\xbb\xbf" + lines(*[CHAT] * 9), "byte order mark"),
     "short": (lines({"text": "Ja."}), "3 bytes, too few for a block of 256 tokens"),
     "empty": (b"", "0 bytes, too few"),
     "list": (b"[]", "it is an empty list"),
@@ -516,3 +517,45 @@ def test_a_hub_that_cannot_be_reached(settings: Settings, monkeypatch: pytest.Mo
     assert report.exit_code == run_model(request("org/name"), settings, Listener()).exit_code == 1
     assert list(report.lines())[1].startswith("would be refused: the Hub is unreachable")
     assert report.power  # the gates are the same for every checkpoint
+
+
+def test_a_list_as_calibration_file(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "share.json").write_text("[]")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"{{name: own, extends: {AWQ}, summary: s,"
+        " quantization: {calibration: {dataset: ./share.json}}}"
+    )
+    report = forecast(
+        request(checkpoint(tmp_path / "model", {}), str(recipe)), settings, Listener()
+    )
+    assert any("jq -c '.[]' share.json" in fault.hint for fault in report.faults)
+
+
+def test_a_weight_that_the_index_leaves_out(settings: Settings, tmp_path: Path) -> None:
+    name = checkpoint(tmp_path / "model", {})
+    folder = Path(name)
+    shard = "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors").rename(folder / shard)
+    listed = dict.fromkeys(
+        ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"], shard
+    )
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    report = forecast(request(name), settings, Listener())
+    (fault,) = report.faults
+    assert "leaves out 'model.layers.0.mlp." in fault.message
+    assert report.exit_code == ExitCode.USAGE
+
+
+def test_a_calibration_chat_that_the_template_refuses(settings: Settings, tmp_path: Path) -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    name = checkpoint(tmp_path / "model", {"chat_template.jinja": template.encode()})
+    system = {"messages": [{"role": "system", "content": "Be brief."}, *CHAT["messages"]]}
+    (tmp_path / "data.jsonl").write_bytes(lines(*[system] * 50))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"{{name: own, extends: {AWQ}, summary: s,"
+        " quantization: {calibration: {dataset: ./data.jsonl, column: messages}}}"
+    )
+    report = forecast(request(name, str(recipe)), settings, Listener())
+    assert any("calibration chats cannot be used" in fault.message for fault in report.faults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,20 @@ def test_a_verdict_says_what_is_shown(state: str, comparison: Comparison, reason
     assert decision.reason.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [
+        ({"n": 1000, "number": 3}, "needs more questions (in all about 2250"),
+        ({"n": 40, "planned": 40}, "cannot pass even if no answer changes, 149 could"),
+        ({"comparison": Comparison.points(1e-3), "planned": 9999}, "no benchmark has enough"),
+    ],
+)
+def test_an_open_gate_says_what_it_needs(changes: dict[str, Any], needs: str) -> None:
+    difference = -0.0009 if "comparison" in changes else 0.0
+    decision = decide(finding("open", **changes), scores(candidate=0.6 + difference))
+    assert needs in decision.reason
+
+
 class TestNotANumber:
     @pytest.mark.parametrize("field", ["lower", "upper"])
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -49,6 +64,18 @@ GUESSING = SensitivityCheck("guessing", 0.25, p_insensitive=0.4)
 
 
 class TestBlind:
+    @pytest.mark.parametrize("verdict", ["pass", "open"])
+    def test_a_margin_that_reaches_down_to_guessing(self, verdict: str) -> None:
+        decision = decide(finding(verdict), scores(0.297, 0.29, sensitivity_checks=(GUESSING,)))
+
+        assert decision.verdict == "undecided"
+        assert decision.reason.startswith("the gate is insensitive: a margin of 2.00 points")
+        assert "(25.0%), as the baseline scores 29.7% (p = 0.4)" in decision.reason
+
+    def test_what_is_shown_to_be_worse_fails_all_the_same(self) -> None:
+        decision = decide(finding("fail"), scores(0.3, 0.1, sensitivity_checks=(GUESSING,)))
+        assert decision.verdict == "fail"
+
     def test_the_highest_of_those_it_does_not_see_is_named(self) -> None:
         others = (
             SensitivityCheck("nothing", 0.0, p_insensitive=0.01),
@@ -86,6 +113,10 @@ class TestAnswersThatSayNothing:
         decision = decide(wide, scores(0.05, 0.0))
         assert decision.verdict == "undecided"
         assert "the candidate scores 0.0% on 500 questions" in decision.reason
+
+    def test_it_may_fail(self) -> None:
+        decision = decide(finding("fail"), scores(0.4, 0.2, shuffled_score=0.2))
+        assert decision.verdict == "fail"
 
 
 class TestSuspicious:

@@ -12,7 +12,8 @@ from reading_stand_in import SURE, UNSURE, ReadingStandIn
 
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
-from eval_gates.rows import Answer, Asked, Question
+from eval_gates.prompt_scores import ScoredToken, thought_end
+from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.suites.fidelity import Fidelity, FidelityTask, read_chat_row
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
@@ -95,6 +96,7 @@ def test_a_variant_reads_the_baselines_tokens(tmp_path: Path) -> None:
         assert row.score == pytest.approx(1 - len(flips) / 16)
         assert row.own["first_flip"] == flips[0]
         assert row.own["margin"] == pytest.approx(SURE - UNSURE)
+        assert row.own["near_ties"] == 0
 
 
 def test_another_template_ends_the_arm_before_a_score(tmp_path: Path) -> None:
@@ -139,6 +141,41 @@ def test_a_variant_reads_no_more_than_a_halved_baseline(tmp_path: Path) -> None:
     assert [row.own["prompt_ids"] for row in rows] == [row.own["prompt_ids"] for row in before]
     assert before[-1].own["is_cut"]
     assert len(before[-1].own["prompt_ids"]) == 128 - 17
+
+
+@pytest.mark.parametrize(
+    ("text", "has_begun", "thoughts"),
+    [
+        ("no thought at all", False, 0),
+        ("<think>a</think>b", False, 16),
+        ("a</think>b", True, 10),
+        ("<think>without an end", False, 21),
+        ("without an end", True, 14),
+    ],
+)
+def test_thoughts_are_counted_apart(text: str, has_begun: bool, thoughts: int) -> None:
+    tokens = [ScoredToken(-0.1, True, 1.0, letter) for letter in text]
+    assert thought_end(tokens, has_begun=has_begun) == thoughts
+
+
+def test_a_thinking_answers_two_shares(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    kept = [ScoredToken(-0.1, letter != "a", 1.0, letter) for letter in "<think>aa</think>bcda"]
+    own = {"scored": kept, "answer_ids": [1], "prompt_sha256": "p"}
+    row = kind.score(TASK, questions[0], [Reply("x", 21, own=own)])
+    assert row.own["kept_of_thoughts"] == pytest.approx(15 / 17)
+    assert row.own["kept_after_thoughts"] == pytest.approx(3 / 4)
+
+
+@pytest.mark.parametrize(("template", "is_thought"), [("", False), ("<think>", True)])
+def test_an_answer_after_a_prompt_that_begins_a_thought_is_thought(
+    tmp_path: Path, template: str, is_thought: bool
+) -> None:
+    kind, questions = laid_out(tmp_path)
+    with ReadingStandIn(template=template) as server:
+        row = rows_of(kind, questions, server.url)[0]
+    assert ("kept_of_thoughts" in row.own) is is_thought
+    assert "kept_after_thoughts" not in row.own
 
 
 def test_what_is_bundled_has_no_text(tmp_path: Path) -> None:
