@@ -1,4 +1,4 @@
-"""One run with a suite, quantization kind, engine and registry of another package."""
+"""One run with a suite, quantization kind and engine of another package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUN = PACKAGE / "run"
 
 
 def test_all_of_them_in_one_run(tmp_path: Path) -> None:
-    site, models = tmp_path / "site", tmp_path / "models"
+    site = tmp_path / "site"
     install = [find_uv_bin(), "pip", "install", "--no-deps", "--target", str(site), str(PACKAGE)]
     subprocess.run(install, check=True, capture_output=True, timeout=300)
     variables = {
@@ -41,15 +41,13 @@ def test_all_of_them_in_one_run(tmp_path: Path) -> None:
 
     files = ("recipe", "profile", "policy")
     options = [word for each in files for word in (f"--{each}", str(RUN / f"{each}.yaml"))]
-    registry = ["--registry", f"outside://{models}"]
-    report = prepare("model", "demo:smollm2-135m", *options, *registry)
+    report = prepare("model", "demo:smollm2-135m", *options)
     (variant,) = (each for each in report["variants"] if each["recipe"] == "nearest-int8")
     assert variant["promoted"]
     verdicts = {gate["name"]: gate["verdict"] for gate in variant["gates"]}
     assert set(verdicts) == {"quiz", "sums"}
     assert verdicts["quiz"] == "pass"
-    (version,) = prepare("registry", *registry)
+    (version,) = prepare("registry")
     assert version["aliases"] == ["champion"]
     assert json.loads(version["tags"]["prepare.serving"])["engine"] == "outside"
-    assert list(models.rglob("oci-layout"))
     assert prepare("verify", "latest")["same"]
