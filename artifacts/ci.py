@@ -158,10 +158,12 @@ def publish(
     say: Callable[[str], None],
 ) -> None:
     """Write the named reports, and those of the CI system; write errors change no verdict."""
+    written = ""
     if junit is not None:
         with _report_failure(junit, say):
             junit.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(junit, junit_xml(report).decode("utf-8"))
+            written = str(junit)
             say(f"JUnit report: {junit}")
     if summary := environ.get(SUMMARY):
         with _report_failure(Path(summary), say):
@@ -170,7 +172,6 @@ def publish(
             _append(Path(summary), markdown_summary(report, LARGEST_BYTES - taken))
     if file := outputs_file or environ.get(OUTPUTS):
         with _report_failure(Path(file), say):
-            written = str(junit) if junit is not None and junit.exists() else ""
             _append(Path(file), outputs(report, written))
 
 

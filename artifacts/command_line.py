@@ -104,7 +104,7 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
     words = ["prepare", kind, *([_show(str(subject), public=public)] if subject else [])]
     for key, option in REPEATED.get(kind, {}).items():
         for value in asked.get(key) or ():
-            words += [option, _show(value, public=public)]
+            words += [option, _show_named(value, public=public)]
     for key in OPTIONS[kind]:
         if asked.get(key) and not (public and key == "registry"):
             is_path = key in PATHS
@@ -125,7 +125,14 @@ def without_password(text: str) -> str:
 
 
 def _show(text: str, *, public: bool, is_path: bool = False) -> str:
-    """Return a value; `public`: a path, also of NAME=PATH, by its last part."""
-    name, equals, ref = text.rpartition("=")
-    is_path = is_path or ref.startswith(("/", ".", "~")) or ref.endswith((".yaml", ".yml"))
-    return f"{name}{equals}./{Path(ref).name}" if public and is_path else text
+    """Return a value; `public`: a path by its last part."""
+    is_path = is_path or text.startswith(("/", ".", "~")) or text.endswith((".yaml", ".yml"))
+    return f"./{Path(text).name}" if public and is_path else text
+
+
+def _show_named(text: str, *, public: bool) -> str:
+    """Return a value, or a NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not equals or "/" in name:
+        return _show(text, public=public)
+    return f"{name}={_show(value, public=public)}"

@@ -15,7 +15,7 @@ from pipeline.core.errors import ExitCode, HubError, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import Hardware, this_node
 from pipeline.core.record import Record
-from pipeline.core.stage import StageSpec
+from pipeline.core.stage import StageSpec, TypedStageRecord
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
@@ -31,6 +31,7 @@ from pipeline.plan.survey import line, refusal, survey
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.evaluate import is_answered
 from pipeline.stages.screen import ScreenResult
 from pipeline.stages.speed import SpeedParameters
@@ -42,6 +43,7 @@ Seen = dict[tuple[str, str], list[float]]
 """Seconds of finished stages, by stage and what its duration depends on most."""
 SERVER = ("serve", "")
 NOT_MEASURED = "not measured here"
+LIKE_SIZE = 0.2  # relative difference of two checkpoints' weights
 HASHED_BYTES = 2 * 10**9  # at 250 MB/s and more, below 8 s
 HASH_RATE = 250e6  # bytes a second
 
@@ -264,22 +266,49 @@ def _kind_of(parameters: Record) -> str:
 
 
 def _seen_seconds(store: Store, hardware: Hardware, checkpoint: Checkpoint | None) -> Seen:
-    """Return durations of finished stages by stage and kind.
+    """Return durations of finished stages on this hardware, by stage and kind.
 
-    A stage of a model counts for the same checkpoint on this hardware.
+    Stages of a model count if size and serving hardware are alike.
     """
     seen: Seen = {}
-    ours = {checkpoint.digest, checkpoint.recipe_source.digest} if checkpoint else set()
     # `prepare model` reports a damaged record if it needs it.
-    for kept in known_of(store.records(leave_out_damaged=True)):
-        of: Record = kept.parameters
-        if isinstance(of, SpeedParameters):
-            of = of.sides["candidate"]
-        if isinstance(of, ServedModel) and of.hardware != hardware:
+    records = list(known_of(store.records(leave_out_damaged=True)))
+    models = {} if checkpoint is None else _like_models(records, checkpoint)
+    here = {p.checkpoint for p in map(_served_of, records) if p and p.hardware == hardware}
+    for kept in records:
+        served = _served_of(kept)
+        if served is not None and served.hardware != hardware:
             continue
-        if getattr(of, "checkpoint", None) in {None, *ours}:
-            stage = kept.record.stage, _kind_of(kept.parameters)
-            seen.setdefault(stage, []).append(kept.record.seconds)
-            if isinstance(kept.result, ScreenResult):
-                seen.setdefault(SERVER, []).append(kept.result.server.ready_seconds)
+        model = served.checkpoint if served else getattr(kept.parameters, "checkpoint", None)
+        if model is not None and (model not in models or not {model, models[model]} & here):
+            continue
+        stage = kept.record.stage, _kind_of(kept.parameters)
+        seen.setdefault(stage, []).append(kept.record.seconds)
+        if isinstance(kept.result, ScreenResult):
+            seen.setdefault(SERVER, []).append(kept.result.server.ready_seconds)
     return seen
+
+
+def _served_of(kept: TypedStageRecord[Record, Record]) -> ServedModel | None:
+    """Return the model that a stage queried, or None."""
+    of = kept.parameters
+    if isinstance(of, SpeedParameters):
+        of = of.sides["candidate"]
+    return of if isinstance(of, ServedModel) else None
+
+
+def _like_models(
+    records: Sequence[TypedStageRecord[Record, Record]], checkpoint: Checkpoint
+) -> dict[str, str]:
+    """Return digests of similar checkpoints, as quantized and served."""
+    source = checkpoint.recipe_source.digest
+    found = {checkpoint.digest: source, source: checkpoint.digest}
+    for kept in records:
+        if not isinstance(kept.parameters, CheckWeightsParameters):
+            continue
+        result = CHECK_WEIGHTS.result_of(kept.record)
+        if result.weights_bytes and result.size_ratio:
+            ratio = result.weights_bytes / result.size_ratio / checkpoint.weights_bytes
+            if abs(ratio - 1) <= LIKE_SIZE:
+                found.setdefault(kept.parameters.checkpoint, kept.parameters.checkpoint)
+    return found

@@ -142,3 +142,11 @@ def test_a_strangers_command_raises_nothing_but_our_error(
     place[path[-1]] = value
     with contextlib.suppress(StoreError):
         command_line(kind, command, public=public)
+
+
+def test_a_private_folder_with_an_equals_sign_is_not_public() -> None:
+    folder = "/secret/date=2026-01-01/llama"
+    command = {**COMMAND, "checkpoint": folder, "eval_data": f"{folder}/questions"}
+    line = command_line("model", command, public=True)
+    assert "secret" not in line
+    assert "./llama" in line

@@ -182,14 +182,28 @@ class TestTimes:
         assert planning.forecast().expected_seconds() is None
 
     @pytest.mark.parametrize(
-        "other", [{"checkpoint": "f" * 64}, {"hardware": {"accelerator": "cuda", "gpu": "L4"}}]
+        ("ratio", "gpu", "counts"),
+        [(1.1, None, True), (1.3, None, False), (0.7, None, False), (1.1, "NVIDIA L4", False)],
     )
-    def test_another_model_or_hardware_does_not_count(
-        self, planning: Planning, other: dict[str, Any]
+    def test_another_model_counts_at_a_like_size_on_this_hardware(
+        self, planning: Planning, ratio: float, gpu: str | None, counts: bool
     ) -> None:
         of_variant = {s.stage: s.parameters for s in planning.specs() if s.variant == RECIPE}
-        planning.remember("screen", "s", of_variant["screen"] | other, 2.0)
-        assert rows(planning.forecast(), RECIPE)["screen"][1] == "not measured here"
+        size = planning.forecast().checkpoint
+        assert size is not None
+        other = {"checkpoint": "f" * 64}
+        facts = {"weights_bytes": int(size.weights_bytes * ratio / 2), "size_ratio": 0.5}
+        planning.remember("check_weights", "c", of_variant["check_weights"] | other, 4.0, **facts)
+        planning.remember("quantize", "q", of_variant["quantize"] | other, 20.0)
+        served = of_variant["screen"] | other
+        if gpu is not None:
+            served |= {"hardware": {"accelerator": "cuda", "gpu": gpu}}
+        planning.remember("screen", "s", served, 2.0)
+        expected = "20 s" if counts else "not measured here"
+        assert rows(planning.forecast(), RECIPE)["quantize"] == ["to run", expected]
+        assert rows(planning.forecast(), RECIPE)["screen"][1] == (
+            "2 s" if counts else "not measured here"
+        )
 
     def test_the_sum_when_every_kind_was_seen(self, planning: Planning) -> None:
         for spec in planning.specs():
