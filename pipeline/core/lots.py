@@ -29,8 +29,9 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.core.errors import UsageError
-from pipeline.core.file_locks import hold_for_children, user_name
+from pipeline.core.file_locks import hold_for_children, this_process, user_name
 from pipeline.core.gpus import VisibleGpu, allottable_gpus, busy_gpus
+from pipeline.core.untrusted import open_regular
 
 FOLDERS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 FOLDER_VARIABLE = "PREPARE_NODE_LOCKS"
@@ -38,6 +39,7 @@ GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 FOR_ALL = stat.S_ISVTX | stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 NODE, GATE, CORES, GPUS = "node", "gate", "cores", "gpus"
 POLL_S = 1.0
+MAX_NOTE_BYTES = 300
 Waits = Callable[[str], None]
 
 
@@ -109,6 +111,7 @@ class Node:
         """
         self._check(needs)
         with ExitStack() as held:
+            held.enter_context(self._note())
             lot: Lot | None = None
             try:
                 lot = self._take(needs, held, on_wait, wait=wait)
@@ -212,13 +215,37 @@ class Node:
         for pid in _lockers(self._path(name)):
             if pid == os.getpid():
                 continue
+            is_killed = not Path(f"/proc/{pid}").exists()
+            killed = ", which was killed and whose last processes end" * is_killed
+            with contextlib.suppress(OSError), open_regular(self._note_path(pid), None) as file:
+                note = file.read(MAX_NOTE_BYTES).decode(errors="replace")
+                if note.isprintable() and note:
+                    return note + killed
             with contextlib.suppress(OSError):
                 return f"process {pid} of {user_name(Path(f'/proc/{pid}').stat().st_uid)}"
-            return f"process {pid}, which was killed and whose last processes end"
+            return f"process {pid}{killed}"
         return "another process"
 
     def _path(self, name: str) -> Path:
         return self.folder / f"prepare.{name.replace('/', '_')}.lock"
+
+    def _note_path(self, pid: int) -> Path:
+        return self.folder / f"prepare.holder.{pid}"
+
+    @contextmanager
+    def _note(self) -> Iterator[None]:
+        """Describe this process's work to those who wait for its locks."""
+        path = self._note_path(os.getpid())
+        with contextlib.suppress(OSError):  # it is for messages alone
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(this_process())
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _open(self, path: Path) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

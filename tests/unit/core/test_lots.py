@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,14 +13,16 @@ import pytest
 
 from pipeline.core.errors import UsageError
 from pipeline.core.gpus import VisibleGpu
-from pipeline.core.lots import NOTHING, Needs, Node, lock_folder
+from pipeline.core.lots import CORES, NOTHING, Needs, Node, lock_folder
 
 GPUS = [VisibleGpu(f"NVIDIA {n}", f"GPU-{n}") for n in range(4)]
 HOLD = """
 import sys
 from pathlib import Path
+from pipeline.core.file_locks import doing
 from pipeline.core.lots import Needs, Node
-with Node(Path(sys.argv[1])).take(Needs(cores=sys.argv[2] == "cores")) as lot:
+needs = Needs(cores=sys.argv[2] == "cores")
+with doing("run 7"), doing("serves fp8"), Node(Path(sys.argv[1])).take(needs) as lot:
     def hold():
         print("held", flush=True)
         sys.stdin.read()
@@ -66,9 +69,23 @@ def test_cores_are_one_s_at_a_time_and_who_waits_is_told_for_whom(node: Node) ->
             assert lot is None
         with node.take(NOTHING, wait=False) as lot:
             assert lot is not None
-    assert told[0].startswith(f"process {process.pid} of ")
+    words = rf"run 7, serves fp8, since \d\d:\d\d UTC, process {process.pid} of .+"
+    assert re.fullmatch(words, told[0])
     with node.take(Needs(cores=True), wait=False) as lot:
         assert lot is not None
+    assert list(node.folder.glob(f"prepare.holder.{os.getpid()}")) == []
+
+
+def test_a_lock_whose_holder_said_nothing_names_the_process(node: Node) -> None:
+    with other(node, "cores") as process:
+        assert says(process) == "held"
+        note = node.folder / f"prepare.holder.{process.pid}"
+        note.write_text("\x1b[2J")
+        assert node.holder(CORES).startswith(f"process {process.pid} of ")
+        note.unlink()
+        assert node.holder(CORES).startswith(f"process {process.pid} of ")
+        os.mkfifo(note)  # by anyone: it blocks readers
+        assert node.holder(CORES).startswith(f"process {process.pid} of ")
 
 
 def test_a_measurement_waits_for_work_and_keeps_newcomers_out(node: Node) -> None:
