@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, Self
 
 from eval_gates.engine_metrics import open_session, read_counters
@@ -23,6 +24,8 @@ from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
 
 TICK_SECONDS = 0.02
+LOOK_SECONDS = 1.0  # between two readings of the machine's runnable threads
+LOAD_AVERAGE = Path("/proc/loadavg")
 BYTES_OF_AN_ANSWER = 1 << 17  # besides its tokens: usage, an error in words
 BYTES_OF_A_TOKEN = 1 << 12  # vLLM's part of one token is about 300
 ANSWER_SECONDS = 3600.0
@@ -41,6 +44,7 @@ class ClientClock:
         self._began = time.perf_counter()
         self._late: list[float] = []  # of ticks
         self._sent_late: list[float] = []  # of requests that had a time
+        self._runnable: list[int] = []
 
     def now(self) -> float:
         return time.perf_counter() - self._began
@@ -65,13 +69,28 @@ class ClientClock:
             return {}
         late = [sorted(each) for each in (self._late, self._sent_late) if each]
         worst = max(each[int(0.99 * (len(each) - 1))] for each in late)
-        return {"client_lag_s": worst, "client_late_s": sum(self._late)}
+        found = {"client_lag_s": worst, "client_late_s": sum(self._late)}
+        if self._runnable:
+            found["runnable"] = sum(self._runnable) / len(self._runnable)
+        return found
 
     async def _tick(self) -> None:
+        looked = -LOOK_SECONDS
         while True:
             before = self.now()
+            if before - looked >= LOOK_SECONDS and (threads := count_runnable()) is not None:
+                looked = before
+                self._runnable.append(threads)
             await asyncio.sleep(TICK_SECONDS)
             self._late.append(max(0.0, self.now() - before - TICK_SECONDS))
+
+
+def count_runnable() -> int | None:
+    """Return this machine's running and ready threads, if known."""
+    try:
+        return int(LOAD_AVERAGE.read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 class BadAnswerError(Exception):
@@ -138,6 +157,7 @@ class LoadClient:
             # The first requests of a prefix cannot find it in the cache, so they do not count.
             "before": begun if is_begun else before,
             "after": after,
+            "cpus": os.cpu_count(),
             **clock.facts(),
         }
 

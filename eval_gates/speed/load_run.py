@@ -128,6 +128,10 @@ class LoadRun(NumericRecord):
     client_late_s: Seconds | None = Field(
         None, description="total time that the client's event loop was late; None: not measured"
     )
+    runnable: Annotated[float, Field(ge=0, le=1e7)] | None = Field(
+        None, description="mean number of runnable threads on the client's machine"
+    )
+    cpus: Annotated[int, Field(ge=1)] | None = Field(None, description="of that machine")
     interference: list[Interference] = Field([], fail_fast=True, max_length=100)
 
     @model_validator(mode="after")

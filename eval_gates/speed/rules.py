@@ -312,8 +312,7 @@ class SpeedRule(NumericRecord):
         try:
             steady_state.output_rate(load)
             if self._is_late(load):
-                lag = "unknown" if load.client_lag_s is None else f"{1e3 * load.client_lag_s:.0f}"
-                yield "client_lag", f"the client was late by {lag} ms a step"
+                yield "client_lag", _describe_lag(load)
             if load.arrivals == "concurrency":
                 waves = steady_state.count_waves(load)
                 if waves < MIN_WAVES:
@@ -409,6 +408,15 @@ def hit_rate(load: LoadRun) -> float | None:
         return None
     queries, hits = counts[1] - counts[0], counts[3] - counts[2]
     return hits / queries if queries > 0 and 0 <= hits <= queries else None
+
+
+def _describe_lag(load: LoadRun) -> str:
+    if load.client_lag_s is None:
+        return "the client's lag is unknown"
+    words = f"the client was late by {1e3 * load.client_lag_s:.0f} ms a step"
+    if load.runnable is None or load.cpus is None:
+        return words
+    return f"{words} ({load.runnable:.1f} threads were ready to run on {load.cpus} CPUs)"
 
 
 def _log_margin(time: float, limit: float) -> float:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -114,6 +115,8 @@ def test_requests_are_sent_at_their_times_whatever_is_answered(endpoint: Endpoin
     late = [start - due for start, due in zip(load["requests"]["start_s"], at, strict=True)]
     assert min(late) >= 0
     assert load["client_lag_s"] >= sorted(late)[2] - 0.001
+    assert load["cpus"] == os.cpu_count()
+    assert load["runnable"] >= 0
 
 
 @pytest.mark.parametrize(("output", "ignores"), [("fixed", True), ("natural", False)])

@@ -101,12 +101,12 @@ def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
 
 
 def test_a_disturbed_measurement_says_what_was_seen() -> None:
-    seen = {"client_lag_s": 1.0, "client_late_s": 9.0}
+    seen = {"client_lag_s": 1.0, "client_late_s": 9.0, "runnable": 6.2, "cpus": 2}
     loads = [load.model_copy(update=seen) for load in blocks([1.1] * 10)]
     report = of_ratio(loads)
     assert (report.verdict, report.n, report.repeats) == ("undecided", 0, {"disturbed": 10})
-    assert "disturbed 10" in report.reason
-    assert "1000 ms" in report.reason
+    for told in ("disturbed 10", "1000 ms", "6.2 threads", "2 CPUs"):
+        assert told in report.reason
 
 
 def test_a_result_of_limits_has_the_loads_within() -> None:
