@@ -124,6 +124,9 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+
+
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Create a complete file durably; return whether this call created it.
 
@@ -131,19 +134,19 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        # The umask is global to the process, so the mode is set here.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            if is_shared(path.parent):
-                os.fchmod(descriptor, 0o660)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_new(temporary, content)
         # os.link reports NFS's response to a repeated request, which is checked below.
         os.link(temporary, path)
     except FileExistsError:
         # If NFS lost the first response, the repeated request reports our own file.
         return _is_same(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        try:  # without hard links; a kill may leave a partial file
+            _write_new(path, content)
+        except FileExistsError:
+            return False
     finally:
         temporary.unlink(missing_ok=True)
     flush_folder(path.parent)
@@ -155,6 +158,17 @@ def _is_same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:  # it was removed, or is a link to nothing
         return False
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    # The umask is global to the process, so the mode is set here.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        if is_shared(path.parent):
+            os.fchmod(descriptor, 0o660)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_atomically(path: Path, text: str) -> None:

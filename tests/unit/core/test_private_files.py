@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from pipeline.core.private_files import open_log
+from pipeline.core.private_files import create_exclusively, open_log
 
 
 def test_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
@@ -27,3 +28,19 @@ def test_log_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
         os.close(reader)
     with pytest.raises(OSError, match="log"):  # without a reader, opening it would wait
         open_log(tmp_path / "log")
+
+
+@pytest.mark.parametrize("number", [0, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_one_creates_a_file_also_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    if number:
+        monkeypatch.setattr(os, "link", refused)
+    made = [create_exclusively(tmp_path / "file", text) for text in (b"one", b"two")]
+    assert made == [True, False]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"one"
+    assert (tmp_path / "file").stat().st_mode & 0o077 == 0
