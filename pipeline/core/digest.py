@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError, raise_as
+from pipeline.core.errors import CheckpointError, StoreError, raise_as
 from pipeline.core.events import NullProgress, Progress
 from pipeline.core.file_locks import locked
 from pipeline.core.private_files import untrusted_reason, write_atomically
@@ -107,23 +107,36 @@ class FileDigests:
             return {}
         if not isinstance(cache, dict) or cache.get("schema_version") != CACHE_SCHEMA:
             return {}
-        found: dict[str, dict[str, Any]] = cache["files"]
-        return found
+        files = cache.get("files")
+        if not isinstance(files, dict):
+            return {}
+        return {path: entry for path, entry in files.items() if _is_sound(entry)}
 
     def _remember(self, fresh: Mapping[str, Any], progress: Progress) -> None:
         try:
             self.cache_file.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.cache_file.with_name(self.cache_file.name + ".lock")):
+            lock = self.cache_file.with_name(self.cache_file.name + ".lock")
+            with locked(lock, is_inherited=False):
                 files = {p: entry for p, entry in self._read_cache().items() if Path(p).exists()}
                 files |= fresh
                 cache = {"schema_version": CACHE_SCHEMA, "files": files}
                 write_atomically(self.cache_file, json.dumps(cache, indent=1))
-        except OSError as error:
-            progress.note(f"cannot write the digest cache: {self.cache_file}: {error.strerror}")
+        except (OSError, StoreError) as error:
+            why = error.message if isinstance(error, StoreError) else error.strerror
+            progress.note(f"cannot write the digest cache: {self.cache_file}: {why}")
 
 
 def _identity(status: os.stat_result) -> list[int]:
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _is_sound(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("identity"), list)
+        and isinstance(entry.get("sha256"), str)
+        and len(entry["sha256"]) == 64
+    )
 
 
 def _hash(file: Any, size: int, report: Callable[[int], None]) -> tuple[str, int]:

@@ -85,11 +85,17 @@ def holder_of(path: Path) -> str:
 
 @contextmanager
 def locked(
-    path: Path, on_wait: Waits = lambda text: None, *, shared: bool = False, wait: bool = True
+    path: Path,
+    on_wait: Waits = lambda text: None,
+    *,
+    shared: bool = False,
+    wait: bool = True,
+    is_inherited: bool = True,
 ) -> Iterator[bool]:
     """Hold the lock; yield whether it is held, as with `wait`.
 
-    StoreError: the file system has no locks.
+    With `is_inherited`, children that start meanwhile hold it too. StoreError: the file system has
+    no locks.
     """
     descriptor = _open(path)
     try:
@@ -97,7 +103,7 @@ def locked(
         if not is_held:
             yield False
             return
-        with hold_for_children(descriptor):
+        with hold_for_children(descriptor) if is_inherited else contextlib.nullcontext():
             yield True
     finally:
         os.close(descriptor)
@@ -196,8 +202,8 @@ def _lock(descriptor: int, path: Path, on_wait: Waits, *, shared: bool, wait: bo
         raise StoreError(
             f"this file system has no locks (flock): {error.strerror}",
             where=str(path),
-            hint="mount it with locks (Lustre: the option flock), or use another folder with "
-            "--store DIR",
+            hint="mount it with locks (Lustre: the option flock), or use another folder: "
+            "--store DIR for the store, PREPARE_HOME for environments",
         ) from error
     if not shared:
         with contextlib.suppress(OSError):  # a full disk; the name is for messages alone

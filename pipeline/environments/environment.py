@@ -215,7 +215,11 @@ def _build_once(
         with raise_as(EnvironmentBuildError, what, str(folder.parent), cure):
             lock_file(folder).parent.mkdir(parents=True, exist_ok=True)
             lock_file(folder).touch()
-        with locked(lock_file(folder), lambda who: progress.note(f"{definition.key}: {who}")):
+        with locked(
+            lock_file(folder),
+            lambda who: progress.note(f"{definition.key}: {who}"),
+            is_inherited=False,
+        ):
             if not force and (record := usable_record(definition, folder)):
                 return record  # another process built it meanwhile
             if users := processes_using(folder):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -83,7 +84,10 @@ def test_change_that_restores_size_and_mtime_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"{", b"\xff\xfe", b"[]", b'{"schema_version": 9}'],
+    [
+        *(b"", b"{", b"\xff\xfe", b"[]", b'{"schema_version": 1, "files": 3}'),
+        *(b'{"schema_version": 9}', b'{"schema_version": 1}'),
+    ],
 )
 def test_damaged_cache_starts_anew(tmp_path: Path, damage: bytes, reads: list[str]) -> None:
     file, cache = tmp_path / "weights", tmp_path / "cache.json"
@@ -103,6 +107,18 @@ def test_digests_that_others_may_write_are_ignored(tmp_path: Path, mode: int) ->
     assert FileDigests(cache, in_ten_seconds).digest(file) == "0" * 64
     cache.chmod(mode)
     assert FileDigests(cache, in_ten_seconds).digest(file) == right
+
+
+def test_a_home_without_locks_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    (tmp_path / "weights").write_bytes(b"abc")
+    told = Listener()
+    FileDigests(tmp_path / "cache.json", in_ten_seconds).digest(tmp_path / "weights", told)
+    assert len(told.notes) == 1
+    assert "has no locks" in told.notes[0]
 
 
 def _digest_in_child(arguments: tuple[Path, Path]) -> str:

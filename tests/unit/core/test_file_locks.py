@@ -43,6 +43,13 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
         assert again
 
 
+def test_children_that_start_meanwhile_need_not_hold_it(tmp_path: Path) -> None:
+    path, before = tmp_path / "key", held_descriptors()
+    with locked(path, is_inherited=False) as first, locked(path, wait=False) as second:
+        assert (first, second) == (True, False)
+        assert held_descriptors() == before
+
+
 def test_a_waiting_process_is_told_who_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "key"
     code = (

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tiny_environment import Heard, TinySource, write_torch, write_wheel
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import NullProgress
+from pipeline.core.file_locks import locked
 from pipeline.environments.build import RECORD_NAME, read_record
 from pipeline.environments.definition import (
     Accelerator,
@@ -28,6 +30,7 @@ from pipeline.environments.environment import (
     ensure,
     ensure_defined,
     identity,
+    lock_file,
     status,
 )
 from pipeline.environments.settings import EnvironmentOverride, Settings
@@ -123,6 +126,32 @@ def test_a_read_only_one_is_used_and_not_mended(
     assert state(tiny, home) is EnvironmentState.READY
     with pytest.raises(EnvironmentBuildError, match="cannot be written to"):
         ensure_defined(tiny.definition, home, NullProgress(), force=True)
+
+
+def test_being_built(tiny: TinySource, home: Path, built: Environment) -> None:
+    with locked(lock_file(environment_folder(home, tiny.definition))):
+        assert state(tiny, home) is EnvironmentState.BUILDING
+    assert state(tiny, home) is EnvironmentState.READY
+
+
+def test_two_at_once_build_once(tiny: TinySource, home: Path) -> None:
+    sinks = [Heard(), Heard()]
+    environments: list[Environment] = []
+    threads = [
+        threading.Thread(
+            target=lambda sink=sink: environments.append(
+                ensure_defined(tiny.definition, home, sink)
+            )
+        )
+        for sink in sinks
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert environments[0] == environments[1]
+    notes = [note for sink in sinks for note in sink.notes]
+    assert notes.count("building the serve-cpu environment (once)") == 1
 
 
 KILLED_BUILD = """
