@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -45,6 +46,38 @@ def test_nor_another_users(tmp_path: Path) -> None:
     opened(tmp_path)
     os.chown(tmp_path / "caches" / IDENTITY[:16], 12345, -1)
     assert opened(tmp_path) == {}
+
+
+def test_nor_a_links(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (tmp_path / "caches").symlink_to(elsewhere)
+    heard = Listener()
+    assert open_caches(tmp_path, IDENTITY, heard) == {}
+    assert "caches is a link" in heard.notes[0]
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "is_trusted"),
+    [("mode=2775,gid=31400", True), ("mode=2777,gid=31400", False), ("mode=2775,uid=31400", False)],
+)
+def test_a_volume_of_roots_is_for_whom_it_was_given_to(
+    tmp_path: Path, options: str, is_trusted: bool
+) -> None:
+    """As Kubernetes mounts one with `fsGroup`."""
+    volume = tmp_path / "caches"
+    volume.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", volume]).returncode:
+        pytest.skip("this user, or this machine, mounts nothing")
+    try:
+        assert bool(opened(tmp_path)) == is_trusted
+        if is_trusted:
+            assert stat.S_IMODE((volume / IDENTITY[:16]).stat().st_mode) & 0o777 == 0o700
+            (volume / IDENTITY[:16]).chmod(0o770)
+            assert opened(tmp_path) == {}
+    finally:
+        subprocess.run(["umount", volume], check=True)
 
 
 def test_what_nobody_has_used_for_a_while_is_collected(tmp_path: Path) -> None:
