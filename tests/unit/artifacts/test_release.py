@@ -347,6 +347,13 @@ class TestCollection:
             self.paths(good)
         assert str(good.root / "registries.jsonl") in caught.value.hint
 
+    def test_a_registry_that_does_not_answer(self, good: FakeRun) -> None:
+        """What it names is not known, so nothing goes."""
+        good.promote(variant=ONE)
+        Path(good.uri.removeprefix("sqlite:///")).write_text("no database" * 1000)
+        with pytest.raises(RegistryError):
+            self.paths(good)
+
     def test_the_command(
         self, good: FakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -154,3 +154,12 @@ def test_a_command_does_not_print_them(words: tuple[str, ...], tmp_path: Path) -
     assert ran.returncode in (1, 2)
     assert "***@127.0.0.1:9" in ran.stderr
     assert SECRET not in ran.stdout + ran.stderr
+
+
+def test_a_child_gets_the_addresses_that_it_is_told_and_not_the_registrys() -> None:
+    endpoint = strip_credentials("https://me:endpointSECRET@host/v1")
+    strip_credentials(f"postgresql://me:{SECRET}@registry/db")
+    told = json.dumps({"endpoint": {"url": endpoint}})
+    (handed,) = credential_variables(told).values()
+    assert "endpointSECRET" in handed
+    assert SECRET not in handed

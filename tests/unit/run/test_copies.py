@@ -116,7 +116,7 @@ class TestPieces:
         store.make_root()
         return Copy(store, tmp_path, Node(tmp_path), Listener())
 
-    def piece(self, done: list[str], error: Exception | None = None) -> Piece:
+    def piece(self, done: list[str], error: BaseException | None = None) -> Piece:
         def do(lot: Any) -> None:
             if error is not None:
                 raise error
@@ -158,6 +158,12 @@ class TestPieces:
         spoil(copy.folder / "failed" / "a")
         (copy.folder / "failed" / "b").symlink_to("nowhere")  # just removed by --retry
         assert [type(each) for each in copy.failures().values()] == [StoreError]
+
+    def test_an_interruption_is_no_failure(self, copy: Copy) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            copy.work(lambda failures: [self.piece([], KeyboardInterrupt())])
+        assert copy.failures() == {}
+        assert list((copy.folder / TRIED).iterdir()) == []
 
 
 def test_the_main_copy_records_what_the_others_tell(store: Store) -> None:
