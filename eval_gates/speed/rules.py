@@ -54,7 +54,6 @@ MAX_OWN = 2  # blocks with a fault of the same side that end the gate
 MAX_LATE = 0.1  # of a load's time, or of the limited time, by which the client may be late
 MAX_LOG = 50.0  # largest ln(limit / time); a missing time has the negative
 SUSTAINED = 0.05  # unanswered share of all requests from which on a rate is not sustained
-BACKLOG = 0.1  # share of a load's requests from which on its server is over-saturated
 MAX_BEYOND = 1 / 6  # largest share of starts beyond a limit with which a gate passes
 HIT_RATE_TOLERANCE = 0.05
 MIN_WAVES = 7  # that end in the steady state; a load has at least eight, and one may be late
@@ -274,7 +273,10 @@ class SpeedRule(NumericRecord):
         """Return why the gate must not pass despite its bound."""
         if self.kind != "slo":
             return ""
-        if (left := steady_state.share_left([load for (load,) in quiet])) >= SUSTAINED:
+        flows = [steady_state.count_flow(load) for (load,) in quiet]
+        arrived = sum(arrivals for arrivals, _ in flows)
+        left = 1 - sum(answers for _, answers in flows) / arrived if arrived else 1.0
+        if left >= SUSTAINED:
             return f"the rate is not sustained: {100 * left:.1f} % of the requests were left over"
         beyond = sum(self.value(unit) < 0 for unit in quiet)
         if beyond > MAX_BEYOND * len(quiet):
@@ -323,15 +325,7 @@ class SpeedRule(NumericRecord):
             if any(each is None for each in load.requests.error):
                 yield "too_short", str(error)
             return
-        if self.kind != "slo":
-            return
-        highest = max_percentile(self.limits) or 0
-        start, end = steady_state.steady_window(load)
-        counted = sum(start <= sent < end for sent in load.requests.start_s)
-        if counted < (needed := min_requests(highest)):
-            yield "too_few", f"{counted} requests count, but P{highest} needs {needed}"
-            return
-        if steady_state.share_left([load]) >= BACKLOG:
+        if self.kind != "slo" or steady_state.is_over_saturated(load):
             return  # the queue of an over-saturated server is its answer
         answer, lasted = steady_state.median_answer_s(load), load.measured_s
         if lasted is not None and answer is not None and lasted < MIN_ANSWERS * answer:
@@ -340,6 +334,12 @@ class SpeedRule(NumericRecord):
                 f"{lasted:g} s are shorter than ten median answers of {answer:.3g} s: increase the "
                 "workload's 'seconds'",
             )
+            return
+        highest = max_percentile(self.limits) or 0
+        start, end = steady_state.steady_window(load)
+        counted = sum(start <= sent < end for sent in load.requests.start_s)
+        if counted < (needed := min_requests(highest)):
+            yield "too_few", f"{counted} requests count, but P{highest} needs {needed}"
 
     def _is_late(self, load: LoadRun) -> bool:
         if self.kind != "slo":

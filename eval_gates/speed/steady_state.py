@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     FloatArray = NDArray[np.float64]
+
+MIN_BACKLOG_SHARE = 0.1  # of the requests in the steady state: more than a momentary queue
+SAMPLES_PER_QUARTER = 64  # of the requests in flight, per quarter of the steady state
 
 
 class NoSteadyStateError(ValueError):
@@ -127,16 +131,30 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def share_left(loads: Iterable[LoadRun]) -> float:
-    """Return the unanswered share of the steady states' arrivals, without failed requests."""
-    came = answered = 0
-    for load in loads:
-        start, end = steady_window(load)
-        rows = zip(load.requests.start_s, load.requests.end_s, strict=True)
-        times = [(sent, ended) for sent, ended in rows if ended is not None]
-        came += sum(start <= sent < end for sent, _ in times)
-        answered += sum(start <= ended < end for _, ended in times)
-    return 1 - answered / came if came else 1.0
+def count_flow(load: LoadRun) -> tuple[int, int]:
+    """Count the steady state's arrivals and answers, without failed requests."""
+    start, end = steady_window(load)
+    sent, ended = _times(load)
+    came, answered = ((start <= each) & (each < end) for each in (sent, ended))
+    return int(came.sum()), int(answered.sum())
+
+
+def is_over_saturated(load: LoadRun) -> bool:
+    """Return whether requests arrive faster than the server answers them.
+
+    A tenth is left over, and each quarter had more in flight than the one before.
+    """
+    import numpy as np
+
+    came, answered = count_flow(load)
+    if came - answered < MIN_BACKLOG_SHARE * came or not came:
+        return False
+    start, end = steady_window(load)
+    sent, ended = _times(load)
+    at = np.linspace(start, end, 4 * SAMPLES_PER_QUARTER, endpoint=False)
+    in_flight = np.searchsorted(sent, at, side="right") - np.searchsorted(ended, at, side="right")
+    quarter_means = [float(each.mean()) for each in np.array_split(in_flight, 4)]
+    return all(before < after for before, after in pairwise(quarter_means))
 
 
 def median_answer_s(load: LoadRun) -> float | None:
@@ -144,3 +162,13 @@ def median_answer_s(load: LoadRun) -> float | None:
     times = zip(load.requests.start_s, load.requests.end_s, strict=True)
     known = [end - start for start, end in times if end is not None]
     return median(known) if known else None
+
+
+def _times(load: LoadRun) -> tuple[FloatArray, FloatArray]:
+    import numpy as np
+
+    requests = load.requests
+    answered = [i for i, error in enumerate(requests.error) if error is None]
+    sent = np.array([requests.start_s[i] for i in answered], dtype=float)
+    ended = np.array([requests.end_s[i] or 0.0 for i in answered], dtype=float)
+    return np.sort(sent), np.sort(ended)

@@ -44,6 +44,7 @@ CATEGORIES: dict[str, int] = dict(zip(get_args(Category), _CASES, strict=True))
 FUNCTION_LISTS = 2_116  # that these cases show to the model
 # Characters of an answer in Java or JavaScript: C parsers recurse, and 100,000 end the process.
 MAX_CHARACTERS = 8_000
+_MAX_BASE, _MAX_EXPONENT = 1_000_000, 64
 
 
 class BfclCase(NamedTuple):
@@ -203,7 +204,9 @@ def _value_of(node: ast.expr) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_value_of(left), _value_of(right))
+            one, other = _value_of(left), _value_of(right)
+            if type(op) is not ast.Pow or (abs(one) <= _MAX_BASE and abs(other) <= _MAX_EXPONENT):
+                return _OPERATORS[type(op)](one, other)
     raise ValueError("the argument is neither a value nor simple arithmetic")
 
 

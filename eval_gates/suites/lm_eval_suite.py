@@ -88,6 +88,13 @@ class LmEval(TextKind[LmEvalTask]):
         )
         return SuiteSource(identity, folder)
 
+    def local_files(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> list[Path]:
+        task = str(getattr(suite, "task", ""))
+        local = read_task_file(Path(task)).data if is_task_file(task) else []
+        return [path for path in local if path.name.endswith((".jsonl", ".jsonl.gz"))]
+
     def questions(self, task: LmEvalTask, order: QuestionOrder) -> Read:
         is_file = order.source.kind == "task"
         file = order.folder / Path(task.task).name if order.folder and is_file else None

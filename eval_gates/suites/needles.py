@@ -188,7 +188,7 @@ class NeedlesKind(TextKind[NeedlesTask]):
     def fit(
         self, name: str, task: NeedlesTask, max_length: int, note: Callable[[str], None]
     ) -> NeedlesTask:
-        least = {each: prompt_tokens(task, each) + answer_tokens(task) for each in task.lengths}
+        least = {n: prompt_tokens(task, n) + answer_tokens(task, n) for n in task.lengths}
         lengths = [each for each in task.lengths if least[each] <= max_length]
         if lengths == task.lengths:
             return task
@@ -202,6 +202,11 @@ class NeedlesKind(TextKind[NeedlesTask]):
         longer = ", ".join(str(each) for each in task.lengths if each not in lengths)
         note(f"{name}: lengths beyond the model's {max_length} tokens are left out: {longer}")
         return task.model_copy(update={"lengths": lengths})
+
+    def local_files(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> list[Path]:
+        return []
 
 
 def request_of(task: NeedlesTask, question: Question) -> str:
@@ -222,12 +227,12 @@ def request_of(task: NeedlesTask, question: Question) -> str:
 
 def prompt_tokens(task: NeedlesTask, length: int) -> int:
     """Return the largest prompt in tokens."""
-    return length - min(answer_tokens(task), length // 4)
+    return length - min(answer_tokens(task, length), length // 4)
 
 
-def answer_tokens(task: NeedlesTask) -> int:
-    """Return the largest answer in tokens; 'model' is a quarter of the shortest text."""
-    return task.max_tokens if isinstance(task.max_tokens, int) else min(task.lengths) // 4
+def answer_tokens(task: NeedlesTask, length: int) -> int:
+    """Return the largest answer in tokens; 'model' is a quarter of the length."""
+    return task.max_tokens if isinstance(task.max_tokens, int) else length // 4
 
 
 def _questions(task: NeedlesTask) -> Iterator[Question]:

@@ -28,6 +28,7 @@ from eval_gates.suites.lm_rows import InMemoryDataset, LmRows, load_checkers
 from eval_gates.suites.sources import HubQuestions, QuestionSource, Row
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.limited_call import CallError, call_limited
 from recipes.generation import MaxTokens
 
 EXAMPLES_FILE = "examples.jsonl"  # next to the questions
@@ -116,8 +117,7 @@ class PresetKind(TextKind[Any]):
         documents = [self.preset.document(row, place) for place, row in found]
         self._examples = self._read_examples(task, order, set(map(self._subject, documents)))
         write_rows(order.output / EXAMPLES_FILE, self._examples)
-        for document, (place, _) in zip(documents, found, strict=True):
-            self._try_score(task, document, place)
+        self._try_scores(task, documents, [place for place, _ in found])
         questions = [
             Question(
                 f"{task.kind}/{number}",
@@ -150,14 +150,27 @@ class PresetKind(TextKind[Any]):
     def _subject(self, document: Row) -> str:
         return str(document[self.preset.subject]) if self.preset.subject else ""
 
-    def _try_score(self, task: Any, document: Row, place: str) -> None:
+    def _try_scores(self, task: Any, documents: Sequence[Row], places: Sequence[str]) -> None:
+        """Raise EvaluationDataError for a row that lm-eval cannot score."""
+
+        def attempt() -> None:
+            for document, place in zip(documents, places, strict=True):
+                try:
+                    self._task(task, document).score_text(document, "A text of some words.")
+                except Exception as error:  # each checker has its own ways to refuse
+                    raise EvaluationDataError(
+                        f"lm-eval cannot score an answer: {type(error).__name__}: {error}"[:300],
+                        where=place,
+                        hint=self.preset.hint,
+                    ) from error
+
+        for each in documents:  # or the limited process would read all of their YAML files
+            self._task(task, each)
         try:
-            self._task(task, document).score_text(document, "A text of some words.")
-        except Exception as error:  # each checker has its own ways to refuse
+            call_limited(attempt, seconds=600)
+        except CallError as error:
             raise EvaluationDataError(
-                f"lm-eval cannot score an answer: {type(error).__name__}: {error}"[:300],
-                where=place,
-                hint=self.preset.hint,
+                f"the questions cannot be checked: {error}", where=places[0].partition(",")[0]
             ) from error
 
     def _read_examples(self, task: Any, order: QuestionOrder, subjects: set[str]) -> list[Row]:

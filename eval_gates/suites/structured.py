@@ -22,6 +22,7 @@ from recipes.generation import MaxTokens
 STEM = "structured"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "structured.jsonl"
 MAX_VALUES = 2_000  # of an answer; unique items are compared pair by pair
+MAX_REPEATS = 10_000  # of a pattern: RE2 and engines for guided decoding have lower limits
 
 PROMPT = (
     "{prompt}\n\nAnswer with one JSON value and nothing else. It must fit this JSON schema:\n"
@@ -29,6 +30,7 @@ PROMPT = (
 )
 ENDS = {"chat": "", "completion": "\n\nJSON: "}
 
+_REPEATS = re.compile(r"[{,](\d+)(?=[,}])")
 _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)\n?```", re.DOTALL)
 _FIELDS = "each line needs prompt (a text) and schema (a JSON schema, draft 2020-12)"
 
@@ -139,6 +141,11 @@ def _find_problem(schema: dict[str, Any]) -> str:
     inner = (name for part in schema.values() for name in _values_of(part, "$id"))
     if any(_values_of(schema, "$dynamicRef")) or any(isinstance(name, str) for name in inner):
         return "uses $dynamicRef or an inner $id, which are not resolved here"
+    named = (each for each in _values_of(schema, "patternProperties") if isinstance(each, dict))
+    for pattern in (*_values_of(schema, "pattern"), *(word for each in named for word in each)):
+        repeats = _REPEATS.findall(pattern) if isinstance(pattern, str) else []
+        if any(int(number) > MAX_REPEATS for number in repeats):
+            return f"has a pattern with more than {MAX_REPEATS:,} repetitions"
     try:
         Draft202012Validator.check_schema(schema)
         resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()

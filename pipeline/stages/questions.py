@@ -55,7 +55,7 @@ class QuestionsResult(Record):
         return self.clusters or self.questions
 
 
-QUESTIONS = Stage("questions", 5, QuestionsParameters, QuestionsRuntime, QuestionsResult)
+QUESTIONS = Stage("questions", 6, QuestionsParameters, QuestionsRuntime, QuestionsResult)
 
 
 def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:

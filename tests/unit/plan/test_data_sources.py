@@ -27,6 +27,7 @@ from pipeline.core.errors import EvaluationDataError
 from pipeline.plan.data_sources import (
     BUILTIN_CALIBRATION,
     SourceResolver,
+    note_repeated_fields,
 )
 from recipes.policy import AnySuite, Margin, Policy
 from recipes.quantization import Calibration
@@ -279,6 +280,26 @@ class TestLmEvalTask:
                 file.write(b"\n")
             seen.append(self.identity(tmp_path, task))
             assert seen[-1] not in seen[:-1], name
+
+    def test_a_field_that_its_questions_share_is_said_aloud(self, tmp_path: Path) -> None:
+        rows = b"".join(b'{"q": "%d", "passage_id": %d}\n' % (n, n // 4) for n in range(20))
+        files = {**TASK_FILES, "qa_1.jsonl": rows}
+        task = write_files(tmp_path / "task", files) / "mine.yaml"
+        suites: dict[str, Any] = {
+            "mine": {"kind": "lm_eval", "task": str(task), "margins": {"fp8": 0.1}},
+            "long": {"kind": "needles", "margins": {"fp8": 0.1}},
+        }
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+        resolving = Resolving(tmp_path)
+        note_repeated_fields(policy, resolving.resolver, resolving.listener)
+        (said,) = resolving.notes
+        assert "mine: several questions have the same 'passage_id'" in said
+
+    def test_made_up_texts_have_no_files(self, resolving: Resolving) -> None:
+        needles = kind_named("needles")
+        suite = needles.policy(margins=MARGINS)
+        source = resolving.resolver.suite("long", suite)
+        assert needles.local_files(suite, source.identity, source.folder) == []
 
 
 class TestCalibration:

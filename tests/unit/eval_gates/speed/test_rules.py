@@ -225,6 +225,14 @@ class TestLimits:
         on_tokens = limits({"tpot_ms_p95": 800})
         assert on_tokens.evaluate(late).quiet == 6
 
+    def test_a_load_whose_ramp_alone_leaves_a_tenth_is_too_short(self) -> None:
+        """All arrive at the same rate and take 6 s; the warm-up is shorter."""
+        requests = round_of(0).requests.model_dump()
+        requests["end_s"] = [start + 6.0 for start in requests["start_s"]]
+        loads = [round_of(n, requests=requests, warmup_s=2.0) for n in range(2)]
+        found = limits({"latency_ms_p50": 60_000}).sort(loads)
+        assert {each.kind for each in found.faults} == {"too_short"}
+
     def test_a_load_with_too_few_requests_is_a_fault(self) -> None:
         rule = limits({"ttft_ms_p99": 800})
         assert rule.sort(rounds(0.1, 0.1)).faults[0].kind == "too_few"

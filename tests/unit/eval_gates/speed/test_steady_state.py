@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measured_loads import load_in_waves
+from measured_loads import load_in_waves, queued_round
 
 from eval_gates.speed.steady_state import (
     NoSteadyStateError,
+    count_flow,
     count_waves,
+    is_over_saturated,
     latencies,
     output_rate,
     steady_window,
@@ -39,6 +42,23 @@ def test_a_slow_start_and_a_slow_end_do_not_count() -> None:
     requests["end_s"][:4] = [1.0 + later] * 4
     requests["end_s"][-4:] = [40.0] * 4
     assert output_rate(load_in_waves(requests=requests)) == pytest.approx(40.0, rel=0.01)
+
+
+def test_a_declared_time_is_taken_as_it_is() -> None:
+    rate = {"arrivals": "rate", "rate": 4.0, "concurrency": None}
+    load = load_in_waves(8, 4, **rate, warmup_s=2.5, measured_s=4.0)
+    assert steady_window(load) == (2.5, 6.5)
+    assert latencies(load)[0]["ttft_ms"].shape == count_flow(load)[:1] == (16,)
+
+
+@pytest.mark.parametrize("slots", [1, 64])
+@pytest.mark.parametrize(("load", "least", "most"), [(0.85, 0, 0.1), (1.3, 0.75, 1)])
+def test_a_queue_that_comes_and_goes_is_a_steady_servers(
+    slots: int, load: float, least: float, most: float
+) -> None:
+    chance = np.random.default_rng(7)
+    found = [is_over_saturated(queued_round(chance, slots, load)) for _ in range(20)]
+    assert least <= np.mean(found) <= most
 
 
 @pytest.mark.parametrize("waves", [1])

@@ -7,7 +7,9 @@ are scored in `tests/e2e/test_suites_asked.py`; here what they refuse.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,6 +20,7 @@ from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, SuiteKind, kind_named
 from pipeline.core.errors import EvaluationDataError, UsageError
+from pipeline.core.limited_call import call_limited
 from pipeline.core.plugins import Plugin
 
 QUIZ = {
@@ -151,6 +154,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
             ({"schema": {"type": "thing"}}, "not a JSON schema"),
             ({"schema": {"pattern": "("}}, "not a JSON schema"),
             ({"schema": {"items": {"$ref": "https://host.example/x.json"}}}, "does not hold"),
+            ({"schema": {"pattern": "^(a{2,99999})$"}}, "more than 10,000 repetitions"),
             ({"schema": {"$ref": "#"}}, "refers to itself"),
             ({"schema": {"$dynamicRef": "#absent"}}, "dynamicRef"),
             ({"schema": {"items": {"$id": "http://x/"}}}, "inner .id"),
@@ -246,6 +250,20 @@ def test_a_presets_malformed_line_is_named(
     with pytest.raises(EvaluationDataError, match=message) as caught:
         suite.preset.document({**good, **change}, "a file, line 2")
     assert caught.value.where == "a file, line 2"
+
+
+def test_a_preset_whose_checker_hangs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit(call: Any, *, seconds: float) -> Any:
+        return call_limited(call, seconds=min(seconds, 1))
+
+    suite: Any = kind_named("ifeval")
+    hanging = SimpleNamespace(
+        score_text=lambda document, _: re.match("(a|a)*b", document["prompt"])
+    )
+    monkeypatch.setattr(suite, "_task", lambda *_: hanging)
+    monkeypatch.setattr("eval_gates.suites.presets.call_limited", limit)
+    with pytest.raises(EvaluationDataError, match="cannot be checked: it takes more than 1 s"):
+        suite._try_scores(None, [{"prompt": "a" * 60}], ["a file, line 1"])
 
 
 @pytest.mark.parametrize(("base", "lacking"), [(SuiteKind, "score"), (TextKind, "score_text")])

@@ -92,6 +92,12 @@ class TestSuite:
                 depths = [r["depth"] for r in rows if (r["length"], r["needles"]) == (length, kind)]
                 assert depths == [0.125, 0.375, 0.625, 0.875]
 
+    def test_a_models_own_room_is_a_quarter_of_each_length(self) -> None:
+        rows = read(SHORT.model_copy(update={"max_tokens": "model"}))
+        found = {row["length"]: row["characters"] for row in rows}
+        tokens = {length: length - length // 4 - needles.FRAME_TOKENS for length in SHORT.lengths}
+        assert found == {n: int(3.5 * number) for n, number in tokens.items()}
+
     def test_another_text_than_the_one_laid_out_is_refused(self) -> None:
         row = read(SHORT)[0]
         with pytest.raises(EvaluationDataError) as caught:
