@@ -193,7 +193,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def evaluate_arithmetic(expression: str) -> Any:
-    """Return the value of numbers or texts, else ValueError; runs in a limited process."""
+    """Return the value of numbers or texts, else ValueError."""
     return _value_of(ast.parse(expression, mode="eval").body)
 
 
@@ -203,11 +203,19 @@ def _value_of(node: ast.expr) -> Any:
             return node.value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            one, other = _value_of(left), _value_of(right)
-            if type(op) is not ast.Pow or (abs(one) <= _MAX_BASE and abs(other) <= _MAX_EXPONENT):
-                return _OPERATORS[type(op)](one, other)
+        case ast.BinOp(left=left, op=op, right=right):
+            values = _value_of(left), _value_of(right)
+            if _is_bounded(op, *values):
+                return _OPERATORS[type(op)](*values)
     raise ValueError("the argument is neither a value nor simple arithmetic")
+
+
+def _is_bounded(op: ast.operator, left: Any, right: Any) -> bool:
+    if isinstance(left, str) or isinstance(right, str):
+        return isinstance(op, ast.Add)
+    if isinstance(op, ast.Pow):
+        return bool(abs(left) <= _MAX_BASE and abs(right) <= _MAX_EXPONENT)
+    return type(op) in _OPERATORS
 
 
 def _described(case: BfclCase) -> list[dict[str, Any]]:

@@ -51,11 +51,13 @@ def test_arithmetic(left: int, right: int, sign: str) -> None:
         "print(1) + 1",
         "a + 1",
         "().__class__ + 1",
+        "'a' * 1000000000",
         "9 ** 9 ** 9",
         "(64 ** 64) ** 64",
         "1 << 1000000000",
         "[1] + [2]",
         "f'{print(1)}' + 'a'",
+        "'%d' % 1",
         "(lambda: 1)() + 1",
     ],
 )
