@@ -86,8 +86,12 @@ def test_damage_is_mended_by_force(
 
 
 def test_one_in_use_is_not_built_again(tiny: TinySource, home: Path, built: Environment) -> None:
-    user = subprocess.Popen([built.python, "-c", "input()"], stdin=subprocess.PIPE)
+    program = "print('up', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    user = subprocess.Popen([built.python, "-c", program], **pipes)
     try:
+        assert user.stdout is not None
+        assert user.stdout.readline()
         with pytest.raises(EnvironmentBuildError, match="in use") as caught:
             ensure_defined(tiny.definition, home, NullProgress(), force=True)
         assert str(user.pid) in caught.value.hint
