@@ -166,11 +166,6 @@ class StageContext(Generic[Parameters, Runtime]):
                 forward_progress(read_event(line), self)
 
 
-def execute(spec: StageSpec, progress: Progress) -> StageRecord:
-    """Run a stage without servers; raises as `advance`."""
-    return advance(spec, Store(Path(spec.store)), progress)[0]
-
-
 def advance(
     spec: StageSpec, store: Store, progress: Progress, servers: Servers | None = None
 ) -> tuple[StageRecord, bool]:

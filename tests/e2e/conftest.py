@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from port_server import PortServer
+from port_server import served
 
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import BOOTSTRAP
 from pipeline.stages.demo_checkpoint import fetch_demo_package
 from recipes.schema import ServingProfile
@@ -56,18 +55,8 @@ def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(demo_model: Path, server_log: Path, cpu_profile: ServingProfile) -> Iterator[Server]:
     """The demo model, served; prompts may have 4,096 tokens."""
-    profile = cpu_profile
-    arguments = ServingArguments.of(profile, is_baseline=True)
-    # In bf16 a prompt's neighbours in a batch would turn near-ties.
-    exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
-    arguments.engine_arguments.update(exact)
-    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    server = PortServer(python, demo_model, arguments, server_log)
-    try:
-        server.start(profile.ready_timeout_seconds, NullProgress())
-        yield server
-    finally:
-        server.stop()
+    with served(demo_model, cpu_profile, server_log) as found:
+        yield found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

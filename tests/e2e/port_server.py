@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
-from pipeline.core.events import Progress
+from pipeline.core.events import NullProgress, Progress
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
 from pipeline.serving.front import open_front, reserve
 from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
+from recipes.schema import ServingProfile
 
 
 class PortServer(Server):
@@ -26,3 +32,22 @@ class PortServer(Server):
         if self.url:
             self.front.close()
         super().stop()
+
+
+@contextmanager
+def served(
+    model: Path, profile: ServingProfile, log: Path, variables: dict[str, str] | None = None
+) -> Iterator[PortServer]:
+    """A model as baseline, served with prompts of up to 4,096 tokens."""
+    arguments = ServingArguments.of(profile, is_baseline=True)
+    # In bf16 a prompt's neighbours in a batch would turn near-ties.
+    exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
+    arguments.engine_arguments.update(exact)
+    arguments.environment.update(variables or {})
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    server = PortServer(python, model, arguments, log)
+    try:
+        server.start(profile.ready_timeout_seconds, NullProgress())
+        yield server
+    finally:
+        server.stop()

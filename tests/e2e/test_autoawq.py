@@ -20,12 +20,13 @@ import recipes
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.check_weights import check_variant
-from pipeline.stages.context import execute
+from pipeline.stages.context import advance
 from pipeline.stages.quantize import (
     QUANTIZE,
     CalibrationCompute,
@@ -339,7 +340,7 @@ def variant(
         ),
         folder,
     )
-    record = execute(spec, NullProgress())
+    record = advance(spec, Store(Path(spec.store)), NullProgress())[0]
     assert record.result["quantized_modules"] == 7 * 30
     assert record.result["group_size"] == 64
     return folder / "stages" / "quantize" / spec.key / "output"

@@ -7,22 +7,17 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from port_server import PortServer
+from port_server import served
 from prepare_command import prepare
 
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ServingArguments
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
@@ -72,23 +67,6 @@ def conversations() -> list[dict[str, Any]]:
             row = {"id": str(number), "prompt": text[:400]}
         rows.append(row)
     return rows
-
-
-@contextmanager
-def served(
-    model: Path, profile: ServingProfile, log: Path, variables: dict[str, str] | None = None
-) -> Iterator[Server]:
-    arguments = ServingArguments.of(profile, is_baseline=True)
-    exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
-    arguments.engine_arguments.update(exact)
-    arguments.environment.update(variables or {})
-    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    server = PortServer(python, model, arguments, log)
-    try:
-        server.start(profile.ready_timeout_seconds, NullProgress())
-        yield server
-    finally:
-        server.stop()
 
 
 def four_bits(folder: Path, model: Path) -> dict[str, str]:

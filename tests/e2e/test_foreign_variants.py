@@ -22,12 +22,13 @@ from weight_comparer import comparer
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.adopted_variants import read_variant
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.check_weights import check_variant
-from pipeline.stages.context import execute
+from pipeline.stages.context import advance
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from recipes.catalog import load_recipe
 from recipes.checkpoints.folder import inspect_folder
@@ -84,7 +85,7 @@ def by_autoawq(demo_model: Path, store: Path) -> Path:
         checkpoint=source, python=str(python), calibration_file=str(BUILTIN_CALIBRATION)
     )
     spec = QUANTIZE.spec("awq", parameters, {}, runtime, store)
-    execute(spec, NullProgress())
+    advance(spec, Store(Path(spec.store)), NullProgress())
     return Path(spec.store) / "stages" / spec.stage / spec.key / "output"
 
 

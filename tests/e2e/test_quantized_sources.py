@@ -21,11 +21,12 @@ from weight_comparer import comparer
 from pipeline.core.digest import FileDigests
 from pipeline.core.events import NullProgress
 from pipeline.core.stage import StageSpec
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.check_weights import check_variant
-from pipeline.stages.context import execute
+from pipeline.stages.context import advance
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from recipes.catalog import load_recipe
@@ -58,7 +59,7 @@ def checkpoint(folder: Path) -> Checkpoint:
 
 
 def output_of(spec: StageSpec) -> Path:
-    execute(spec, NullProgress())
+    advance(spec, Store(Path(spec.store)), NullProgress())
     return Path(spec.store) / "stages" / spec.stage / spec.key / "output"
 
 

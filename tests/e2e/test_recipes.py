@@ -21,11 +21,12 @@ from pipeline.core.digest import FileDigests
 from pipeline.core.errors import StageError
 from pipeline.core.events import NullProgress
 from pipeline.core.stage import StageRecord
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.check_weights import check_variant
-from pipeline.stages.context import execute
+from pipeline.stages.context import advance
 from pipeline.stages.quantize import (
     QUANTIZE,
     CalibrationCompute,
@@ -170,7 +171,7 @@ class Workshop:
             ),
             self.folder / "store",
         )
-        record = execute(spec, NullProgress())
+        record = advance(spec, Store(Path(spec.store)), NullProgress())[0]
         return Variant(source, self.folder / "store" / "stages" / "quantize" / spec.key, record)
 
 

@@ -14,7 +14,7 @@ from pipeline.core.digest import digest_bytes, digest_file
 from pipeline.core.errors import StageError
 from pipeline.core.stage import StageRecord, StageSpec
 from pipeline.core.store import Store
-from pipeline.stages.context import execute
+from pipeline.stages.context import advance
 from recipes.checkpoints.weight_files import weights_digest
 
 
@@ -43,7 +43,7 @@ def adopt_stage(registered: Path, **changes: Any) -> StageSpec:
 
 def adopted(registered: Path, **changes: Any) -> tuple[Path, StageRecord]:
     spec = adopt_stage(registered, **changes)
-    record = execute(spec, Listener())
+    record = advance(spec, Store(Path(spec.store)), Listener())[0]
     return Store(Path(spec.store)).stage_folder("adopt", spec.key) / "output", record
 
 

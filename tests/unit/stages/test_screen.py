@@ -17,7 +17,7 @@ from pipeline.core.errors import StageError
 from pipeline.core.stage import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.serving.served_model import SERVED_NAME
-from pipeline.stages.context import execute
+from pipeline.stages.context import advance
 from pipeline.stages.screen import PROMPTS, SCREEN, TOKENS
 
 ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "deployment_id": "s", "tokenizer": "t"}
@@ -44,7 +44,8 @@ def run(
     runtime: dict[str, Any] = {"url": url, "model": SERVED_NAME, "server": {"ready_seconds": 5.0}}
     parameters = {"serving": {"engine_arguments": {}, "environment": {}}, **parameters}
     name = "fp8" if baseline else "baseline"
-    return execute(stage_spec("screen", name, parameters, inputs, runtime, store.root), Listener())
+    spec = stage_spec("screen", name, parameters, inputs, runtime, store.root)
+    return advance(spec, store, Listener())[0]
 
 
 def test_a_baseline_writes_and_reads_its_own_text(baseline: StageRecord) -> None:
