@@ -119,7 +119,7 @@ class AnswerLog:
 
 def read_answers(folder: Path) -> list[Answer]:
     """Return answers in the order of asking."""
-    return parse_answers((folder / ANSWERS).read_bytes())
+    return parse_answers(read_regular(folder / ANSWERS, LARGEST_PART))
 
 
 def parse_answers(content: bytes) -> list[Answer]:

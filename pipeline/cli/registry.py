@@ -42,6 +42,8 @@ def registry(
       prepare registry smollm2-135m
 
       prepare registry smollm2-135m --history --json
+
+    Exit codes: 0 shown, 1 error, 2 usage.
     """
     from pipeline.environments.settings import load_settings
 

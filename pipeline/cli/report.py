@@ -33,6 +33,8 @@ def report(
       prepare report
 
       prepare report 20261121-0915 --output report.html --open
+
+    Exit codes: 0 written, 1 error, 2 usage.
     """
     from artifacts.report.page import run_page
     from artifacts.report.run_evidence import RunEvidence

@@ -46,6 +46,8 @@ def runs(
       prepare runs latest --json
 
       prepare runs latest --follow --store /shared/store
+
+    Exit codes: 0 shown, 1 error, 2 usage.
     """
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings

@@ -42,6 +42,8 @@ def show(
       prepare show default > my-policy.yaml
 
       prepare show mmlu --checkpoint ./my-checkpoint
+
+    Exit codes: 0 shown, 1 error, 2 usage.
     """
     if checkpoint is not None and name is not None:
         _show_prompt(name, checkpoint, policy, eval_data, as_json=as_json)

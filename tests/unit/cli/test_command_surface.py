@@ -5,6 +5,7 @@ Where a change is meant, `python tests/unit/cli/test_command_surface.py` writes 
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -66,6 +67,16 @@ def surface() -> str:
 
 def test_every_command_takes_what_the_file_says() -> None:
     assert surface().splitlines() == SURFACE.read_text().splitlines()
+
+
+def test_the_help_of_every_command_lists_its_exit_codes() -> None:
+    named = dict(commands("prepare", typer.main.get_command(app)))
+    del named["prepare"]
+    helps = {name: each.help or "" for name, each in named.items()}
+    assert not [name for name, text in helps.items() if "Exit codes" not in text]
+    for name in ("model", "gate", "recheck", "tune"):
+        codes = helps[f"prepare {name}"].partition("Exit codes")[2]
+        assert not {"0", "1", "2", "4", "5", "130"} - set(re.findall(r"\b\d+\b", codes)), name
 
 
 if __name__ == "__main__":

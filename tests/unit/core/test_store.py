@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from finished_stage import put_record, stage_record, unfinished_folder
 
+from artifacts.run_record import read_run
+from eval_gates.answer_log import ANSWERS, read_answers
 from pipeline.core import store as store_module
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, StoreError
 from pipeline.core.private_files import write_atomically
-from pipeline.core.store import RECORD, RunFolders, Store
+from pipeline.core.store import RECORD, RUN_RECORD, RunFolders, Store
 
 NOBODY = 65534
 
@@ -125,6 +127,30 @@ def test_a_damaged_record_says_which_folder_to_delete(store: Store, text: str) -
         store.find("judge", "abc")
     assert caught.value.where == str(folder / RECORD)
     assert str(folder) in caught.value.hint
+
+
+@pytest.mark.parametrize("what", ["pipe", "device"])
+@pytest.mark.timeout(20)
+def test_what_another_user_put_in_a_files_place_is_refused(store: Store, what: str) -> None:
+    def put(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if what == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero")
+
+    finish(store)
+    folder = store.stage_folder("judge", "abc")
+    put(folder / RECORD)
+    with pytest.raises(StoreError):
+        store.find("judge", "abc")
+    put(folder / ANSWERS)
+    with pytest.raises(OSError, match="not a file"):
+        read_answers(folder)
+    put(store.root / "runs" / "a" / RUN_RECORD)
+    with pytest.raises(StoreError, match="run's record"):
+        read_run(store.root / "runs" / "a")
 
 
 def test_a_discarded_stage_can_be_run_again(store: Store) -> None:

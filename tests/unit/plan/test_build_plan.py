@@ -14,6 +14,7 @@ from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.screening import screening_stages
 from pipeline.plan.survey import survey
+from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
 
 pytestmark = pytest.mark.usefixtures("programs")
@@ -38,3 +39,21 @@ class TestPlan:
         stages = screening_stages(plan, plan.variants[0])
         assert list(stages) == ["quantize", "check_weights", "screen", "logs"]
         assert EVALUATE.parameters_of(stages["logs"]).rule is None
+
+    def test_a_policy_without_attempts_left_is_refused_before_the_run(
+        self, checkpoints: Checkpoints, settings: Settings, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "once.yaml"
+        suite = "{kind: mmlu, sources: [builtin], margins: {fp8: 0.3}}"
+        head = "name: once\nsummary: s\nattempts: 1\n"
+        file.write_text(f"{head}suites:\n  quiz: {suite}\n")
+        checkpoints.write()
+        choices = checkpoints.choices(policy=str(file), recipes=("fp8-dynamic",))
+        sources = survey(choices, settings, Listener()).sources
+        located = Located(checkpoints.located(choices))
+        trial = make_plan(choices, located, settings, sources, "run").trial
+        other = trial.model_copy(update={"variants": {"another": "1"}})
+        AttemptLedger(settings.open_store()).begin(Counted(trial=other, run="r", gate="quiz"))
+        make_plan(choices, located, settings, sources)  # `prepare plan` looks ahead
+        with pytest.raises(UsageError, match="allows 1 attempts"):
+            make_plan(choices, located, settings, sources, "run")
