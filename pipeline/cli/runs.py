@@ -47,7 +47,7 @@ def runs(
 
       prepare runs latest --follow --store /shared/store
 
-    Exit codes: 0 shown, 1 error, 2 usage.
+    Exit codes: 0 shown, 1 error, 2 usage; with --follow those of the run.
     """
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
