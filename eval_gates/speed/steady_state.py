@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from eval_gates.speed.load_run import LoadRun
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
 
 MIN_BACKLOG_SHARE = 0.1  # of the requests in the steady state: more than a momentary queue
+_ENDLESS_MS = 1e99  # of a failed request: a time and infinity cannot be interpolated
 SAMPLES_PER_QUARTER = 64  # of the requests in flight, per quarter of the steady state
 
 
@@ -118,16 +119,16 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
         measured, failed = latencies(load)
     except NoSteadyStateError:
         measured, failed = {}, 0
-    # A time and infinity cannot be interpolated.
-    method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if failed else "linear"
     for name in names:
         what, _, percentile = name.rpartition("_p")
         values = measured.get(what)
         if values is None or not values.size:
             found.setdefault(name, math.inf)
             continue
-        times = np.append(values, np.full(failed, np.inf))
-        found[name] = float(np.percentile(times, int(percentile), method=method))
+        times = np.append(values, np.full(failed, _ENDLESS_MS))
+        # Linear ones are too low: a start at the limit with 40 requests passed in 13 %, not 2.5 %.
+        time = float(np.percentile(times, int(percentile), method="median_unbiased"))
+        found[name] = time if time <= values.max() else math.inf
     return found
 
 

@@ -190,7 +190,7 @@ class TestLimits:
 
     def test_a_failed_request_of_a_quiet_load_fails_the_limit(self) -> None:
         loads = rounds(*[0.1] * 6)
-        loads[1] = failing(loads[1])
+        loads[1] = failing(loads[1], 1)
         assert state_of(LIMITS, loads) == "fail"
         assert not LIMITS.needs_more(loads[:2])
         loads[1] = loads[1].model_copy(update=THROTTLED)

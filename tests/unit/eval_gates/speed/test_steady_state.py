@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measured_loads import load_in_waves, queued_round
+from measured_loads import load_in_waves, queued_round, round_of
 
 from eval_gates.speed.steady_state import (
     NoSteadyStateError,
@@ -15,6 +15,7 @@ from eval_gates.speed.steady_state import (
     is_over_saturated,
     latencies,
     output_rate,
+    percentiles,
     steady_window,
 )
 
@@ -59,6 +60,17 @@ def test_a_queue_that_comes_and_goes_is_a_steady_servers(
     chance = np.random.default_rng(7)
     found = [is_over_saturated(queued_round(chance, slots, load)) for _ in range(20)]
     assert least <= np.mean(found) <= most
+
+
+def test_a_percentile_is_too_low_in_half_of_the_loads() -> None:
+    """P95 of 20 requests; a linear one is too low in three of four."""
+    chance, low = np.random.default_rng(4), 0
+    for _ in range(400):
+        requests = round_of(0).requests.model_dump()
+        requests["ttft_s"] = chance.exponential(1, 36).tolist()
+        found = percentiles(round_of(0, requests=requests), ["ttft_ms_p95"])
+        low += found["ttft_ms_p95"] < 1e3 * np.log(20)
+    assert low / 400 == pytest.approx(0.5, abs=0.075)
 
 
 @pytest.mark.parametrize("waves", [1])
