@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eval_gates.statistics.assay_sensitivity import ChanceKind, SensitivityCheck
-from eval_gates.statistics.bound import min_identical_values
-from eval_gates.statistics.looks import Finding
+from eval_gates.statistics.looks import Finding, min_unchanged_values
 
 Verdict = Literal["pass", "fail", "undecided"]
 
@@ -117,7 +116,7 @@ def _describe_needs(finding: Finding, scores: Scores, difference: float) -> str:
     is_points = comparison.kind == "points"
     looser = "a wider margin" if is_points else "a lower recovery"
     if is_points and finding.planned < (
-        least := min_identical_values(comparison.size, finding.alpha)
+        least := min_unchanged_values(comparison.size, finding.alpha)
     ):
         return (
             f"{finding.planned} questions cannot pass even if no answer changes, {least} could:"

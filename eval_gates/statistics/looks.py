@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from eval_gates.statistics.bound import mean_bounds, p_value
+from eval_gates.statistics.bound import mean_bounds, min_identical_values, p_value
 
 if TYPE_CHECKING:
     from eval_gates.statistics.comparison import Comparison, FloatArray
@@ -59,6 +59,13 @@ def planned_looks(values: int) -> tuple[Look, ...]:
     if values < MIN_VALUES:
         return (Look(values, 1.0),)
     return tuple(Look(math.ceil(part * values), share) for part, share in _LOOKS)
+
+
+def min_unchanged_values(margin: float, alpha: float) -> int:
+    """Return how many unchanged values pass at the last look."""
+    least = min_identical_values(margin, alpha)
+    share = planned_looks(least)[-1].share
+    return least if share == 1 else min_identical_values(margin, alpha * share)
 
 
 def find(

@@ -18,9 +18,8 @@ from eval_gates.speed.load_run import LENGTH_FACTOR
 from eval_gates.speed.report import describe_gate
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
-from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import planned_looks
+from eval_gates.statistics.looks import min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.statistics.paired_t import chance_above
 from eval_gates.stopping import comparison_of
@@ -330,10 +329,7 @@ class _SuiteGate:
 
     def _min_questions(self) -> int:
         """Return how many unchanged answers could pass."""
-        margin = self.comparison.allowed_drop(1.0)
-        least = min_identical_values(margin, self.alpha)
-        share = planned_looks(least)[-1].share  # the last of several looks has its part of alpha
-        return least if share == 1 else min_identical_values(margin, self.alpha * share)
+        return min_unchanged_values(self.comparison.allowed_drop(1.0), self.alpha)
 
     def _error(self, message: str, hint: str) -> UsageError:
         where = f"policy key suites.{self.name}.margins.{self.family}"
