@@ -137,6 +137,8 @@ def decide_speed_gate(
         one = next(f for f in reversed(blocks.faults) if f.kind == kinds.most_common(1)[0][0])
         counts = ", ".join(f"{cause} {number}" for cause, number in blocks.repeats.items())
         parts.append(f"measured again: {counts} ({one})")
+        if found.state == "undecided" and blocks.repeats["disturbed"]:
+            parts.append(f"free the machine and add `--remeasure {gate}`")
     if found.with_disturbed is not None:
         parts.append(f"{found.with_disturbed:.3f} with the disturbed {rule.unit}")
     if rule.starts == "fresh" and (killed := sum(unit[0].server_run for unit in units)):

@@ -105,7 +105,7 @@ def test_a_disturbed_measurement_says_what_was_seen() -> None:
     loads = [load.model_copy(update=seen) for load in blocks([1.1] * 10)]
     report = of_ratio(loads)
     assert (report.verdict, report.n, report.repeats) == ("undecided", 0, {"disturbed": 10})
-    for told in ("disturbed 10", "1000 ms", "6.2 threads", "2 CPUs"):
+    for told in ("disturbed 10", "1000 ms", "6.2 threads", "2 CPUs", "`--remeasure ratio.chat`"):
         assert told in report.reason
 
 
