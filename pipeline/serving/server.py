@@ -58,12 +58,19 @@ _NOISE = re.compile(
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*error: ")
 
 
-def find_reason(log: Path, engine: Engine) -> str:
-    """Return the log's first exception that echoes no other, or its last line."""
+_QUOTED = re.compile(r"^(\([\w-]+ pid=\d+\))?\s+warn(ings\.warn|_once)?\(|^\s*$")
+
+
+def find_reason(log: Path, engine: Engine, start: int = 0) -> str:
+    """Return the log's first exception that echoes no other, or its last line.
+
+    The source line under a warning is neither. `start` is in bytes.
+    """
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
     except OSError:
         return ""
+    lines = [line for line in lines if not _QUOTED.search(line)]
     texts = [_NOISE.sub("", line).strip() for line in lines]
     named = [number for number, text in enumerate(texts) if _EXCEPTION.match(text)]
     telling = [n for n in named if not any(words in texts[n] for words in engine.echoes)]
@@ -254,7 +261,7 @@ class Server:
             )
 
     def _failure(self, what: str) -> ServingError:
-        reason = find_reason(self._log, self._engine)
+        reason = find_reason(self._log, self._engine, self._log_begins)
         return ServingError(
             what + (f"; its log says: {reason}" if reason else ""),
             where=str(self._log),

@@ -132,6 +132,12 @@ LOGS = [
     ),
     # A container's 64 MB.
     (f"{ENGINE}RuntimeError: {SHARED_MEMORY}\n", f"RuntimeError: {SHARED_MEMORY}", "--shm-size"),
+    # The last line, when the start is slow: not the source line under a warning.
+    (
+        f"{API}INFO 11-21 09:09:00 [weights.py:1] Loading weights: 40 %\n{API}  warnings.warn(\n\n",
+        f"{API}INFO 11-21 09:09:00 [weights.py:1] Loading weights: 40 %",
+        "read the log",
+    ),
     (GOOD_START + "Killed\n", "Killed", "read the log"),
     ("", "", "read the log"),
 ]

@@ -124,6 +124,7 @@ def test_ready_answers_and_nothing_left(
 
 def test_dying_while_starting_quotes_the_log(server: Callable[..., Server], tmp_path: Path) -> None:
     (tmp_path / "words").write_text(LAST_WORDS)
+    (tmp_path / "server.baseline.log").write_text("ValueError: of an earlier start\n")
     error = failure(server(STAND_IN="dies", STAND_IN_LOG=str(tmp_path / "words")))
     assert error.message == (
         f"the model server ended with exit code 1 while starting; its log says: {NO_CACHE}"
