@@ -112,7 +112,7 @@ class Cause:
 
 
 class Registry:
-    """A model registry; methods raise RegistryError, or UsageError for a missing model."""
+    """A model registry; methods raise RegistryError, or UsageError for what it lacks."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -229,7 +229,7 @@ class Registry:
             target = to or next((each for each in reversed(there) if each != current), None)
             if target is None or target == current or model.find(target) is None:
                 gone = [f"version {each}" for each in way if each not in there]
-                raise RegistryError(
+                raise UsageError(
                     f"'{alias}' of '{name}' has no version to go back to"
                     if target is None
                     else f"'{alias}' of '{name}' points to version {target} already"

@@ -66,6 +66,8 @@ def registry(
         ]
         heads = [tag.removeprefix("prepare.") for tag in OVERVIEW]
         print_table(["name", "version", "aliases", *heads], rows)
+    if name and not (versions or history or as_json):
+        print(f"{name} has no version; --history names those that were deleted in MLflow")
     for version in versions if name and not (history or as_json) else ():
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
         title = log_line(f"{version.name} version {version.version}{aliases}")

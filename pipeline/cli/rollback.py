@@ -40,8 +40,8 @@ def rollback(
 
       prepare rollback smollm2-135m --to 3
 
-    Exit codes: 0 moved, 1 error (nothing to go back to, or the alias moved
-    meanwhile), 2 usage.
+    Exit codes: 0 moved, 1 error (the alias moved meanwhile), 2 usage, or nothing to
+    go back to.
     """
     from artifacts.registry import Cause, who_am_i
     from pipeline.environments.settings import load_settings

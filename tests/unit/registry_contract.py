@@ -223,15 +223,15 @@ class Contract:
         assert roll_back(registry, name).version == "2"
         assert roll_back(registry, name).version == "1"
         assert registry.aliases(name) == {"champion": "1"}
-        with pytest.raises(RegistryError, match="no version to go back to"):
+        with pytest.raises(UsageError, match="no version to go back to"):
             roll_back(registry, name)
         assert roll_back(registry, name, to="3").version == "3"
         assert roll_back(registry, name).version == "1"
         with pytest.raises(RegistryError, match="points to version 1, not to version 9"):
             roll_back(registry, name, replaces="9")
-        with pytest.raises(RegistryError, match="has no version 9"):
+        with pytest.raises(UsageError, match="has no version 9"):
             roll_back(registry, name, to="9")
-        with pytest.raises(RegistryError, match="points to version 1 already"):
+        with pytest.raises(UsageError, match="points to version 1 already"):
             roll_back(registry, name, to="1")
 
     def test_past_a_version_that_was_deleted(
@@ -248,7 +248,7 @@ class Contract:
         moved = roll_back(registry, name)
         assert (moved.version, moved.replaced) == ("1", None)
         client(uri).delete_model_version(name, "1")
-        with pytest.raises(RegistryError) as caught:
+        with pytest.raises(UsageError) as caught:
             roll_back(registry, name)
         assert "version 1 was deleted" in caught.value.hint
         assert len(registry.history(name)) == 6

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from artifacts.registry import MANIFEST_TAG, Cause, Registry
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core import file_locks
-from pipeline.core.errors import PrepareError, RegistryError, StoreError
+from pipeline.core.errors import PrepareError, StoreError, UsageError
 from pipeline.core.private_files import write_atomically
 from pipeline.core.store import RUN_RECORD, RunFolders, Store
 from pipeline.run.recorder import RunRecorder
@@ -192,7 +194,7 @@ def test_rolling_back_and_nothing_further(registry: Registry, tmp_path: Path) ->
     at = ("--registry", f"sqlite:///{copy}")
     lines = words("rollback", "smollm2-135m", "--reason", "too slow", *at)
     assert lines[0] == "smollm2-135m@champion is version 1 again, replacing version 2"
-    error = complaint(RegistryError, "rollback", "smollm2-135m", *at)
+    error = complaint(UsageError, "rollback", "smollm2-135m", *at)
     assert "has no version to go back to" in error.message
     assert value("rollback", "smollm2-135m", "--to", "2", *at)["version"] == "2"
     told = value("registry", "smollm2-135m", "--history", *at)
@@ -200,6 +202,21 @@ def test_rolling_back_and_nothing_further(registry: Registry, tmp_path: Path) ->
         ("rollback", "too slow"),
         ("rollback", ""),
     ]
+
+
+def test_versions_that_were_all_deleted_in_mlflow(registry: Registry, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    shutil.copyfile(registry.uri.removeprefix("sqlite:///"), copy)
+    with closing(sqlite3.connect(copy)) as database:
+        database.execute("UPDATE model_versions SET current_stage = 'Deleted_Internal'")
+        database.execute("DELETE FROM registered_model_aliases")
+        database.commit()
+    at = ("--registry", f"sqlite:///{copy}")
+    (line,) = words("registry", "smollm2-135m", *at)
+    assert "has no version; --history" in line
+    assert len(words("registry", "smollm2-135m", "--history", *at)) == 4
+    error = complaint(UsageError, "rollback", "smollm2-135m", "--to", "1", *at)
+    assert "version 1, version 2 was deleted" in error.hint
 
 
 @pytest.mark.parametrize(
