@@ -123,7 +123,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
         )
         shuffled = rows.shuffle(seed=calibration["seed"])
         rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
-        return [as_text(text_or_chat(row, column), tokenizer) for row in rows]
+        return [as_text(row, column, tokenizer, calibration["dataset"]) for row in rows]
     with raise_as(
         StageError,
         "the calibration file cannot be read",
@@ -138,25 +138,26 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
-            row = parse_json(line, whole_text=False)
-            texts.append(as_text(text_or_chat(row, column), tokenizer))
-        except (ValueError, KeyError, TypeError) as error:
-            raise StageError(
-                f"the calibration line cannot be used: {error}",
-                where=f"{file}, line {number}",
-                hint=f"each line is a JSON object with the key '{column}'; the recipe names it",
-            ) from error
+        texts.append(as_text(line, column, tokenizer, f"{file}, line {number}"))
     return texts
 
 
-def as_text(value: str | list[dict[str, Any]], tokenizer: Any) -> str:
-    """Return text, or messages in the chat template."""
-    if isinstance(value, str):
-        return value
-    if tokenizer.chat_template:
-        return str(tokenizer.apply_chat_template(value, tokenize=False))
-    return "\n".join(str(message["content"]) for message in value)
+def as_text(row: Any, column: str, tokenizer: Any, where: str) -> str:
+    """Return a row's text, or its messages in the chat template."""
+    try:
+        row = parse_json(row, whole_text=False) if isinstance(row, str) else row
+        value = text_or_chat(row, column)
+        if isinstance(value, str):
+            return value
+        if tokenizer.chat_template:
+            return str(tokenizer.apply_chat_template(value, tokenize=False))
+        return "\n".join(str(message["content"]) for message in value)
+    except Exception as error:  # a template may raise any of Python
+        raise StageError(
+            f"the calibration row cannot be used: {error}",
+            where=where,
+            hint=f"recipe key quantization.calibration.column names its text: '{column}'",
+        ) from error
 
 
 def block_facts(blocks: list[list[int]]) -> dict[str, Any]:

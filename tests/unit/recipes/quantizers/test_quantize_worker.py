@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,10 +88,35 @@ class TestReadTexts:
     )
     def test_a_bad_line_is_named(self, file: Path, line: str) -> None:
         file.write_text(f'{{"text": "good"}}\n\n{line}\n{{"text": "good"}}\n')
-        with pytest.raises(StageError, match="calibration line") as caught:
+        with pytest.raises(StageError, match="calibration row") as caught:
             read_texts(calibration(), str(file), LetterTokenizer())
         assert caught.value.where == f"{file}, line 3"
         assert "'text'" in caught.value.hint
+
+    def test_a_template_that_refuses_a_line(self, file: Path) -> None:
+        class Refuses(LetterTokenizer):
+            def apply_chat_template(self, *_: Any, **__: Any) -> str:
+                raise RuntimeError("no role")  # as jinja2's errors, it is no ValueError
+
+        name = jsonl(file, {"text": "good"}, {"text": MESSAGES})
+        with pytest.raises(StageError, match="no role") as caught:
+            read_texts(calibration(), name, Refuses(chat_template="{{ messages }}"))
+        assert caught.value.where == f"{file}, line 2"
+
+    def test_a_column_that_a_hub_dataset_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Rows(list[Any]):
+            def shuffle(self, **_: Any) -> Rows:
+                return self
+
+            def select(self, numbers: range) -> Rows:
+                return Rows(self[: len(numbers)])
+
+        module = SimpleNamespace(load_dataset=lambda *_, **__: Rows([{"messages": MESSAGES}]))
+        monkeypatch.setitem(sys.modules, "datasets", module)  # type: ignore[arg-type]
+        asked = calibration(dataset="org/name", column="mesages", split="train", revision="1")
+        with pytest.raises(StageError, match="lacks the key 'mesages'; it has messages") as caught:
+            read_texts(asked, None, LetterTokenizer())
+        assert (caught.value.where, "column" in caught.value.hint) == ("org/name", True)
 
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
