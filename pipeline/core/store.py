@@ -284,13 +284,26 @@ class Store:
             hint="wait until it is done: `prepare runs` shows the runs in progress",
         )
 
+    def find_fault(self) -> StoreError | None:
+        """Return why a run could not write here."""
+        there = next(each for each in (self.root, *self.root.parents) if each.exists())
+        if there.is_dir() and os.access(there, os.W_OK, effective_ids=True):
+            return None
+        number = errno.EACCES if there.is_dir() else errno.ENOTDIR
+        try:
+            with self.explain_errors():
+                raise OSError(number, os.strerror(number), str(there))
+        except StoreError as error:
+            return error
+
     def make_root(self) -> None:
         """Create the store's private directory."""
         with self.explain_errors():
             try:
                 make_private(self.root)
-            except FileExistsError as error:
-                what = "it is a file, not a folder"
+            except (FileExistsError, FileNotFoundError) as error:  # the latter below /proc
+                is_there = isinstance(error, FileExistsError)
+                what = "it is a file, not a folder" if is_there else "it cannot be made"
                 raise NotADirectoryError(errno.ENOTDIR, what, str(self.root)) from error
             except PermissionError as error:
                 if not os.access(self.root, os.W_OK, effective_ids=True):

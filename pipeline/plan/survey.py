@@ -68,6 +68,8 @@ def survey(
     machine = machine_of(choices.node, settings.store, with_gpu=profile.accelerator == "cuda")
     if {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys():
         machine = replace(machine, driver="")  # the site's own interpreters may need another
+    if (fault := settings.open_store().find_fault()) is not None:
+        return Survey(sources, None, (fault,), choices.left_out)  # a run ends before all else
     faults: list[PrepareError | None] = []
     preflight = None
     try:

@@ -46,3 +46,5 @@ def test_a_run_that_would_be_refused_has_its_exit_code(
 ) -> None:
     assert plan(model, "completion", *options)[0] == 0
     assert plan(model, "chat", *options)[0] == 2
+    store = model / "config.json" / "store"
+    assert plan(model, "completion", "--store", str(store), *options)[0] == 1

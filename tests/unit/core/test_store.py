@@ -206,12 +206,20 @@ def test_a_read_only_folder_is_explained() -> None:
     assert str(folder) in caught.value.where
     assert "--store" in caught.value.hint
     assert caught.value.exit_code == ExitCode.EXPECTED_ERROR
+    with folder_one_may_not_write() as folder:
+        assert "cannot be used" in str(Store(folder / "store").find_fault())
     with (
         folder_one_may_not_write() as folder,
         pytest.raises(StoreError, match="cannot be used"),
         Store(folder / "store").open_for_writing("judge", "abc"),
     ):
         pytest.fail("a folder was handed out in a store that cannot be written")
+
+
+@pytest.mark.parametrize("place", ["/proc/store", f"{__file__}/store"])
+def test_a_folder_that_cannot_be_made_is_explained(place: str) -> None:
+    with pytest.raises(StoreError, match="cannot be used"):
+        RunFolders(Store(Path(place))).make("run")
 
 
 def test_a_full_disk_is_explained(store: Store) -> None:
