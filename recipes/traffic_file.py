@@ -44,7 +44,8 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
             f"the longest prompt with its answer has {longest:,} tokens, but the server accepts "
             f"only {max_length:,}",
             where=f"{where}, key {key}",
-            hint="shorten the workload, or serve with a larger max-model-len",
+            hint="shorten the workload, or serve with a larger max-model-len, up to the model's "
+            "context",
         )
 
 

@@ -36,6 +36,7 @@ CALIBRATION_KEY = "quantization.calibration.dataset"
 MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES = 128 * MEBIBYTE, 8_000_000
 BYTES_A_TOKEN = 2  # fewer than a usual tokenizer's 3 to 4, so that no estimate refuses a good file
 RENDERED_CHATS = 4
+FEW_LAYERS = 0.1  # more lack a matrix by design, such as layers that share keys and values
 MAX_LAYERS = 10_000  # more are an unknown number
 _LAYER = re.compile(r"((?:[^.]+\.)*?)(\d+)\.(.+)")
 # Their factor lengthens no context, or max_position_embeddings has it already.
@@ -75,8 +76,8 @@ def checkpoint_faults(
     if needs_own_code(source.config) and not trust_remote_code:
         yield unsupported.own_code_error(source.where)
     asked, longest = profile.engine_arguments.get("max-model-len"), longest_context(source.config)
-    may_exceed = profile.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-    if isinstance(asked, int) and longest is not None and asked > longest and not may_exceed:
+    is_longer = isinstance(asked, int) and longest is not None and asked > longest
+    if is_longer and not may_exceed_context(profile):
         yield UsageError(
             f"the profile '{profile.name}' serves {asked:,} tokens, and the model has {longest:,}",
             where=f"profile {profile.name}, key engine_arguments.max-model-len; {source.where}",
@@ -97,8 +98,8 @@ def find_unlisted(source: HeaderSource) -> str:
 def find_missing_matrix(source: HeaderSource) -> str:
     """Return which matrix a decoder layer seems to lack, or ''.
 
-    A layer without any tensor is missing one. So is the only layer whose module lacks a matrix that
-    all others have. The decoder is the stack with the most tensors.
+    A layer without any tensor is missing one. So is one of few layers whose module lacks a matrix
+    that all others have. The decoder is the stack with the most tensors.
     """
     config = source.config
     if "block_configs" in config or next(quantization_configs(config), None) is not None:
@@ -118,12 +119,12 @@ def find_missing_matrix(source: HeaderSource) -> str:
         if number not in layers:
             return f"{stack}{number} (all of it)"
     usual, times = Counter(map(frozenset, layers.values())).most_common(1)[0]
-    if times == len(layers) - 1:
-        (number,) = (number for number, names in layers.items() if names != usual)
-        modules = {name.rsplit(".", 2)[0] for name in layers[number]}
-        for name in sorted(usual - layers[number]):
-            if layers[number] < usual and name.rsplit(".", 2)[0] in modules:
-                return f"{stack}{number}.{name}"
+    if len(layers) - times <= max(1, len(layers) * FEW_LAYERS):
+        for number, names in layers.items():
+            modules = {name.rsplit(".", 2)[0] for name in names}
+            for name in sorted(usual - names if names < usual else ()):
+                if name.rsplit(".", 2)[0] in modules:
+                    return f"{stack}{number}.{name}"
     return ""
 
 
@@ -137,6 +138,11 @@ def describes_other_weights(source: HeaderSource) -> bool:
     leaves = {name.rpartition(".")[2] for name in source.tensors}
     packed = {tensor.dtype for tensor in source.tensors.values()} & {*NARROW, "U8", "I32"}
     return bool(source.tensors) and not packed and not leaves & {*BESIDES, PACKED, PACKED_IN}
+
+
+def may_exceed_context(profile: ServingProfile) -> bool:
+    """Return whether vLLM takes a longer max-model-len than the model's."""
+    return profile.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
 
 
 def longest_context(config: Mapping[str, Any]) -> int | None:

@@ -175,7 +175,7 @@ def _setting_faults(
             f"together have at most {max_length:,}",
             where=f"{place}.max_tokens",
             hint="write 'max_tokens: model', which is what the prompt leaves, or a smaller "
-            "number; or raise max-model-len in the profile",
+            "number; or raise max-model-len in the profile, up to the model's context",
         )
 
 
@@ -224,12 +224,14 @@ def _template_faults(
                     "another template",
                 )
         for text, number in model.added_tokens.items():
-            if isinstance(size, int) and number >= size and text in prompt:
+            if isinstance(size, int) and number >= size and text in prompt and text not in seen:
+                seen.add(text)
                 yield CheckpointError(
                     f"the chat template writes {text!r}, which is token {number:,}, and the model "
                     f"has {size:,} (the suite '{name}')",
                     where=model.where,
-                    hint="the tokenizer belongs to another model: take the one of this checkpoint",
+                    hint="take this checkpoint's tokenizer; or, if tokens were added, resize the "
+                    "embeddings and save the model again",
                 )
 
 

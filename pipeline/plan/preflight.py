@@ -21,6 +21,8 @@ from pipeline.plan.checkpoint_faults import (
     calibration_faults,
     checkpoint_faults,
     describes_other_weights,
+    longest_context,
+    may_exceed_context,
     read_tokenizer,
 )
 from pipeline.plan.generation_settings import form_notes, generation_faults
@@ -155,7 +157,11 @@ class Preflight:
     def longest(self) -> int | None:
         """Most tokens of a sequence; None if unknown."""
         limit = self.profile.engine_arguments.get("max-model-len")
-        return limit if isinstance(limit, int) else context_length(self.source.config)
+        if not isinstance(limit, int):
+            return context_length(self.source.config)
+        if may_exceed_context(self.profile):
+            return limit
+        return min(limit, longest_context(self.source.config) or limit)
 
     @property
     def model(self) -> Model | None:

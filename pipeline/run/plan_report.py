@@ -131,7 +131,7 @@ class PlanReport:
         if missing := [env.key for env in self.environments if env.state in ("missing", "broken")]:
             yield f"environments to build first: {', '.join(missing)}"
         yield from (f"note: {note}" for note in self.notes)
-        if not self.faults:
+        if not (self.faults or self.not_here):
             to_run = sum(not stage.cached for stage in self.stages)
             seconds = self.expected_seconds()
             words = "their time is not measured here"
@@ -142,6 +142,8 @@ class PlanReport:
 
     def expected_seconds(self) -> float | None:
         """Sum over stages to run; None if one is unknown."""
+        if self.not_here:
+            return None
         times = [stage.expected_seconds for stage in self.stages if not stage.cached]
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
@@ -229,7 +231,7 @@ def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
     size = settings.digests.bytes_to_hash([f for folder in folders for f in weight_files(folder)])
     if size > HASHED_BYTES and not hash_all:
         raise NotHereError(
-            f"{size / 1e9:,.1f} GB to hash first, in about {size / HASH_RATE / 60:.0f} minutes "
+            f"{size / 1e9:,.1f} GB to hash first, in about {size / HASH_RATE / 60:.1f} minutes "
             "(--verbose hashes them now)"
         )
 

@@ -70,7 +70,7 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
             raise CheckpointError(
                 f"config.json lacks {keys[0]}, which is required to compute memory",
                 where=f"{where}, key {keys[0]}",
-                hint="save the checkpoint again with transformers' save_pretrained()",
+                hint="add it, or save the checkpoint again with transformers' save_pretrained()",
             )
         return found
 

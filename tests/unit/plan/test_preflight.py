@@ -403,6 +403,7 @@ def test_small_files_refuse(
     assert report.exit_code == ExitCode.USAGE
     for each in words:
         assert each in found
+    assert found.count("is token 40") < 2  # once for all suites
     assert run_model(request(name), settings, Listener()).exit_code == ExitCode.USAGE
     assert not (settings.home / "environments").exists()
 
@@ -463,10 +464,19 @@ def test_all_faults_are_listed_together(settings: Settings, tmp_path: Path) -> N
         ("model.layers.5.", "model.layers.5 (all of it)"),
         ("model.layers.31.", "model.layers.31 (all of it)"),
         ("model.norm.weight", ""),
+        (
+            "model.layers.6.mlp.up_proj.weight model.layers.7.self_attn.q_proj.weight",
+            "model.layers.6.mlp.up_proj.weight",
+        ),
+        (  # by design: the last layers share the keys of others
+            " ".join(f"model.layers.{n}.self_attn.k_proj.weight" for n in range(24, 32)),
+            "",
+        ),
     ],
 )
-def test_a_matrix_that_one_layer_lacks(lost: str, words: str) -> None:
-    shapes = {n: s for n, s in dense(LLAMA_3_8B).items() if not (lost and n.startswith(lost))}
+def test_a_matrix_that_few_layers_lack(lost: str, words: str) -> None:
+    gone = tuple(lost.split())
+    shapes = {n: s for n, s in dense(LLAMA_3_8B).items() if not n.startswith(gone)}
     assert find_missing_matrix(source(LLAMA_3_8B, shapes)) == words
 
 
@@ -504,6 +514,13 @@ def test_a_short_context_is_told_of_all_suites_and_loads(
     )
     found = "\n".join(map(line, forecast(asked, settings, Listener()).faults))
     for each in ("suite 'humaneval'", "suite 'rouge'", "speed.workloads.short"):
+        assert each in found
+
+
+def test_a_models_short_context_is_told_of_all_at_once(settings: Settings, tmp_path: Path) -> None:
+    name = checkpoint(tmp_path / "model", {}, max_position_embeddings=20)
+    found = "\n".join(map(line, forecast(request(name), settings, Listener()).faults))
+    for each in ("max-model-len: 20", "suite 'humaneval'", "suite 'rouge'", "workloads.short"):
         assert each in found
 
 
