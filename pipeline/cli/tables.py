@@ -214,7 +214,8 @@ def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     from artifacts.run_outcome import champion_of, headline, next_command
 
     reused = sum(stage.status == "reused" for stage in report.stages)
-    done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
+    plural = "" if len(report.stages) == 1 else "s"
+    done = f"{len(report.stages)} stage{plural}, {reused} reused, {report.seconds:.0f} s. "
     could = champion_of(report) is None and report.kind == "model"
     command = next_command(report, is_shown=is_shown)
     ended = f"Nothing was promoted: {headline(report)}. " if could else ""

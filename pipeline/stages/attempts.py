@@ -83,10 +83,8 @@ class History(Record):
         if self.attempt == 1:
             return ""
         again = f" and {self.measurements} gates measured again" if self.measurements else ""
-        return (
-            f"attempt {self.attempt} against this baseline: {self.variants} variants were judged "
-            f"before{again}"
-        )
+        variants = "1 variant was" if self.variants == 1 else f"{self.variants} variants were"
+        return f"attempt {self.attempt} against this baseline: {variants} judged before{again}"
 
 
 class Counted(Record):

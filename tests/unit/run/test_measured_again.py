@@ -51,7 +51,7 @@ def test_another_variant_is_another_attempt_at_the_same_level(tmp_path: Path) ->
     second = FakeRun(tmp_path / "store", recipes=("two",))
     found = second.verdict("two")
     assert attempt(found) == 2
-    assert "attempt 2 against this baseline: 1 variants were judged before" in found.reason
+    assert "attempt 2 against this baseline: 1 variant was judged before" in found.reason
     assert levels(second, "two") == {1: pytest.approx(0.05)}
 
 

@@ -44,7 +44,7 @@ def test_history_counts_what_was_judged_before(ledger: AttemptLedger) -> None:
     assert ledger.history(some_trial()).attempt == 1
     found = ledger.history(other)
     assert (found.attempt, found.variants, found.measurements) == (2, 1, 0)
-    assert "attempt 2 against this baseline: 1 variants" in found.words
+    assert "attempt 2 against this baseline: 1 variant was" in found.words
 
 
 def test_a_gate_measured_again_is_an_attempt(ledger: AttemptLedger) -> None:
