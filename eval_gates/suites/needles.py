@@ -197,8 +197,7 @@ class NeedlesKind(TextKind[NeedlesTask]):
                 f"no length of the suite '{name}' fits: the shortest needs {min(least.values())} "
                 f"tokens, and the served model takes {max_length}",
                 where=f"policy key suites.{name}.lengths",
-                hint="shorter lengths; or fewer max_tokens; or raise max-model-len in the profile, "
-                "up to the model's context",
+                hint="shorter lengths, fewer max_tokens, or max-model-len up to the model's limit",
             )
         longer = ", ".join(str(each) for each in task.lengths if each not in lengths)
         note(f"{name}: lengths beyond the model's {max_length} tokens are left out: {longer}")
