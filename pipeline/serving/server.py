@@ -12,6 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,21 +31,16 @@ from recipes.engines import Engine, LaunchSpec, find_engine
 if TYPE_CHECKING:
     import httpx
 
-MAX_SOCKET_PATH_BYTES = 107  # of Linux's sockaddr_un
+MAX_SOCKET_FOLDER_BYTES = 107 - 37  # of Linux's sockaddr_un, less the name of an engine's socket
 URL = "http://localhost"  # of a server, through its socket
 
 
 def private_socket() -> Path:
     """Create a socket's private folder, or raise ServingError."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp's folder is 0700
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="prepare-", dir=parent))
-        except OSError:
-            continue
-        path = folder / "server"
-        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
-            return path
-        folder.rmdir()
+        if len(os.fsencode(parent)) <= MAX_SOCKET_FOLDER_BYTES:
+            with suppress(OSError):
+                return Path(tempfile.mkdtemp(prefix="prepare-", dir=parent)) / "server"
     raise ServingError(
         "cannot create a folder for the model server's socket",
         where=tempfile.gettempdir(),
@@ -184,6 +180,8 @@ class Server:
     def start(self, timeout_seconds: float, progress: Progress) -> float:
         """Start the server; return the seconds until its first answer."""
         self._socket = private_socket()
+        if self._socket.parent.parent != Path(tempfile.gettempdir()):  # too long for its sockets
+            self._environment |= {"TMPDIR": str(self._socket.parent)}
         try:
             return self._start(timeout_seconds, progress)
         except ServingError:

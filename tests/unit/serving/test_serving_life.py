@@ -122,6 +122,20 @@ def test_ready_answers_and_nothing_left(
     assert "startup complete" in (tmp_path / "server.baseline.log").read_text()
 
 
+def test_a_long_temporary_folder_is_not_the_engines(
+    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    served = server()
+    served.start(30, NullProgress())
+    found = facts(served)["environment"]["TMPDIR"]
+    served.stop()
+    assert found == str(served.command[served.command.index("--uds") + 1]).rpartition("/")[0]
+    assert len(found) < 40
+
+
 def test_dying_while_starting_quotes_the_log(server: Callable[..., Server], tmp_path: Path) -> None:
     (tmp_path / "words").write_text(LAST_WORDS)
     (tmp_path / "server.baseline.log").write_text("ValueError: of an earlier start\n")
