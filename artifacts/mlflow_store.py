@@ -232,10 +232,12 @@ class MlflowStore:
         except Exception as error:
             if not type(error).__module__.startswith(("mlflow", "sqlalchemy", "alembic")):
                 raise
-            why = (str(error).splitlines() or [type(error).__name__])[0][:300]
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            if " (Caused by " in why:  # three layers of libraries, and the reason last
+                why = "no answer: " + why.rpartition("): ")[2].rstrip("\"')")
             refused = any(f" {code} " in why for code in (401, 403)) or "DENIED" in why
             raise RegistryError(
-                f"the model registry failed: {why}",
+                f"the model registry failed: {why[:300]}",
                 where=self.uri,
                 hint=f"set {CREDENTIALS}" if refused else HINT,
             ) from error

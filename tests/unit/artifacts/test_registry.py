@@ -140,6 +140,8 @@ class TestAddresses:
         with pytest.raises(RegistryError) as caught:
             Registry("http://127.0.0.1:1").check(NAME)
         assert caught.value.where == "http://127.0.0.1:1"
+        assert caught.value.message.endswith("Connection refused")
+        assert "HTTPConnection" not in caught.value.message
 
     def test_a_server_that_wants_a_login_says_how(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from http_stand_in import HttpStandIn, SilentHandler
