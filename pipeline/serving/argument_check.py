@@ -14,7 +14,7 @@ from pipeline.core.process_environment import server_environment
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.engines import find_engine
 
-VERSION_TIMEOUT_S = 120
+ANSWER_TIMEOUT_S = 300  # importing an engine takes minutes on a busy machine
 
 
 def engine_version(engine: str, python: Path) -> str:
@@ -31,14 +31,13 @@ def engine_version(engine: str, python: Path) -> str:
             env=server_environment(os.environ, {}, python=python),
             capture_output=True,
             text=True,
-            timeout=VERSION_TIMEOUT_S,
+            timeout=ANSWER_TIMEOUT_S,
             check=True,
         )
     lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]
     return lines[-1].split()[1] if lines else "unknown"
 
 
-ANSWER_TIMEOUT_S = 300  # importing an engine takes a minute on a busy machine
 REFUSED = 2  # exit code of argparse
 
 
