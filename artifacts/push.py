@@ -11,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ EMPTY_TYPE, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
 TITLE = "org.opencontainers.image.title"  # `oras pull` names files by it, too
 MAX_MANIFEST_BYTES = 4 * 2**20
 BLOCK_BYTES = 2**20
+MIN_BYTES, MAX_BLOCK_S = 2**16, 60  # an answer that comes slower than this has no end
 TIMEOUT = httpx.Timeout(600, connect=20)  # seconds; a registry hashes a blob before it answers
 _OCI_NAME = re.compile(
     r"(?P<host>[\w.-]+(?::\d+)?)/(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
@@ -273,9 +275,11 @@ class _Oci:
         self._ask("PUT", str(url))
 
     def _location(self, answer: httpx.Response) -> str:
-        place = httpx.URL(self._base).join(answer.headers.get("Location", ""))
-        if place.host != httpx.URL(self._base).host:
-            raise self._refusal(f"it wants the files sent to {clip(place.host, 100)}")
+        base = httpx.URL(self._base)
+        with self._errors():
+            place = base.join(answer.headers.get("Location", ""))
+        if (place.scheme, place.host) != (base.scheme, base.host):
+            raise self._refusal(f"it wants the files sent to {clip(str(place), 100)}")
         return str(place)
 
     def _read(self, file: Path, total: int) -> Iterator[bytes]:
@@ -298,7 +302,7 @@ class _Oci:
             file.open("xb") as content,
         ):
             answer.raise_for_status()
-            for block in answer.iter_raw(BLOCK_BYTES):
+            for block in _blocks(answer):
                 left -= len(block)
                 if left < 0:  # more than the manifest says must not fill the disk
                     break
@@ -318,26 +322,29 @@ class _Oci:
         with self._errors():
             if not self._authorization:
                 self._log_in()
-            with self._client.stream(
+            answer, content = self._read_answer(
                 method, url, headers={**headers, **self._headers()}, **options
-            ) as answer:
-                parts: list[bytes] = []
-                for block in answer.iter_raw(BLOCK_BYTES):
-                    parts.append(block)
-                    if len(parts) * BLOCK_BYTES > MAX_MANIFEST_BYTES:
-                        raise self._refusal("its answer is longer than a manifest may be")
-        content = b"".join(parts)
+            )
         if not answer.is_success and answer.status_code not in allowed:
             said = clip(content.decode(errors="replace"), 300)
             raise self._refusal(f"{answer.status_code} {answer.reason_phrase}: {said}")
         return answer, content
+
+    def _read_answer(self, method: str, url: str, **options: Any) -> tuple[httpx.Response, bytes]:
+        content = bytearray()
+        with self._client.stream(method, url, **options) as answer:
+            for block in _blocks(answer):
+                content += block
+                if len(content) > MAX_MANIFEST_BYTES:
+                    raise self._refusal("its answer is longer than a manifest may be")
+        return answer, bytes(content)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": self._authorization} if self._authorization != "none" else {}
 
     def _log_in(self) -> None:
         """Get the login that the registry asks for."""
-        answer = self._client.get(f"{self._base}/v2/")
+        answer, _ = self._read_answer("GET", f"{self._base}/v2/", timeout=MAX_BLOCK_S)
         asked = answer.headers.get("WWW-Authenticate", "") if answer.status_code == 401 else ""
         if not asked:
             self._authorization = "none"
@@ -352,17 +359,19 @@ class _Oci:
                 raise self._refusal(f"it wants the login sent without encryption, to {realm[:100]}")
             scope = f"repository:{self._path}:pull,push"
             headers = {"Authorization": f"Basic {self._login}"} if self._login else {}
-            token = self._client.get(
-                realm, params={"service": told.get("service", ""), "scope": scope}, headers=headers
-            ).raise_for_status()
-            found = parse_json(token.content)
+            wanted = {"service": told.get("service", ""), "scope": scope}
+            answer, content = self._read_answer(
+                "GET", realm, params=wanted, headers=headers, timeout=MAX_BLOCK_S
+            )
+            answer.raise_for_status()
+            found = dict(parse_json(content))
             self._authorization = f"Bearer {found.get('token') or found['access_token']}"
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError) as error:
             raise self._refusal(str(error) or type(error).__name__) from error
 
     def _refusal(self, why: str) -> RegistryError:
@@ -372,6 +381,18 @@ class _Oci:
             hint=f"`docker login {self._host}` where it wants a login; --insecure where it speaks "
             "HTTP only. What was sent is not sent again",
         )
+
+
+def _blocks(answer: httpx.Response) -> Iterator[bytes]:
+    """Yield a body; ReadTimeout if MIN_BYTES take longer than MAX_BLOCK_S: a read has no end."""
+    began, size = time.monotonic(), 0
+    for block in answer.iter_raw():
+        size += len(block)
+        if size >= MIN_BYTES:
+            began, size = time.monotonic(), 0
+        elif time.monotonic() - began > MAX_BLOCK_S:
+            raise httpx.ReadTimeout(f"{MIN_BYTES:,} bytes took more than {MAX_BLOCK_S} s")
+        yield block
 
 
 def _find_login(host: str) -> str | None:

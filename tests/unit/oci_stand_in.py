@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
@@ -22,10 +23,14 @@ class Content:
     Attributes:
         auth: none, basic or token.
         elsewhere: where it wants uploads sent, if not to itself.
+        token: the answer to a login.
+        drips: a manifest comes byte by byte.
     """
 
     auth: str = "none"
     elsewhere: str = ""
+    token: bytes = b'{"token": "t"}'
+    drips: bool = False
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, bytes] = field(default_factory=dict)
     uploads: dict[str, bytes] = field(default_factory=dict)
@@ -67,7 +72,7 @@ class _Handler(SilentHandler):
         if url.path == "/token":
             if told != f"Basic {LOGIN}":
                 return self.answer(401)
-            return self.answer(200, json.dumps({"token": "t"}).encode())
+            return self.answer(200, kept.token)
         wanted = {"none": "", "basic": f"Basic {LOGIN}", "token": "Bearer t"}[kept.auth]
         if told != wanted:
             host = self.headers["Host"]
@@ -86,6 +91,13 @@ class _Handler(SilentHandler):
                 kept.manifests[f"sha256:{hashlib.sha256(body).hexdigest()}"] = body
                 return self.answer(201)
             known = name in kept.manifests
+            if kept.drips:
+                self.send_response(200)
+                self.end_headers()
+                with suppress(OSError):
+                    while True:
+                        self.wfile.write(b" ")
+                        time.sleep(0.02)
             return self.answer(200 if known else 404, kept.manifests.get(name, b""))
         if self.command == "POST":
             number = str(len(kept.uploads))

@@ -118,13 +118,32 @@ class TestOci:
             sent = push(run, f"oci://{server.host}/model")
             prepare("pull", sent["digest_reference"], str(tmp_path / "pulled"))
 
-    def test_an_upload_elsewhere_is_refused(self, run: FakeRun) -> None:
-        with OciStandIn() as other, OciStandIn(auth="basic") as server:
-            server.content.elsewhere = other.url.replace("127.0.0.1", "localhost")
+    @pytest.mark.parametrize(
+        "token",
+        [b"[]", b"null", b'"t"', b"[" * 99_999, b'{"token": "\xe2\x82\xac"}', b" " * 5_000_000],
+    )
+    def test_an_answer_to_a_login_that_is_none(self, token: bytes, tmp_path: Path) -> None:
+        with OciStandIn(auth="token", token=token) as server:
             log_in(server.host)
-            with pytest.raises(RegistryError, match="localhost"):
+            with pytest.raises(RegistryError):
+                fetch(f"oci://{server.host}/model", tmp_path, Listener(), insecure=True)
+
+    def test_an_answer_without_an_end(
+        self, oci: OciStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        oci.content.drips = True
+        monkeypatch.setattr("artifacts.push.MAX_BLOCK_S", 0.2)
+        with pytest.raises(RegistryError, match="took more than"):
+            fetch(f"oci://{oci.host}/model", tmp_path, Listener(), insecure=True)
+
+    @pytest.mark.parametrize("place", ["http://localhost", "ftp://{host}", "http://["])
+    def test_an_upload_elsewhere_is_refused(self, run: FakeRun, place: str) -> None:
+        with OciStandIn(auth="basic") as server:
+            server.content.elsewhere = place.format(host=server.host)
+            log_in(server.host)
+            with pytest.raises(RegistryError):
                 push(run, f"oci://{server.host}/model")
-            assert other.content.asked == []
+            assert {each for each, _, _ in server.content.asked} == {"GET", "HEAD", "POST"}
 
     def test_a_login_is_not_sent_without_encryption(self, tmp_path: Path) -> None:
         """Over HTTPS the registry names a plain address to log in at."""
