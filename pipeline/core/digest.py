@@ -24,6 +24,7 @@ BLOCK_BYTES = 8 * 1024 * 1024
 SETTLED_AFTER_NS = 2_000_000_000
 
 CACHE_SCHEMA = 1
+SAVE_EVERY_S = 5.0  # a checkpoint may have thousands of small files
 
 
 class FileDigests:
@@ -51,13 +52,20 @@ class FileDigests:
         known, before = self._read_cache(), 0
         with raise_as(CheckpointError, "the file cannot be read", Path()):
             total = sum(path.stat().st_size for path in paths)
-        for path in paths:
-            report = partial(_report, progress, before, total)
-            sha256, size, entry = self._look_up(path, known, report)
-            before += size
-            if entry:
-                self._remember(entry, progress)
-            yield sha256
+        fresh, saved = dict[str, Any](), time.monotonic()
+        try:
+            for path in paths:
+                report = partial(_report, progress, before, total)
+                sha256, size, entry = self._look_up(path, known, report)
+                before += size
+                fresh |= entry
+                if fresh and time.monotonic() - saved > SAVE_EVERY_S:
+                    self._remember(fresh, progress)
+                    fresh, saved = {}, time.monotonic()
+                yield sha256
+        finally:
+            if fresh:
+                self._remember(fresh, progress)
 
     def bytes_to_hash(self, paths: Iterable[Path]) -> int:
         """Return the size of uncached files."""
@@ -142,7 +150,7 @@ def _is_sound(entry: object) -> bool:
 def _hash(file: Any, size: int, report: Callable[[int], None]) -> tuple[str, int]:
     """Return digest and bytes read, at most `size`."""
     sha256, done = hashlib.sha256(), 0
-    block = bytearray(BLOCK_BYTES)
+    block = bytearray(min(size + 1, BLOCK_BYTES))
     view = memoryview(block)
     while done <= size and (count := file.readinto(block)):
         sha256.update(view[:count])

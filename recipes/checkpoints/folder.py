@@ -127,7 +127,7 @@ def inspect_folder(
     if context is None:
         raise _lacking(CONTEXT_KEYS[0], path)
     weights = weight_files(path)
-    small = [path / name for name in checkpoint_names(path) if matches(name, SMALL_FILES)]
+    small = {path / name for name in checkpoint_names(path) if matches(name, SMALL_FILES)}
     if not is_head and not any(matches(file.name, TOKENIZER_VOCABULARIES) for file in small):
         raise CheckpointError(
             "the checkpoint has no tokenizer",

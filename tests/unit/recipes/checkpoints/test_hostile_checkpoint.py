@@ -55,6 +55,15 @@ def test_a_folder_of_very_many_files_is_refused(tmp_path: Path) -> None:
         look(folder)
 
 
+def test_a_folder_of_many_files_takes_seconds(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "m", checkpoint_files())
+    for number in range(6_000):
+        (folder / f"{number}.py").touch()
+    started = time.process_time()
+    look(folder)
+    assert time.process_time() - started < SECONDS * PATIENCE
+
+
 def header_of(folder: Path, text: bytes, data: bytes = b"1234") -> Path:
     file = folder / "model.safetensors"
     file.write_bytes(struct.pack("<Q", len(text)) + text + data)
