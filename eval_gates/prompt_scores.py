@@ -122,7 +122,7 @@ def _scored(place: Any, token: int) -> ScoredToken:
     try:
         found = {int(key): float(value["logprob"]) for key, value in place.items()}
         own = found[token]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"its log-probabilities lack the token {token}") from error
     if any(math.isnan(value) or value > _MAX_LOGPROB for value in found.values()):
         raise BrokenNumbersError("its log-probabilities are not numbers: the model is broken")

@@ -11,6 +11,7 @@ from eval_gates.rows import Reply, ToolCall
 from recipes.generation import ThoughtMarkers
 
 MAX_LOGPROB = 0.01  # above 0, by rounding
+MAX_TOKENS = 2**31  # of one reply
 _WITHHELD = "content_filter"  # a reason to finish, of OpenAI's API
 
 
@@ -48,7 +49,7 @@ def _reply(
 ) -> Reply:
     usage, reason = body.get("usage"), choice.get("finish_reason")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+    if type(tokens) is not int or not 0 <= tokens < MAX_TOKENS:
         raise ValueError("its answer does not count its tokens (usage.completion_tokens)")
     is_truncated, is_refused = reason == "length", reason == _WITHHELD
     return Reply(text, tokens, is_truncated=is_truncated, is_refused=is_refused, calls=calls)

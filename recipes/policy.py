@@ -45,7 +45,10 @@ class Margin(ConfigModel):
     """Largest acceptable loss: `0.01` (one point), `{points: 0.01}` or `{recovery: 0.99}`."""
 
     points: float | None = Field(
-        None, gt=0, lt=1, description="largest acceptable drop of the mean score; 0.01 is a point"
+        None,
+        ge=1e-9,
+        lt=1,
+        description="largest acceptable drop of the mean score; 0.01 is a point",
     )
     recovery: float | None = Field(
         None, ge=0.01, lt=1, description="smallest acceptable share of the baseline's mean score"

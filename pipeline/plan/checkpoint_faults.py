@@ -21,7 +21,7 @@ from pipeline.core.user_path import user_path
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
-from recipes.checkpoints.folder import context_length, needs_own_code
+from recipes.checkpoints.folder import MAX_CONTEXT, context_length, needs_own_code
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.module_kind import is_linear_weight
 from recipes.checkpoints.source_format import quantization_configs
@@ -157,7 +157,8 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
             for each in (one for one in ropes if isinstance(one, dict)):
                 factor = each.get("factor")
                 kind = each.get("rope_type", each.get("type"))
-                if isinstance(factor, int | float) and kind not in UNSCALED_ROPES:
+                is_finite = isinstance(factor, int | float) and 1 < factor < MAX_CONTEXT
+                if is_finite and kind not in UNSCALED_ROPES:
                     scales.append(float(factor))
     return None if plain is None else int(plain * max(scales))
 

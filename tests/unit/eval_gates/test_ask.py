@@ -183,6 +183,7 @@ def test_chat_apis_have_no_long_choices() -> None:
         (200, b"no json", "did not answer JSON"),
         (200, {"choices": []}, "has no text"),
         (200, {"choices": [{"text": "x"}]}, "does not count its tokens"),
+        (200, {**text("x"), "usage": {"completion_tokens": 2**31}}, "does not count its tokens"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error_with_its_place(

@@ -524,6 +524,14 @@ def test_a_models_short_context_is_told_of_all_at_once(settings: Settings, tmp_p
         assert each in found
 
 
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e308, 10**400, -1, "2", True])
+def test_an_impossible_factor_of_the_context(
+    settings: Settings, tmp_path: Path, factor: Any
+) -> None:
+    name = checkpoint(tmp_path / "model", {}, rope_scaling={"type": "linear", "factor": factor})
+    forecast(request(name), settings, Listener())
+
+
 def test_a_hub_that_cannot_be_reached(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise HubError("the Hub is unreachable", where="org/name", hint="check the network")

@@ -47,6 +47,7 @@ def test_every_number_has_a_least_and_a_largest_value(kind: Any) -> None:
         (ThroughputRatioGate, {"min_ratio": {"cpu": True}, "workloads": ["chat"]}),
         (ThroughputRatioGate, {"min_ratio": {"cpu": "0.5"}, "workloads": ["chat"]}),
         (Margin, float("nan")),
+        (Margin, 1e-320),
         (Margin, {"recovery": float("nan")}),
         (Margin, {"recovery": 1e-300}),
         (PromotionRule, {"alias": "champion", "previous_alias": "champion"}),

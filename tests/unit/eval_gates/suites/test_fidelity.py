@@ -109,7 +109,9 @@ def test_another_template_ends_the_arm_before_a_score(tmp_path: Path) -> None:
         assert not [body for _, body in server.requests if "prompt_logprobs" in body]
 
 
-@pytest.mark.parametrize("given", [{"can_read": False}, {"value": float("nan")}])
+@pytest.mark.parametrize(
+    "given", [{"can_read": False}, {"value": float("nan")}, {"value": 10**400}]
+)
 def test_an_endpoint_that_cannot_read_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     kind, questions = laid_out(tmp_path)
     with (
