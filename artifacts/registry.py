@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from artifacts.mlflow_store import MlflowStore, StoredModel
 from pipeline.core.errors import RegistryError, UsageError, did_you_mean
 from pipeline.core.escape import clip
 from pipeline.core.record import Record
+from pipeline.core.untrusted import parse_record
 
 TUPLE_TAG = "prepare.tuple"
 WEIGHTS_TAG = "prepare.weights"
@@ -314,10 +315,10 @@ class Registry:
             if not tag.startswith(MOVE_TAG):
                 continue
             try:
-                notes.append((tag, Move.model_validate_json(text)))
-            except ValidationError as error:
+                notes.append((tag, parse_record(text.encode(), Move)))
+            except ValueError as error:
                 raise RegistryError(
-                    f"an entry of the history of '{name}' is damaged: {error.errors()[0]['msg']}",
+                    f"an entry of the history of '{name}' is damaged: {error}",
                     where=f"{self.uri}, model {name}, tag {tag}",
                     hint="a user changed it; delete that tag to leave the entry out",
                 ) from error

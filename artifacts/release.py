@@ -40,7 +40,14 @@ from artifacts.registry import (
 )
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
 from pipeline.core.digest import digest_file, digest_json
-from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError, did_you_mean
+from pipeline.core.errors import (
+    EvidenceError,
+    RegistryError,
+    StoreError,
+    UsageError,
+    did_you_mean,
+    raise_as,
+)
 from pipeline.core.events import Progress
 from pipeline.core.private_files import (
     flush_folder,
@@ -53,6 +60,7 @@ from pipeline.core.private_files import (
 from pipeline.core.record import Record
 from pipeline.core.stage import StageRecord, TypedStageRecord
 from pipeline.core.store import Store
+from pipeline.core.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
 from recipes.checkpoints.source_info import find_source
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
 
@@ -291,12 +299,12 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
 def registrations(store: Store) -> list[Registration]:
     """Return what this store registered; StoreError for a damaged file."""
     file = store.root / REGISTRIES
-    if not file.exists():
-        return []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(file, MAX_RECORD_BYTES).split(b"\n")
         # A kill may leave a half line, whose registration never began.
-        return [Registration.model_validate_json(line) for line in lines if line.endswith("}")]
+        return [parse_record(line, Registration) for line in lines if line.endswith(b"}")]
+    except FileNotFoundError:
+        return []
     except (OSError, ValueError) as error:
         raise StoreError(
             f"the list of registries cannot be read: {error}",
@@ -317,9 +325,11 @@ def _note_registration(store: Store, told: Registration) -> None:
 def _has_files(version: Version) -> bool:
     """Return whether the files are there, unchanged."""
     folder = Path(version.source)
-    if folder.is_absolute() and folder.is_dir():
+    with raise_as(RegistryError, "the version's source is not a path", version.source):
+        is_there = folder.is_dir()
+    if folder.is_absolute() and is_there:
         _check_unchanged(folder)
-    return not folder.is_absolute() or folder.is_dir()
+    return not folder.is_absolute() or is_there
 
 
 def _find_pointed_to(

@@ -26,7 +26,7 @@ def verdict_of(report: RunReport) -> RunVerdict:
     """Return the exit code's verdict; ValueError for an unfinished run."""
     if report.exit_code is None:
         raise ValueError(f"the run {report.run} has not ended")
-    return VERDICTS[report.exit_code]
+    return VERDICTS.get(report.exit_code, "error")
 
 
 def serving_lines(options: RecordedCommand) -> list[str]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from artifacts.command_line import RecordedCommand, RunKind, read_command
 from eval_gates.effect import Effect
@@ -19,13 +19,7 @@ from eval_gates.speed.report import SpeedGateResult
 from pipeline.core.errors import ExitCode, StoreError, UsageError
 from pipeline.core.record import Record
 from pipeline.core.store import RUN_RECORD, RunFolders, Store, is_alive
-from pipeline.core.untrusted import (
-    MAX_RECORD_BYTES,
-    MAX_RECORD_VALUES,
-    first_fault,
-    parse_json,
-    read_regular,
-)
+from pipeline.core.untrusted import read_record
 from pipeline.stages.attempts import History, Trial
 from pipeline.stages.judge import AnyGate, JudgeResult
 from recipes.checkpoints.source_info import CheckpointReport
@@ -197,7 +191,10 @@ class StageReport(Record):
     variant: str
     status: StageStatus
     seconds: float = Field(description="wall time; of a reused stage, to find it")
-    key: str | None = Field(description="in the store; None for 'serve', which has no output")
+    key: str | None = Field(
+        pattern=r"^[0-9A-Za-z]{1,64}$",
+        description="in the store; None for 'serve', which has no output",
+    )
 
 
 class RunReport(Record):
@@ -256,13 +253,10 @@ def read_run(folder: Path) -> RunReport:
     """Return a folder's record; StoreError if it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
-        content = read_regular(path, MAX_RECORD_BYTES)
-        parse_json(content, finite=False, whole_text=False, values=MAX_RECORD_VALUES)
-        report = RunReport.model_validate_json(content)
+        report = read_record(path, RunReport)
         return report if report.status != "running" else _as_it_is_now(report, folder)
-    except (OSError, ValueError, AttributeError) as error:
-        why = first_fault(error) if isinstance(error, ValidationError) else error
-        raise StoreError(f"a run's record cannot be read: {why}", where=str(path)) from error
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise StoreError(f"a run's record cannot be read: {error}", where=str(path)) from error
 
 
 def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:

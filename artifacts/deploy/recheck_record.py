@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from artifacts.deploy.registered import RegisteredVersion
 from artifacts.deployable import Deployable, TupleDifference
@@ -20,6 +20,7 @@ from eval_gates.gate_result import Verdict
 from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
 from pipeline.core.store import Store
+from pipeline.core.untrusted import parse_record
 from pipeline.stages.judge import policy_digest
 
 RECHECK_TAG = "prepare.recheck"
@@ -76,10 +77,10 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
         if not tag.startswith(f"{RECHECK_TAG}."):
             continue
         try:
-            found.append(RecheckRecord.model_validate_json(version.tags[tag]))
-        except ValidationError as error:
+            found.append(parse_record(version.tags[tag].encode(), RecheckRecord))
+        except ValueError as error:
             raise RegistryError(
-                f"what a recheck left cannot be read: {error.errors()[0]['msg']}",
+                f"what a recheck left cannot be read: {error}",
                 where=f"{version.name} version {version.version}, tag {tag}",
                 hint="another version of prepare wrote it, or the tag was changed: run "
                 f"`prepare recheck {version.name}@{version.version}` again",

@@ -24,6 +24,7 @@ from pipeline.core.errors import (
     RegistryError,
     UsageError,
     did_you_mean,
+    raise_as,
 )
 from pipeline.core.escape import clip
 from pipeline.core.events import Progress
@@ -129,7 +130,8 @@ def checked_folder(
     """
     digest, source = version.tags.get(MANIFEST_TAG, ""), Path(version.source)
     places = [source, *([settings.store / VERSIONS / digest] if digest.isalnum() else [])]
-    found = weights or next((each for each in places if each.is_dir()), None)
+    with raise_as(RegistryError, "the version's source is not a path", version.source):
+        found = weights or next((each for each in places if each.is_dir()), None)
     if found is None:
         reference = f"{version.name}@{version.version}"
         raise RegistryError(

@@ -24,6 +24,7 @@ from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
 from eval_gates.gate_result import format_percent
 from pipeline import __version__
+from pipeline.core.errors import from_dict
 from pipeline.core.escape import make_visible
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS
@@ -129,6 +130,7 @@ def run_page(evidence: RunEvidence) -> str:
         [*(s["figure"] for s in sections if s["figure"]), *tradeoff],
         title=f"{report.options.checkpoint or 'candidate'}: {word}",
         report=report,
+        error=from_dict(report.error) if report.error else None,
         outcome=word,
         sentence=run_outcome.headline(report),
         serving=run_outcome.side_lines(report),

@@ -20,6 +20,7 @@ from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import PrepareError
 from pipeline.core.stage import Parameters, Result, Stage, StageReference, TypedStageRecord
 from pipeline.core.store import Store
+from pipeline.core.untrusted import MAX_ROWS_CHARACTERS, read_regular
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
 from pipeline.stages.judge import JUDGE
 from recipes.catalog import BASELINE
@@ -104,7 +105,7 @@ class RunEvidence:
 
     def _answers(self, reference: StageReference) -> list[Answer]:
         folder = self.store.stage_folder(reference.stage, reference.key)
-        content = (folder / ANSWERS).read_bytes()
+        content = read_regular(folder / ANSWERS, MAX_ROWS_CHARACTERS)
         rows = parse_answers(content)
         result = EVALUATE.result_of(record_of(self.store.find, reference))
         if digest_bytes(content) != result.answers_digest:

@@ -11,12 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from pipeline.core.errors import StoreError, raise_as
 from pipeline.core.private_files import write_atomically
 from pipeline.core.record import Record
-from pipeline.core.untrusted import MEBIBYTE, UntrustedJsonError, parse_record, read_lines
+from pipeline.core.untrusted import (
+    MEBIBYTE,
+    UntrustedJsonError,
+    parse_record,
+    read_lines,
+    read_record,
+)
 
 LOADS = "loads.jsonl"
 IN_PROGRESS = "in_progress.json"
@@ -193,9 +199,9 @@ class LoadLog:
         Running servers may have cached prompts of an earlier seed.
         """
         hint, found = "delete the file to measure again", None
-        with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(ValidationError,)):
+        with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(OSError, ValueError)):
             if self._begun.exists():
-                found = Measurement.model_validate_json(self._begun.read_bytes())
+                found = read_record(self._begun, Measurement)
         if found is None or found.depends_on != dict(depends_on):
             self._loads.unlink(missing_ok=True)
             seed = secrets.randbits(63) if seed is None else seed

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
 from pipeline.core.private_files import write_atomically
 from pipeline.core.process_environment import server_environment
 from pipeline.core.record import Record
-from pipeline.core.untrusted import parse_json
+from pipeline.core.untrusted import MAX_RECORD_BYTES, parse_json, parse_record, read_regular
 from pipeline.environments.cuda_home import make_cuda_home
 from pipeline.environments.definition import EnvironmentDefinition, normalize
 from pipeline.environments.installer import has_cpu_torch, installer_variables, run_uv
@@ -58,7 +58,7 @@ def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
     """Describe `python` without importing top-level modules, or raise EnvironmentBuildError."""
     try:
         found = Interpreter.model_validate(parse_json(_run(python, _DESCRIBE, modules)))
-    except (ValueError, ValidationError) as error:
+    except ValueError as error:
         raise EnvironmentBuildError(
             "the interpreter does not behave like Python",
             where=str(python),
@@ -123,8 +123,8 @@ class EnvironmentRecord(Record):
 def read_record(folder: Path) -> EnvironmentRecord | None:
     """Return an environment's valid record, or None."""
     try:
-        return EnvironmentRecord.model_validate_json((folder / RECORD_NAME).read_bytes())
-    except (OSError, ValidationError):
+        return parse_record(read_regular(folder / RECORD_NAME, MAX_RECORD_BYTES), EnvironmentRecord)
+    except (OSError, ValueError):
         return None
 
 

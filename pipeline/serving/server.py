@@ -22,6 +22,7 @@ from pipeline.core.file_locks import held_descriptors
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
 from pipeline.core.supervisor import SupervisedProcess
+from pipeline.core.untrusted import parse_json
 from pipeline.environments.cuda_home import compiler_variables
 from pipeline.serving.front import HOST
 from pipeline.serving.served_model import SERVED_NAME
@@ -239,7 +240,7 @@ class Server:
             with self.client(timeout_seconds=5) as client:
                 if client.get(self._engine.health).status_code != 200:
                     return False
-                served = self._engine.model_in(client.get("/v1/models").json())
+                served = self._engine.model_in(parse_json(client.get("/v1/models").content))
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return False
         return served == str(self._model)

@@ -22,7 +22,7 @@ from pipeline.core.errors import StoreError, UsageError, raise_as
 from pipeline.core.private_files import create_exclusively, make_folder
 from pipeline.core.record import Record
 from pipeline.core.store import Store
-from pipeline.core.untrusted import MAX_RECORD_BYTES, read_regular
+from pipeline.core.untrusted import read_record
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Family, ServingProfile
 
@@ -179,7 +179,7 @@ class AttemptLedger:
         for path in sorted(self._folder(baseline).glob("[!.]*.json")):
             message, kinds = "a record of the attempt ledger cannot be read", (OSError, ValueError)
             with raise_as(StoreError, message, path, RESTORE, errors=kinds):
-                found.append(Attempt.model_validate_json(read_regular(path, MAX_RECORD_BYTES)))
+                found.append(read_record(path, Attempt))
                 if found[-1].number != len(found):
                     raise ValueError(f"the record of attempt {len(found)} is gone")
         return found

@@ -354,6 +354,14 @@ class TestCollection:
         with pytest.raises(RegistryError):
             self.paths(good)
 
+    def test_a_list_of_registries_that_is_a_pipe_or_has_odd_names(self, good: FakeRun) -> None:
+        good.promote(variant=ONE, name="a\u2028b")
+        self.paths(good)
+        (good.store.root / "registries.jsonl").unlink()
+        os.mkfifo(good.store.root / "registries.jsonl")
+        with pytest.raises(StoreError, match="registries"):
+            self.paths(good)
+
     def test_the_command(
         self, good: FakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

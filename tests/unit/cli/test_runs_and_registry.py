@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -135,6 +136,27 @@ def test_a_damaged_record_does_not_hide_the_others(store: Store) -> None:
     assert SECOND in result.stdout
     assert FIRST in result.stderr
     assert "cannot be read" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("exit_code", 77),
+        ("error", {"kind": "x"}),
+        *(("stages", key) for key in ("x" * 9_999, "../../..", "a\0")),
+    ],
+)
+@pytest.mark.parametrize("command", ["runs", "report"])
+def test_a_record_that_is_odd_is_no_defect(
+    store: Store, command: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    file = store.root / "runs" / SECOND / RUN_RECORD
+    record = json.loads(file.read_text())
+    record[key] = [{**record["stages"][0], "key": value}] if key == "stages" else value
+    file.write_text(json.dumps(record))
+    output = ["--output", str(tmp_path / "r.html")] if command == "report" else []
+    with contextlib.suppress(PrepareError):
+        CliRunner().invoke(app, [command, SECOND, *output], catch_exceptions=False)
 
 
 # --- registry -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,5 @@ def test_files_that_are_elsewhere(run: FakeRun, version: Version, tmp_path: Path
     with pytest.raises(RegistryError) as caught:
         checked_folder(moved, None, there, "prepare serve {reference}")
     assert "prepare pull model@1 FOLDER, then prepare serve model@1" in caught.value.hint
+    with pytest.raises(RegistryError):
+        checked_folder(replace(moved, source="/" + "x" * 9_999), None, there, "")

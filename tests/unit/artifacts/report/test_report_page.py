@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -115,12 +116,14 @@ def test_a_run_that_failed_shows_its_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["evaluate", "questions", "judge"])
-@pytest.mark.parametrize("damage", ["gone", "torn", "another version's"])
+@pytest.mark.parametrize("damage", ["gone", "torn", "another version's", "a pipe"])
 def test_any_damaged_stage_leaves_a_report(made: FakeRun, stage: str, damage: str) -> None:
     for folder in (made.store.root / "stages" / stage).iterdir():
         for file in folder.iterdir():
-            if damage == "gone":
+            if damage in ("gone", "a pipe"):
                 file.unlink()
+                if damage == "a pipe":
+                    os.mkfifo(file)
             elif damage == "torn":
                 file.write_bytes(file.read_bytes()[:-20])
             elif file.name == "stage.json":
