@@ -157,9 +157,8 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
             for each in (one for one in ropes if isinstance(one, dict)):
                 factor = each.get("factor")
                 kind = each.get("rope_type", each.get("type"))
-                is_finite = isinstance(factor, int | float) and 1 < factor < MAX_CONTEXT
-                if is_finite and kind not in UNSCALED_ROPES:
-                    scales.append(float(factor))
+                if isinstance(factor, int | float) and 1 < factor < MAX_CONTEXT:
+                    scales.append(1.0 if kind in UNSCALED_ROPES else float(factor))
     return None if plain is None else int(plain * max(scales))
 
 
