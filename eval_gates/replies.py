@@ -11,7 +11,6 @@ from eval_gates.rows import Reply, ToolCall
 from recipes.generation import ThoughtMarkers
 
 MAX_LOGPROB = 0.01  # above 0, by rounding
-MAX_TOKENS = 2**31  # of one reply
 _WITHHELD = "content_filter"  # a reason to finish, of OpenAI's API
 
 
@@ -49,7 +48,7 @@ def _reply(
 ) -> Reply:
     usage, reason = body.get("usage"), choice.get("finish_reason")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    if type(tokens) is not int or not 0 <= tokens < MAX_TOKENS:
+    if type(tokens) is not int or not 0 <= tokens < 2**31:
         raise ValueError("its answer does not count its tokens (usage.completion_tokens)")
     is_truncated, is_refused = reason == "length", reason == _WITHHELD
     return Reply(text, tokens, is_truncated=is_truncated, is_refused=is_refused, calls=calls)

@@ -16,13 +16,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pipeline.core.errors import StoreError, raise_as
 from pipeline.core.private_files import write_atomically
 from pipeline.core.record import Record
-from pipeline.core.untrusted import (
-    MEBIBYTE,
-    UntrustedJsonError,
-    parse_record,
-    read_lines,
-    read_record,
-)
+from pipeline.core.untrusted import MEBIBYTE, UntrustedJsonError, parse_record, read_lines
 
 LOADS = "loads.jsonl"
 IN_PROGRESS = "in_progress.json"
@@ -199,9 +193,9 @@ class LoadLog:
         Running servers may have cached prompts of an earlier seed.
         """
         hint, found = "delete the file to measure again", None
-        with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(OSError, ValueError)):
+        with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(ValueError,)):
             if self._begun.exists():
-                found = read_record(self._begun, Measurement)
+                found = parse_record(self._begun.read_bytes(), Measurement)
         if found is None or found.depends_on != dict(depends_on):
             self._loads.unlink(missing_ok=True)
             seed = secrets.randbits(63) if seed is None else seed
