@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 
-def prepare(store: Path, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+def prepare(
+    store: Path, *arguments: str, timeout: float = 1500
+) -> subprocess.CompletedProcess[str]:
     """Run `prepare` to its end, with any exit code."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
