@@ -13,7 +13,7 @@ import typer
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import PATH, repeat_options, setting
-from pipeline.cli.tables import errors_as_json, print_run
+from pipeline.cli.tables import print_run
 from pipeline.core.errors import ExitCode, PrepareError, from_dict
 from pipeline.core.interruption import is_interruption
 
@@ -77,10 +77,7 @@ class CiReporting:
         store: Path | None,
     ) -> NoReturn:
         """Do the work, report it, and exit with its code."""
-        with (
-            errors_as_json(self.as_json),
-            open_display(as_json=self.as_json, plain=self.ci) as progress,
-        ):
+        with open_display(as_json=self.as_json, plain=self.ci) as progress:
             report = self.report(work, command, store, progress)
         if self.as_json:
             print(report.model_dump_json(indent=1))

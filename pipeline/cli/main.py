@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -33,6 +34,7 @@ from pipeline.cli import (
     verify,
 )
 from pipeline.cli.options import PATH, repeat_options, setting
+from pipeline.cli.tables import print_json
 from pipeline.cli.terminal import guard_streams
 from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
 from pipeline.core.interruption import interrupt_on_signals, is_interruption
@@ -115,6 +117,12 @@ def report_error(error: BaseException) -> int:
             where=str(error.filename or "the store, or where standard output goes"),
             hint="free some space, then run the same command again",
         )
+    if isinstance(error, PermissionError) and error.filename:
+        error = StoreError(
+            "permission is denied",
+            where=str(error.filename),
+            hint="ask its owner to share it with a group, or use a folder of yours",
+        )
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
         error = UsageError(
             "no temporary folder can be written to",
@@ -123,6 +131,13 @@ def report_error(error: BaseException) -> int:
             "TMPDIR",
         )
     if isinstance(error, PrepareError):
+        if "--json" in sys.argv[1:]:
+            from artifacts.run_record import SCHEMA_VERSION
+
+            with contextlib.suppress(OSError):  # as when the disk is full
+                print_json(
+                    {"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()}
+                )
         print(f"error: {repeat_options(str(error))}", file=sys.stderr)
         return error.exit_code
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors

@@ -6,14 +6,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import parse_path
 from pipeline.cli.terminal import open_console
-from pipeline.core.errors import PrepareError, from_dict
+from pipeline.core.errors import from_dict
 from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, log_line
 
 if TYPE_CHECKING:
@@ -46,19 +45,6 @@ def given(store: Path | None, registry: str | None = None) -> str:
     if registry and registry != os.environ.get("PREPARE_REGISTRY"):
         words += ["--registry", registry]
     return f" {shlex.join(words)}" if words else ""
-
-
-@contextmanager
-def errors_as_json(wanted: bool) -> Iterator[None]:
-    """If requested, print errors without a run as JSON."""
-    from artifacts.run_record import SCHEMA_VERSION
-
-    try:
-        yield
-    except PrepareError as error:
-        if wanted:
-            print_json({"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()})
-        raise
 
 
 def print_table(

@@ -21,7 +21,7 @@ from pipeline.cli.options import (
     argument,
     option,
 )
-from pipeline.cli.tables import errors_as_json, given, print_table
+from pipeline.cli.tables import given, print_table
 from pipeline.cli.verify import is_version, registered_folder
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import from_dict
@@ -84,33 +84,32 @@ def tune(
     Exit codes: 0 a tuned profile, 1 error, 2 usage, 3 unexpected error, 4 no gain,
     5 undecided, 130 interrupted.
     """
-    with errors_as_json(as_json):
-        from pipeline.environments.settings import load_settings
-        from pipeline.run.tune import TuneRequest, run_tune
+    from pipeline.environments.settings import load_settings
+    from pipeline.run.tune import TuneRequest, run_tune
 
-        version, source = None, checkpoint
-        if is_version(source):
-            version, source = source, str(registered_folder(source, registry, store, None)[0])
-        request = TuneRequest(
-            checkpoint=source,
-            version=version,
-            policy=policy,
-            profile=profile,
-            workload=workload,
-            candidates=candidates,
-            trust_remote_code=trust_remote_code,
-            gpus_a_copy=gpus_a_copy,
-            output=output.expanduser().absolute() if output else None,
-        )
-        with open_display(as_json=as_json) as progress:
-            report = run_tune(request, load_settings(store), progress)
-        if as_json:
-            print(report.model_dump_json(indent=1))
-        else:
-            print_tuning(report, store)
-        if report.error is not None:
-            print(f"error: {from_dict(report.error)}", file=sys.stderr)
-        raise typer.Exit(report.exit_code or 0)
+    version, source = None, checkpoint
+    if is_version(source):
+        version, source = source, str(registered_folder(source, registry, store, None)[0])
+    request = TuneRequest(
+        checkpoint=source,
+        version=version,
+        policy=policy,
+        profile=profile,
+        workload=workload,
+        candidates=candidates,
+        trust_remote_code=trust_remote_code,
+        gpus_a_copy=gpus_a_copy,
+        output=output.expanduser().absolute() if output else None,
+    )
+    with open_display(as_json=as_json) as progress:
+        report = run_tune(request, load_settings(store), progress)
+    if as_json:
+        print(report.model_dump_json(indent=1))
+    else:
+        print_tuning(report, store)
+    if report.error is not None:
+        print(f"error: {from_dict(report.error)}", file=sys.stderr)
+    raise typer.Exit(report.exit_code or 0)
 
 
 def print_tuning(report: RunReport, store: Path | None) -> None:

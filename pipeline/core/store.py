@@ -344,9 +344,10 @@ class RunFolders:
         return folder
 
     def all(self) -> list[Path]:
-        if not self._folder.is_dir():
-            return []
-        return sorted(path for path in self._folder.iterdir() if path.is_dir())
+        with self._store.explain_errors():
+            if not self._folder.is_dir():
+                return []
+            return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
     @contextmanager
     def hold_alive(self, folder: Path) -> Iterator[bool]:

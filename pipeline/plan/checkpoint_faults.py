@@ -81,7 +81,8 @@ def checkpoint_faults(
         yield UsageError(
             f"the profile '{profile.name}' serves {asked:,} tokens, and the model has {longest:,}",
             where=f"profile {profile.name}, key engine_arguments.max-model-len; {source.where}",
-            hint=f"extend the profile with 'engine_arguments: {{max-model-len: {longest}}}'",
+            hint=f"--profile FILE with '{{extends: {profile.name}, name: short, engine_arguments: "
+            f"{{max-model-len: {longest}}}}}'",
         )
 
 

@@ -19,7 +19,7 @@ import typer
 from sample_reports import run_report
 from typer.testing import CliRunner
 
-from pipeline.cli.main import app, main
+from pipeline.cli.main import app, main, report_error
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.interruption import INTERRUPTIONS
 from pipeline.core.store import RUN_RECORD, RunFolders, Store
@@ -119,6 +119,21 @@ def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path)
     assert f"where: {log}" in done.stderr
     assert "Traceback" in log.read_text()
     assert "KeyError: 'checkpoint'" in log.read_text()
+
+
+def test_with_json_an_error_of_any_command_is_one_object(tmp_path: Path) -> None:
+    for words in ("promote", "rollback nothing", "verify x", "plan ./nothing", "tune ./nothing"):
+        done = prepare(tmp_path, *words.split(), "--json")
+        found = json.loads(done.stdout)
+        assert found["error"]["message"], words
+        assert found["run"] is None
+        assert done.returncode in (1, 2)
+        assert "error: " in done.stderr
+
+
+def test_what_may_not_be_read_is_no_defect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(PermissionError(13, "Permission denied", "/a/b")) == 1
+    assert "permission is denied\n  where: /a/b" in capsys.readouterr().err
 
 
 def catches(pid: int, number: signal.Signals) -> bool:

@@ -216,6 +216,17 @@ def test_a_read_only_folder_is_explained() -> None:
         pytest.fail("a folder was handed out in a store that cannot be written")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_users_private_store_is_explained(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(StoreError, match="cannot be used"):
+            RunFolders(Store(tmp_path)).all()
+    finally:
+        os.seteuid(0)
+
+
 @pytest.mark.parametrize("place", ["/proc/store", f"{__file__}/store"])
 def test_a_folder_that_cannot_be_made_is_explained(place: str) -> None:
     with pytest.raises(StoreError, match="cannot be used"):
