@@ -55,6 +55,8 @@ _NOISE = re.compile(
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*error: ")
 
 
+# By SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL or SIGSEGV; exceptions that follow are echoes.
+_KILLED = re.compile(r"Worker proc .* died unexpectedly \(exit code: -(4|6|7|8|9|11)\)")
 _QUOTED = re.compile(r"^(\([\w-]+ pid=\d+\))?\s+warn(ings\.warn|_once)?\(|^\s*$")
 
 
@@ -69,6 +71,8 @@ def find_reason(log: Path, engine: Engine, start: int = 0) -> str:
         return ""
     lines = [line for line in lines if not _QUOTED.search(line)]
     texts = [_NOISE.sub("", line).strip() for line in lines]
+    if killed := next(filter(None, map(_KILLED.search, texts)), None):
+        return killed[0][:500]
     named = [number for number, text in enumerate(texts) if _EXCEPTION.match(text)]
     telling = [n for n in named if not any(words in texts[n] for words in engine.echoes)]
     if not named:
@@ -82,6 +86,16 @@ def find_reason(log: Path, engine: Engine, start: int = 0) -> str:
 
 # Hints for every engine, after the engine's own.
 _HINTS: tuple[tuple[str, str], ...] = (
+    (
+        r"exit code: -4\)",
+        "the CPU does not take an instruction of the engine's kernels: set "
+        "PREPARE_CPU_FEATURES=avx2, and run the command again",
+    ),
+    (
+        r"exit code: -9\)",
+        "most likely the machine ran out of memory: a profile with a smaller max-model-len or KV "
+        "cache, or a machine with more",
+    ),
     (
         r"space in /dev/shm",
         "give the container more shared memory: --shm-size 1g of podman and docker run, in "

@@ -130,6 +130,17 @@ LOGS = [
         "NotImplementedError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX.",
         "kv_cache_dtype: auto",
     ),
+    # A worker that a signal ended, before what its end led to.
+    *(
+        (
+            f"{ENGINE}ERROR 11-21 09:08:43 [multiproc_executor.py:316] Worker proc VllmWorker-0 "
+            f"died unexpectedly (exit code: {code}), shutting down executor.\n"
+            f"{ENGINE}RuntimeError: cancelled\n{DEAD}",
+            f"Worker proc VllmWorker-0 died unexpectedly (exit code: {code})",
+            hint,
+        )
+        for code, hint in ((-4, "PREPARE_CPU_FEATURES=avx2"), (-9, "out of memory"))
+    ),
     # A container's 64 MB.
     (f"{ENGINE}RuntimeError: {SHARED_MEMORY}\n", f"RuntimeError: {SHARED_MEMORY}", "--shm-size"),
     # The last line, when the start is slow: not the source line under a warning.
