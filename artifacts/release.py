@@ -246,6 +246,8 @@ def _describe_preference(candidates: Sequence[Candidate], best: Candidate, prefe
     figure = f"{-size / 1e6:,.1f} MB"
     if ratio and ratio > max(each.preference(prefer)[0] for each in candidates if each != best):
         figure = f"x {ratio:.2f} of the baseline's output tokens/s"
+    elif prefer == "throughput":
+        prefer = "size, as throughput does not decide"
     return f"preferred of {len(candidates)} that passed, by {prefer}: {figure}"
 
 

@@ -68,7 +68,7 @@ def decide(finding: Finding, scores: Scores) -> Decision:
             f"the gate is insensitive: {comparison.words} is not shown to end above"
             f" {_CHANCE_SCORES[worst.kind]} ({worst.score:.1%}), as the baseline scores"
             f" {scores.full_baseline:.1%} (p = {worst.p_insensitive:.2g}), so a model that lost"
-            " everything could pass; use a stricter margin, more questions or another suite"
+            f" everything could pass; {_describe_sensitivity(finding, worst.p_insensitive)}"
         )
     elif finding.lower > comparison.threshold and (
         scores.candidate == 0 or finding.state == "open"
@@ -109,6 +109,14 @@ def _describe(finding: Finding, margin: str) -> str:
         look = f"look {finding.number} of {finding.looks}"
         asked = f"{look}: {finding.n} of {finding.planned} questions"
     return f"{shown[finding.state]} ({100 * (1 - finding.alpha):g} % confidence, {asked})"
+
+
+def _describe_sensitivity(finding: Finding, p: float) -> str:
+    if not 0 < p < 0.5:
+        return "needs another suite, or more questions with a stricter margin"
+    # If the scores stay, p falls exponentially with their number.
+    needed = max(finding.planned + 1, finding.planned * math.log(finding.alpha) / math.log(p))
+    return f"needs more questions (in all about {needed:.0f} if these scores stay) or another suite"
 
 
 def _describe_needs(finding: Finding, scores: Scores, difference: float) -> str:

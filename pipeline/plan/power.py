@@ -258,6 +258,11 @@ class _SuiteGate:
                 words += f"; {said}"
             if self.must_exceed:
                 words += f"; the baseline must score above {100 * self.must_exceed:.3g} %"
+            if self.kind.scores_unrelated:
+                words += (
+                    "; its answers must be shown to score less on other questions, by more than "
+                    "the margin: how they score there is not known yet"
+                )
         return GatePower(
             gate=self.name,
             tier=self.suite.tier,
@@ -412,6 +417,8 @@ def format_chance(chance: float | None) -> str:
     """Format a chance; 100 % and 0 % are exact."""
     if chance is None:
         return "-"
+    if 0 < chance < 1e-6:
+        return "practically none"
     if 0 < chance < 0.005:
         return "< 1 %"
     return f"{100 * chance:.0f} %" if chance < 0.995 or chance == 1 else "> 99 %"

@@ -175,10 +175,7 @@ def promote_passed(
     promoted = promote(run, passed, session.stages.store, request, session.progress)
     for report in passed:
         is_champion = report.recipe == promoted.champion
-        reason = (
-            f"{report.reason}{NOT_PREFERRED}{promoted.champion} was preferred for the alias "
-            f"({plan.policy.promotion.prefer})"
-        )
+        reason = f"{report.reason}{NOT_PREFERRED}{promoted.champion} was {promoted.preferred}"
         changes = {
             "promoted": is_champion,
             "registry_version": promoted.versions[report.recipe],

@@ -15,6 +15,7 @@ from pipeline.core.errors import UsageError
 from pipeline.plan.power import (
     chances,
     check_power,
+    format_chance,
     joint_power,
     policy_power,
     speed_chance,
@@ -111,6 +112,16 @@ def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
     assert "fails" in gate.words
     assert gate.passes is not None
     assert gate.passes > 0.95
+
+
+def test_a_score_on_other_questions_is_not_known() -> None:
+    policy = made(kind="rouge", margins={"fp8": 0.2})
+    gate = policy_power(policy, FP8, {"mmlu": 200, "code": 164})[0]
+    assert "how they score there is not known yet" in gate.words
+
+
+def test_tiny_chances_have_no_number() -> None:
+    assert (format_chance(4.2e-203), format_chance(1e-3)) == ("practically none", "< 1 %")
 
 
 def test_an_unknown_number_is_told_later() -> None:

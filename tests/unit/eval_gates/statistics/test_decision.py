@@ -72,6 +72,15 @@ class TestBlind:
         assert decision.reason.startswith("the gate is insensitive: a margin of 2.00 points")
         assert "(25.0%), as the baseline scores 29.7% (p = 0.4)" in decision.reason
 
+    @pytest.mark.parametrize(
+        ("p", "needs"),
+        [(0.2, "in all about 3723 if these scores stay"), (1.0, "another suite, or")],
+    )
+    def test_it_says_what_it_needs(self, p: float, needs: str) -> None:
+        checks = (SensitivityCheck("unrelated", 0.33, p_insensitive=p),)
+        asked = finding("pass", n=2000, planned=2000, number=3)
+        assert needs in decide(asked, scores(sensitivity_checks=checks)).reason
+
     def test_what_is_shown_to_be_worse_fails_all_the_same(self) -> None:
         decision = decide(finding("fail"), scores(0.3, 0.1, sensitivity_checks=(GUESSING,)))
         assert decision.verdict == "fail"
