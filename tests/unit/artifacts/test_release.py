@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -376,3 +377,19 @@ class TestCollection:
         again = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
         assert again["removed"] == told["removed"]
         assert not any(Path(each["path"]).exists() for each in told["removed"])
+
+
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        ((1.0, 1.2), "by throughput: x 1.20 of the baseline's output tokens/s"),
+        ((0.0, 0.0), "by size, as throughput does not decide: 2.0 MB"),
+    ],
+)
+def test_what_decided_for_the_alias_is_said(ratios: tuple[float, float], words: str) -> None:
+    def candidate(ratio: float) -> Any:
+        return SimpleNamespace(preference=lambda _: (ratio, -2_000_000))
+
+    small, fast = map(candidate, ratios)
+    said = release._describe_preference([small, fast], fast, "throughput")
+    assert said == f"preferred of 2 that passed, {words}"
