@@ -79,8 +79,8 @@ class History(Record):
 
     @property
     def words(self) -> str:
-        """Note on a verdict; '' for the first attempt."""
-        if self.attempt == 1:
+        """Note on a verdict; '' if nothing was judged before."""
+        if self.attempt == 1 and not self.measurements:
             return ""
         again = f" and {self.measurements} gates measured again" if self.measurements else ""
         variants = "1 variant was" if self.variants == 1 else f"{self.variants} variants were"

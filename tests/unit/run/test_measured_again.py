@@ -79,7 +79,9 @@ def test_a_gate_is_measured_again_on_request(tmp_path: Path) -> None:
     run.run(frozenset({"code"}))
     assert run.asked(ONE) > asked
     assert levels(run) == {1: pytest.approx(0.05), 2: pytest.approx(0.05)}
-    assert run.report.variants[0].verdict == "pass"
+    found = run.report.variants[0]
+    assert found.verdict == "pass"
+    assert "1 gates measured again" in found.reason
     assert [each.measured for each in attempts_in(run.store)] == [{}, {"code": 2}]
     # The same command without it goes on with the latest.
     assert {stage.status for stage in run.run().stages} == {"reused"}
