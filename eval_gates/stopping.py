@@ -84,7 +84,7 @@ class StoppingPlan:
             self._means([row.score for row in shown]),
             self.rule.comparison,
             self.rule.alpha,
-            len(self._sizes(min(self.end, len(self.baseline)))),
+            len(self._sizes(self.end)),
             own_gains(shown),
             can_pass=self.can_pass,
         )

@@ -13,7 +13,8 @@ import pytest
 from fake_run import FakeRun, judged_run
 from hypothesis import given
 from hypothesis import strategies as st
-from spoilt_bundle import RECIPE, check_bundle, found, opened, stage_folder
+from pretend_stages import edit
+from spoilt_bundle import RECIPE, check_bundle, found, opened, rewrite_manifest, stage_folder
 
 from artifacts.evidence.bundle import VERDICT, pack, unpack
 from artifacts.evidence.manifest import MANIFEST
@@ -45,6 +46,8 @@ class TestContents:
         ]
 
     def test_alone_it_verifies_without_weights(self, deployed: Path, tmp_path: Path) -> None:
+        edit(deployed / BUNDLE / VERDICT, lambda kept: kept.update(signer="us"))
+        rewrite_manifest(deployed)
         alone = tmp_path / "elsewhere"
         shutil.move(deployed / BUNDLE, alone)
         check = check_bundle(alone)

@@ -265,6 +265,10 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "another variant's name": (verdict(lambda kept: kept.update(recipe=OTHER)), JUDGED),
     "a variant is added": (verdict(add_variant), "and another, awq-w4a16"),
     "nothing was tried": (verdict(lambda kept: kept.update(attempted=[])), "nothing was tried"),
+    "a signature that is gone": (
+        verdict(lambda kept: kept.update(signer="us")),
+        "the signature is missing",
+    ),
     "weights": (
         lambda folder: change_file(folder / "model.safetensors", lambda x: x[:-1] + b"\1"),
         JUDGED,

@@ -16,6 +16,7 @@ import pytest
 from fake_run import IDENTITIES, ONE, SERVING, TWO, FakeRun
 from listener import Listener
 from pretend_stages import PretendModels, edit
+from spoilt_bundle import rewrite_manifest
 from typer.testing import CliRunner
 
 from artifacts import release
@@ -80,6 +81,9 @@ class TestChangedFolder:
         with pytest.raises(EvidenceError, match=name) as caught:
             made.promote(alias="candidate")
         assert caught.value.where == before.source
+        rewrite_manifest(Path(before.source))
+        with pytest.raises(EvidenceError, match="not as it was"):
+            made.promote(alias="candidate")
         assert made.registry.versions("model") == [before]
 
 
@@ -95,6 +99,12 @@ class TestChangedRecords:
         assert {v.recipe: v.verdict for v in mixed.run().variants} == {ONE: "pass", TWO: "pass"}
         with pytest.raises(EvidenceError, match="does not give the verdict"):
             mixed.bundle(ONE)
+
+    def test_of_the_attempts(self, good: FakeRun) -> None:
+        (file,) = (good.root / "attempts").glob("*/*.json")
+        edit(file, lambda kept: kept["trial"].update(criteria="other"))
+        for check in check_run(good.report, good.store):
+            assert "is not the one in the store's ledger" in check.differences[-1]
 
 
 class TestPromoteRun:

@@ -10,12 +10,14 @@ import pytest
 
 from pipeline.core.errors import StoreError
 from pipeline.core.file_locks import (
+    doing,
     find_mount,
     held_descriptors,
     holder_of,
     is_locked,
     locked,
     refuse_local_locks,
+    this_process,
 )
 
 MOUNTS = """
@@ -28,6 +30,14 @@ MOUNTS = """
 35 22 0:45 / /bucket rw,relatime - fuse.s3fs s3fs rw,user_id=0
 36 22 0:46 / /with\\040space rw,relatime - fuse.sshfs host: rw
 """
+
+
+def test_a_process_says_what_it_does() -> None:
+    with doing("run 7"):
+        with doing("serves fp8"):
+            assert this_process().startswith("run 7, serves fp8, since ")
+        assert this_process().startswith("run 7, since ")
+    assert this_process().startswith("process ")
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:

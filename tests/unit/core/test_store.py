@@ -272,6 +272,8 @@ class TestResumed:
     def test_what_the_stage_goes_on_with_is_there(self, store: Store) -> None:
         self.killed_try(store)
         assert self.found(store, ["output"]) == {"output", "output/shard"}
+        final = store.stage_folder("quantize", "abc")
+        assert list(final.parent.glob("abc*")) == [final]
 
     def test_other_stages_begin_anew(self, store: Store) -> None:
         self.killed_try(store)

@@ -55,6 +55,8 @@ def test_a_variant_is_judged_by_its_tokens(longer: float, solved: float, verdict
     assert found.verdict == verdict
     assert found.estimate == pytest.approx(longer / solved, rel=0.05)
     assert found.tokens.ratio == pytest.approx(longer, rel=0.05)
+    assert found.baseline == pytest.approx(100, rel=0.05)
+    assert found.candidate == pytest.approx(100 * longer / solved, rel=0.05)
     assert "another cap or effort are not comparable" in found.reason
 
 

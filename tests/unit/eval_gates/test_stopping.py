@@ -62,12 +62,12 @@ def test_without_a_rule_all_is_asked() -> None:
 
 def test_it_ends_at_a_look() -> None:
     before, after = paired(3, 400, 0.0, 0.0)
-    stopping = StoppingPlan(400, 64, POINTS, before)
+    stopping = StoppingPlan(400, 64, POINTS, [*before, 0.0])  # the baseline may have more
     assert stopping.look_ends() == [100, 200, 400]
     assert asked(stopping, after) == 100
     found = stopping.decided(after[:100])
     assert found is not None
-    assert found.state == "pass"
+    assert (found.state, found.planned) == ("pass", 400)
 
 
 def test_kept_answers_beyond_the_look_are_not_counted() -> None:

@@ -76,6 +76,14 @@ class TestNumbers:
         assert report.estimate == -0.0625
         assert (report.flips, report.gains) == (2, 1)
         assert report.bound <= -0.0625 <= report.upper_bound
+        assert (report.lower, report.upper) == (report.bound, report.upper_bound)
+
+    @pytest.mark.parametrize(
+        ("after", "words"),
+        [((1.0, 0.0), "1 of 2, the baseline 2; "), ((1.0, 1.0), "2 of 2 on both sides; ")],
+    )
+    def test_whole_scores_are_counted(self, after: tuple[float, ...], words: str) -> None:
+        assert judged([1.0, 1.0], after).reason.startswith(words)
 
     def test_a_margin_as_recovery(self) -> None:
         report = judged(*flipped(400, 4, 4, 200), recovery(HUMANEVAL))
@@ -84,6 +92,7 @@ class TestNumbers:
         assert report.threshold == 0.0 < report.bound
         mean = report.candidate - 0.9 * report.baseline
         assert report.bound < mean < report.upper_bound
+        assert report.lower < report.estimate < report.upper
         assert report.kept == pytest.approx(report.candidate / report.baseline)
         assert report.allowed == pytest.approx(-0.1 * report.baseline)
         assert "more than 90 % of the baseline is kept" in report.reason

@@ -16,6 +16,7 @@ from artifacts.evidence.recorded_loads import find_draw_mismatches
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
+from eval_gates.speed.schedule import arrival_times
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.store import Store
@@ -142,7 +143,7 @@ class TestSpeed:
         blocks = [loads[start : start + 2] for start in range(0, len(loads), 2)]
         other = {"baseline": "candidate", "candidate": "baseline"}
 
-        def found(changed: list[list[LoadRun]], **result: int) -> str:
+        def found(changed: list[list[LoadRun]], **result: Any) -> str:
             result = {"units": len(changed), **result}
             forged = record.model_copy(update={"result": {**record.result, **result}})
             kept = [load for block in changed for load in block]
@@ -150,6 +151,7 @@ class TestSpeed:
 
         assert found(blocks) == ""
         assert "did not end" in found(blocks[:-1])
+        assert "did not end" in found(blocks, state="open")
         for changed in (
             *([[*blocks[:1], *blocks[2:]]] if hardware == "cpu" else []),
             [blocks[1], blocks[0], *blocks[2:]],
@@ -167,6 +169,28 @@ class TestSpeed:
         assert found([*blocks[:1], *blocks[2:]])
         if hardware == "cpu":
             assert "is not what its seed drew" in found(blocks, server_runs=loads[-1].server_run)
+
+    @pytest.mark.parametrize(
+        ("measured_s", "more", "otherwise"), [(30.0, 0, False), (29.0, 0, True), (30.0, 1, True)]
+    )
+    def test_verify_sees_requests_that_came_otherwise(
+        self, fast: FakeRun, measured_s: float, more: int, otherwise: bool
+    ) -> None:
+        fast.recipes = (ONE,)
+        fast.run()
+        (record,) = Store(fast.root).records("speed")
+        arrivals = {"rate": 4.0, "concurrency": None}
+        timed = {"arrivals": arrivals, "seconds": 30, "warmup_seconds": 2}
+        workload = {"workload": {**record.parameters["workload"], **timed}}
+        changed = record.model_copy(update={"parameters": {**record.parameters, **workload}})
+        loads = []
+        for load in self.loads_of(fast, ONE):
+            sent = len(arrival_times(load.seed, 4.0, measured_s + 4)) + more
+            at_rate = {**arrivals, "arrivals": "rate", "warmup_s": 2.0, "measured_s": measured_s}
+            requests = requests_in_waves(sent, 1)
+            loads.append(load.model_copy(update={**at_rate, "requests": requests}))
+        faults = list(find_draw_mismatches("speed", changed, loads))
+        assert any("came otherwise" in each for each in faults) == otherwise
 
     @pytest.mark.parametrize("rule", [{"blocks": 100}, {"alpha": 0.2}, {"must_count_hits": True}])
     def test_verify_finds_loads_that_another_rule_measured(

@@ -206,18 +206,24 @@ class TestVerify:
         assert (found.kept, found.computed, found.differences) == ("pass", "pass", ())
         assert made.report.confirmation is not None
         better = made.report.confirmation.model_copy(update={"lower": 1.2})
-        for change in (
-            {"confirmation": better},
-            {"verdict": "fail"},
-            {"alpha": 0.5},
-            {"engine_defaults": {"max-num-seqs": 1}},
-            {"stage": "0" * 64},
-            {"served": made.report.served.model_copy(update={"starts": "once"})},
+        for change, words in (
+            ({"confirmation": better}, "lower: kept 1.2"),
+            ({"verdict": "fail"}, "verdict: kept fail, computed pass"),
+            ({"alpha": 0.5}, "has another error rate"),
+            ({"engine_defaults": {"max-num-seqs": 1}}, "is not that of this run"),
+            ({"stage": "0" * 64}, "is missing"),
+            ({"served": made.report.served.model_copy(update={"starts": "once"})}, "another rule"),
         ):
             told = made.log.report().model_copy(
                 update={"tuning": made.report.model_copy(update=change)}
             )
-            assert check_tuning(told, made.store).differences, change
+            assert words in "; ".join(check_tuning(told, made.store).differences)
+        for nothing in ("winner", "confirmation"):
+            told = made.log.report().model_copy(
+                update={"tuning": made.report.model_copy(update={nothing: None})}
+            )
+            with pytest.raises(UsageError, match="measured no winner"):
+                check_tuning(told, made.store)
 
 
 def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateResult
     ]
 
 
+def test_a_limit_is_no_ratio() -> None:
+    rules = {each.kind: build_rule(each, 0.05, "cpu") for each in policy().claims_on("cpu")}
+    assert (rules["slo"].min_ratio, rules["slo"].blocks) == (1.0, 6)
+
+
 def of_ratio(loads: list[LoadRun], rule: SpeedRule = RATIO) -> SpeedGateResult:
     return decide_speed_gate("ratio.chat", rule, workload="chat", tier="critical", loads=loads)
 

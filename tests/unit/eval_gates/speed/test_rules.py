@@ -65,6 +65,15 @@ class TestRatio:
         assert [RATIO.needs_more(loads[: 2 * n]) for n in range(6)] == [True] * 5 + [False]
         assert [state_of(RATIO, loads[: 2 * n]) for n in range(6)] == ["open"] * 5 + ["pass"]
 
+    def test_bounds_at_the_minimum_show_nothing(self) -> None:
+        rule = RATIO.model_copy(update={"min_ratio": 1.0})
+        assert state_of(rule, blocks([1.0] * 5)) == "undecided"
+
+    @pytest.mark.parametrize(("waves", "kinds"), [(9, []), (8, ["too_short"])])
+    def test_a_load_has_seven_waves_in_its_steady_state(self, waves: int, kinds: list[str]) -> None:
+        loads = [load_in_waves(waves, side=side) for side in RATIO.sides]
+        assert [fault.kind for fault in RATIO.sort(loads).faults] == 2 * kinds
+
     def test_one_block_has_no_bounds(self) -> None:
         found = RATIO.evaluate(blocks([1.0]))
         assert (found.state, found.estimate, found.quiet) == ("open", None, 1)
@@ -236,6 +245,9 @@ class TestLimits:
     def test_a_load_with_too_few_requests_is_a_fault(self) -> None:
         rule = limits({"ttft_ms_p99": 800})
         assert rule.sort(rounds(0.1, 0.1)).faults[0].kind == "too_few"
+        columns = round_of(0).requests.model_dump()
+        early = {name: values[:7] for name, values in columns.items()}  # all in the warm-up
+        assert rule.sort([round_of(0, requests=early)]).faults[0].kind == "too_short"
 
     def test_a_missing_time_is_beyond_every_limit(self) -> None:
         requests = round_of(0).requests.model_dump()
@@ -243,6 +255,7 @@ class TestLimits:
             requests[name][8:28] = [value] * 20
         allowed = LIMITS.model_copy(update={"limits": {"ttft_ms_p95": 800, "errors": 20}})
         assert allowed.value([round_of(0, requests=requests)]) == -50
+        assert LIMITS.value([round_of(0, ttft_s=0.0)]) == 50
 
 
 def test_equal_servers_pass_at_the_minimum_as_often_as_the_level_says() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import (
+    SensitivityCheck,
     check_sensitivities,
     check_sensitivity,
     min_questions_for_sensitivity,
@@ -84,6 +85,8 @@ def test_every_chance_baseline_of_the_rows_is_checked() -> None:
     rows = [Answer(str(n), "p", 0.3, empty=0.0, unrelated=0.1 + 0.05 * (n % 2)) for n in range(100)]
     kinds = [each.kind for each in check_sensitivities(rows, 0.0, ONE)]
     assert kinds == ["nothing", "empty", "unrelated"]
+    *_, alone = check_sensitivities(rows[:1], 0.0, ONE)
+    assert alone == SensitivityCheck("unrelated", 0.1, p_insensitive=1.0)
     gains = own_gains(rows)
     assert gains is not None
     assert gains == pytest.approx([0.3 - 0.125] * 50)

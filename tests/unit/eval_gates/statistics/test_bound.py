@@ -79,6 +79,7 @@ def test_min_identical_values() -> None:
         least = min_identical_values(margin, 0.05)
         assert mean_bounds([0.0] * least, 0.05).lower > -margin
         assert mean_bounds([0.0] * (least - 1), 0.05).lower <= -margin
+    assert min_identical_values(0.1, 0.9**2) == 3  # with two, the bound is the margin
 
 
 @pytest.mark.parametrize("level", [0.0, 0.5, -0.1, math.nan])

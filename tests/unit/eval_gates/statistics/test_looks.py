@@ -55,8 +55,14 @@ def test_answers_that_fit_any_question_do_not_pass() -> None:
     same = [0.2] * 400
     elsewhere = [0.0] * 200
     wide = Comparison.points(0.1)
-    assert find(same, same, wide, 0.05, 400, [0.2] * 200).state == "pass"
-    assert find(same, same, wide, 0.05, 400, elsewhere).state == "open"
+    fitting, unfitting = (
+        find(same, same, wide, 0.05, 400, own) for own in ([0.2] * 200, elsewhere)
+    )
+    assert (fitting.state, fitting.n, unfitting.state) == ("pass", 100, "open")
+    assert fitting.own == mean_bounds([0.2] * 50, 0.005).lower
+    # A share s of the 50 is above 0 if 0.2 s > 1 - s; the first look has a tenth of alpha.
+    assert fitting.p_value == pytest.approx(10 * (1 / 1.2) ** 50)
+    assert unfitting.p_value == 1.0
 
 
 @given(
