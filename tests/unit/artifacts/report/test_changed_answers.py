@@ -15,6 +15,7 @@ from artifacts.report.answers import (
 )
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.rows import Answer, Question
+from eval_gates.suites.fidelity import Fidelity
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.mmlu import Mmlu
 from eval_gates.suites.rouge import Rouge
@@ -24,6 +25,7 @@ MARGINS = {"fp8": Margin(points=0.05)}
 CLOZE = Mmlu.policy(margins=MARGINS, prompt_format="cloze")
 LETTER = Mmlu.policy(margins=MARGINS, prompt_format="letter")
 ROUGE = Rouge.policy(margins=MARGINS)
+LOGS = Fidelity.policy(margins=MARGINS)
 HUMANEVAL = HumanEval.policy(margins=MARGINS)
 QUESTION = Question("1", data={"choices": ["a very long stone", "ice", "all", "none"], "answer": 2})
 
@@ -67,6 +69,24 @@ def test_gains_are_shown_beside_many_losses() -> None:
     answered = PairedAnswers(before, after, {}, ROUGE)
     words = [example.words for example in _examples("fp8", "rouge", answered).shown]
     assert words == ["right to wrong"] * 5 + ["wrong to right"] * 5
+
+
+def test_the_ten_worst_conversations_with_their_first_other_token() -> None:
+    from artifacts.report.answers import _examples
+    from artifacts.report.run_evidence import PairedAnswers
+
+    flip = {"start": 4, "token": "cat", "choice": "dog"}
+    own = {"first_flip": 1, "margin": 0.25, "text": "The cat sat", "flip": flip}
+    before = [Answer(str(n), "p", 0.99, None, nats=0.0, own=own) for n in range(40)]
+    after = [Answer(str(n), "p", 0.95 - n / 100, None, nats=n / 10, own=own) for n in range(39)]
+    after.append(Answer("39", "p", 1.0, None, nats=0.0, own={"text": "The cat sat"}))
+    found = _examples("fp8", "traffic", PairedAnswers(before, after, {}, LOGS))
+    assert [each.question for each in found.shown] == [str(n) for n in range(38, 28, -1)]
+    worst = found.shown[0]
+    assert "57.0 % of tokens kept, 3.800 nats a token" in worst.variant
+    assert "the first other token is number 2, by 0.250 nats" in worst.variant
+    assert "The \u27e6cat\u27e7 sat" in worst.baseline
+    assert worst.variant.endswith("The \u27e6dog\u27e7")
 
 
 def test_an_answer_as_text() -> None:
