@@ -48,7 +48,7 @@ def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Prog
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("eta"),
+            TextColumn("{task.fields[eta]}"),
             TimeRemainingColumn(),
             console=open_console(stderr=True),
             transient=True,
@@ -67,7 +67,9 @@ class TerminalBars:
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
         if task not in self._tasks:
-            self._tasks[task] = self._bars.add_task(task, total=total, unit=unit)
+            self._tasks[task] = self._bars.add_task(
+                task, total=total, unit=unit, eta="eta" if total else ""
+            )
         self._bars.update(self._tasks[task], completed=done, total=total)
         if total is not None and done >= total:
             self._bars.remove_task(self._tasks.pop(task))
@@ -97,7 +99,8 @@ class PlainLines:
         eta = ""
         if total and 0 < done < total:
             eta = f", eta {(now - started) / done * (total - done):.0f} s"
-        print(f"  {task}: {done}{of} {unit}, {now - started:.0f} s{eta}", file=sys.stderr)
+        took = f", {now - started:.0f} s" if unit != "s" else ""
+        print(f"  {task}: {done}{of} {unit}{took}{eta}", file=sys.stderr)
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -121,7 +121,7 @@ class LocalServers:
         started = time.monotonic()
         status: StageStatus = "failed"
         try:
-            ready = server.start(arm.ready_timeout_seconds, progress)
+            ready = server.start(arm.ready_timeout_seconds, progress, arm.recipe.name)
             status = "ran"
         finally:
             seconds = time.monotonic() - started

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from pipeline.core.errors import ServingError, UsageError, raise_as
+from pipeline.core.errors import UsageError, raise_as
 
 HOST = "127.0.0.1"
 MAX_HEAD_BYTES = 1 << 16
@@ -83,11 +83,14 @@ def _family(address: IPv4Address | IPv6Address) -> int:
 
 @contextmanager
 def reserve(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket bound to the port; ServingError if it is taken."""
+    """Yield a socket bound to the port; UsageError if it is taken."""
     with socket.socket(_family(ip_address(host))) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with _refuse_taken(host, port):
-            bound.bind((host, port))
+            try:  # alone: with SO_REUSEADDR, two could bind, and one would fail when it listens
+                bound.bind((host, port))
+            except OSError:  # taken, or only by closed connections
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind((host, port))
         yield bound
 
 
@@ -99,6 +102,7 @@ def open_front(bound: socket.socket, server: Path, key: str, health: str) -> Ite
     """
     front = _Front(server, key.encode(), health.encode())
     with _refuse_taken(*bound.getsockname()[:2]):
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of its connections, for later
         bound.listen(1024)
     with asyncio.Runner() as runner:
         loop, end = runner.get_loop(), asyncio.Event()
@@ -115,7 +119,7 @@ def open_front(bound: socket.socket, server: Path, key: str, health: str) -> Ite
 
 def _refuse_taken(host: str, port: int) -> AbstractContextManager[None]:
     message, hint = f"port {port} cannot be opened", "choose another --port"
-    return raise_as(ServingError, message, f"{host}:{port}", hint)
+    return raise_as(UsageError, message, f"{host}:{port}", hint)
 
 
 class _Front:

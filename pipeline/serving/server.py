@@ -192,18 +192,22 @@ class Server:
     def facts(self) -> dict[str, str]:
         return engine_facts(self._log, self._engine, self._log_begins)
 
-    def start(self, timeout_seconds: float, progress: Progress) -> float:
-        """Start the server; return the seconds until its first answer."""
+    def start(self, timeout_seconds: float, progress: Progress, name: str = "") -> float:
+        """Start the server; return the seconds until its first answer.
+
+        `name` is the arm's, for the progress.
+        """
         self._socket = private_socket()
         if self._socket.parent.parent != Path(tempfile.gettempdir()):  # too long for its sockets
             self._environment |= {"TMPDIR": str(self._socket.parent)}
         try:
-            return self._start(timeout_seconds, progress)
+            task = f"{name}: start the server".removeprefix(": ")
+            return self._start(timeout_seconds, progress, task)
         except ServingError:
             self.stop()
             raise
 
-    def _start(self, timeout_seconds: float, progress: Progress) -> float:
+    def _start(self, timeout_seconds: float, progress: Progress, task: str) -> float:
         with open_log(self._log) as log_file:
             self._log_begins = log_file.seek(0, os.SEEK_END)  # after those of earlier starts
             process = self._process = SupervisedProcess(
@@ -222,13 +226,13 @@ class Server:
                 break
             if waited > timeout_seconds:
                 raise self._failure(f"the model server was not ready after {waited:.0f} s")
-            progress.advance("start the server", int(waited), None, "s")
+            progress.advance(task, int(waited), None, "s")
             time.sleep(POLL_SECONDS)
         self._warm_up()
         self.check_alive()
         elapsed = time.monotonic() - started
         whole = max(int(elapsed), 1)
-        progress.advance("start the server", whole, whole, "s")
+        progress.advance(task, whole, whole, "s")
         return elapsed
 
     def check_alive(self) -> None:

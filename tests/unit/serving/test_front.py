@@ -14,7 +14,7 @@ import httpx
 import pytest
 from free_port import free_port
 
-from pipeline.core.errors import ServingError
+from pipeline.core.errors import UsageError
 from pipeline.serving.front import HEAD_SECONDS, LINGER_SECONDS, open_front, reserve
 
 KEY = "sk-of-the-clients"
@@ -263,6 +263,23 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
         assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 502
 
 
+def test_a_port_that_another_has_reserved_is_refused_at_once() -> None:
+    """Before either listens: the second would otherwise fail after its server's start."""
+    with reserve("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+        with pytest.raises(UsageError) as caught, reserve("127.0.0.1", port):
+            pass
+    assert caught.value.exit_code == 2
+    assert caught.value.hint == "choose another --port"
+
+
+def test_a_port_can_be_had_again_after_connections(tmp_path: Path) -> None:
+    port = free_port()
+    for _ in range(2):
+        with reserve("127.0.0.1", port) as bound, open_front(bound, tmp_path / "no", "", "/h"):
+            assert httpx.get(f"http://127.0.0.1:{port}/h", trust_env=False).status_code == 502
+
+
 def test_a_port_opens_with_the_front_and_closes_after(tmp_path: Path) -> None:
     port = free_port()
     with reserve("127.0.0.1", port) as bound:
@@ -270,7 +287,7 @@ def test_a_port_opens_with_the_front_and_closes_after(tmp_path: Path) -> None:
             socket.create_connection(("127.0.0.1", port))
         with open_front(bound, tmp_path / "no", "", "/health"):
             socket.create_connection(("127.0.0.1", port)).close()
-            with pytest.raises(ServingError, match="cannot be opened"), reserve("127.0.0.1", port):
+            with pytest.raises(UsageError, match="cannot be opened"), reserve("127.0.0.1", port):
                 pass
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port))

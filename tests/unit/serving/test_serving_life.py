@@ -93,10 +93,10 @@ def test_ready_answers_and_nothing_left(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/ours")
     served, heard = server(OMP_NUM_THREADS="1"), Heard()
-    seconds = served.start(30, heard)
+    seconds = served.start(30, heard, "fp8")
     assert 0 < seconds < 30
     whole = max(int(seconds), 1)  # on a busy machine more than one
-    assert heard.events[-1] == ("start the server", whole, whole)
+    assert heard.events[-1] == ("fp8: start the server", whole, whole)
     served.check_alive()
     told = facts(served)
     socket = served.socket
