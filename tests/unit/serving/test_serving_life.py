@@ -152,9 +152,9 @@ def test_never_ready_is_a_timeout_and_nothing_is_left(
 ) -> None:
     before = set(processes_mentioning(tmp_path))
     started = time.monotonic()
-    error = failure(server(STAND_IN="silent"), timeout_seconds=1)
-    assert 1 < time.monotonic() - started < 20
-    assert error.message.startswith("the model server was not ready after 1 s")
+    error = failure(server(STAND_IN="silent"), timeout_seconds=6)
+    assert 6 < time.monotonic() - started < 40
+    assert error.message.startswith("the model server was not ready after 6 s")
     assert "still loading" in error.message
     assert set(processes_mentioning(tmp_path)) == before == set()
 
