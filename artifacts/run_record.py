@@ -202,7 +202,9 @@ class RunReport(Record):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     run: str = Field(description="id of the run")
-    status: Literal["running", "finished", "failed", "interrupted", "killed"]
+    status: Literal["running", "finished", "failed", "interrupted", "killed"] = Field(
+        description="killed: it ended without an outcome, by SIGKILL or on a full disk"
+    )
     exit_code: int | None
     started: str
     seconds: float

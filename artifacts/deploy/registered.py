@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from artifacts.deployable import Deployable
@@ -255,6 +256,8 @@ def pull_version(
     """
     check_new_folder(destination)
     partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
+    for left in destination.parent.glob(f".{escape(destination.name)}.*.partial"):
+        shutil.rmtree(left, ignore_errors=True)  # of a pull that was killed
     try:
         partial.mkdir(parents=True)
         version = fetch(partial)

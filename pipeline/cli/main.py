@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +34,7 @@ from pipeline.cli import (
 from pipeline.cli.options import PATH, repeat_options, setting
 from pipeline.cli.tables import print_json
 from pipeline.cli.terminal import guard_streams
-from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
+from pipeline.core.errors import ExitCode, PrepareError, explain
 from pipeline.core.interruption import interrupt_on_signals, is_interruption
 from pipeline.core.redaction import redact
 from pipeline.environments.settings_file import use_settings
@@ -111,25 +109,7 @@ def report_error(error: BaseException) -> int:
         exec("")  # noqa: S102
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        error = StoreError(
-            "the disk is full",
-            where=str(error.filename or "the store, or where standard output goes"),
-            hint="free some space, then run the same command again",
-        )
-    if isinstance(error, PermissionError) and error.filename:
-        error = StoreError(
-            "permission is denied",
-            where=str(error.filename),
-            hint="ask its owner to share it with a group, or use a folder of yours",
-        )
-    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
-        error = UsageError(
-            "no temporary folder can be written to",
-            where=os.environ.get("TMPDIR", "/tmp"),  # noqa: S108
-            hint="mount one there (podman run --tmpfs /tmp; in Kubernetes an emptyDir), or set "
-            "TMPDIR",
-        )
+    error = explain(error)
     if isinstance(error, PrepareError):
         if "--json" in sys.argv[1:]:
             from artifacts.run_record import SCHEMA_VERSION

@@ -133,7 +133,7 @@ def follow_run(report: RunReport, named: Path | None, store: Store, *, as_json: 
         print(f"error: {from_dict(report.error)}", file=sys.stderr)
     if report.status == "killed":
         raise StoreError(
-            f"the run {report.run} was killed",
+            f"the run {report.run} ended without an outcome: it was killed, or the disk was full",
             where=str(store.root / "runs" / report.run),
             hint=how_to_continue(report),
         )

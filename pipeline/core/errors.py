@@ -7,6 +7,8 @@ an unexpected error.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -137,6 +139,30 @@ class StoreError(PrepareError):
 
 class StageLostError(StoreError):
     """Another process took over this one's stage."""
+
+
+def explain(error: BaseException) -> BaseException:
+    """Return what the system refuses anywhere as an expected error; others unchanged."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(
+            "the disk is full",
+            where=str(error.filename or "the store, or where standard output goes"),
+            hint="free some space, then run the same command again",
+        )
+    if isinstance(error, PermissionError) and error.filename:
+        return StoreError(
+            "permission is denied",
+            where=str(error.filename),
+            hint="ask its owner to share it with a group, or use a folder of yours",
+        )
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return UsageError(
+            "no temporary folder can be written to",
+            where=os.environ.get("TMPDIR", "/tmp"),  # noqa: S108
+            hint="mount one there (podman run --tmpfs /tmp; in Kubernetes an emptyDir), or set "
+            "TMPDIR",
+        )
+    return error
 
 
 @contextmanager

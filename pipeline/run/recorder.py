@@ -21,6 +21,8 @@ from pipeline.core.private_files import make_folder, open_log, write_atomically
 from pipeline.core.store import RUN_RECORD, RunFolders, Store
 
 COPIES = "copies"
+RESERVE, RESERVE_BYTES = "reserve", 2**20
+"""A file that makes room for the outcome on a full disk."""
 Ended = Literal["finished", "failed", "interrupted"]
 
 
@@ -60,6 +62,9 @@ class RunRecorder:
             make_folder(self.folder / COPIES)
             file = self._held.enter_context(open_log(self.folder / COPIES / self.events_name))
             self._events = EventWriter(file.fileno())
+        if self.is_main:
+            with store.explain_errors(), open_log(self.folder / RESERVE) as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
         self._started = time.monotonic()
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
@@ -142,6 +147,8 @@ class RunRecorder:
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         if status == "failed":
             self.take_over()
+        if self.is_main:
+            (self.folder / RESERVE).unlink(missing_ok=True)
         told = error.to_dict() if error else None
         self.update(status=status, exit_code=exit_code, error=told, running=[])
         self._held.close()

@@ -10,7 +10,7 @@ from typing import Any
 from artifacts.command_line import RunKind
 from artifacts.run_outcome import how_to_continue
 from artifacts.run_record import RunReport
-from pipeline.core.errors import ExitCode, PrepareError, StoreError
+from pipeline.core.errors import ExitCode, PrepareError, StoreError, explain
 from pipeline.core.events import Progress
 from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.lots import Node
@@ -69,7 +69,8 @@ class RunSession:
         """
         try:
             code = work()
-        except BaseException as error:
+        except BaseException as raised:
+            error = explain(raised)
             is_stopped = is_interruption(error)
             expected = error if isinstance(error, PrepareError) and not is_stopped else None
             code = ExitCode.INTERRUPTED if is_stopped else ExitCode.UNEXPECTED
@@ -82,7 +83,7 @@ class RunSession:
                 )
             if is_stopped:
                 self._shown.note(how_to_continue(self.log.report()))
-                raise RunInterrupted(self.log.report()) from error
+                raise RunInterrupted(self.log.report()) from raised
             if expected is None:
                 raise
             return self.log.report()

@@ -29,6 +29,7 @@ from pipeline.stages import stage_code, stage_named
 
 # Waiting threads sleep: spinning ones take the core from the process that they wait for.
 WORKER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
+ROOM_BYTES = 2**16
 BOOTSTRAP = Path(__file__).parents[1] / "core" / "worker_protocol.py"
 
 
@@ -143,14 +144,16 @@ class StageContext(Generic[Parameters, Runtime]):
         return self._worker_result(code, result_file, log)
 
     def _worker_result(self, code: int, result_file: Path, log: Path) -> dict[str, Any]:
-        if not result_file.is_file():
+        try:
+            answer = json.loads(result_file.read_text())  # noqa: TID251
+        except (FileNotFoundError, ValueError) as cause:
+            result_file.write_bytes(bytes(ROOM_BYTES))  # OSError if the disk is full
             raise errors.WorkerError(
                 f"the worker of '{self.spec.stage}' ended with exit code {code} and no result"
                 + (" (killed; often the machine is out of memory)" if code == 137 else ""),
                 where=str(log),
                 hint="read the log, then run the same command again",
-            )
-        answer = json.loads(result_file.read_text())  # noqa: TID251
+            ) from cause
         self.peak_memory_bytes = answer.get("peak_memory_bytes")
         if not answer["ok"]:
             error = errors.from_dict(answer["error"])

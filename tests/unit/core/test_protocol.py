@@ -232,6 +232,7 @@ class TestRunWorker:
         ("script", "words"),
         [
             ("exit 7", "exit code 7 and no result"),
+            (": > $4; exit 1", "exit code 1 and no result"),  # its answer did not fit on the disk
             ("kill -KILL $$", "exit code 137 and no result.*out of memory"),
         ],
     )

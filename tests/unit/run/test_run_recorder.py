@@ -14,7 +14,7 @@ from sample_reports import COMMAND, failed_variant_report, stage_report, variant
 from artifacts.run_record import RunReport, find_run, read_run
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.store import ALIVE, RUN_RECORD, RunFolders, Store, is_alive
-from pipeline.run.recorder import RunRecorder
+from pipeline.run.recorder import RESERVE, RunRecorder
 from recipes.checkpoints.source_info import CheckpointReport
 
 
@@ -32,7 +32,8 @@ def on_disk(log: RunRecorder) -> dict[str, Any]:
     report = read_run(log.folder)
     assert report.model_dump(exclude={"seconds"}) == log.report().model_dump(exclude={"seconds"})
     assert report.seconds >= log.report().seconds
-    assert {path.name for path in log.folder.iterdir()} == {RUN_RECORD, ALIVE}
+    reserve = {RESERVE} if report.status == "running" else set()
+    assert {path.name for path in log.folder.iterdir()} == {RUN_RECORD, ALIVE, *reserve}
     data: dict[str, Any] = json.loads((log.folder / RUN_RECORD).read_text())
     return data
 
@@ -125,6 +126,23 @@ def test_a_full_disk_is_explained(log: RunRecorder) -> None:
     temporary.unlink()
     log.note("there is space again")
     assert "there is space again" in on_disk(log)["notes"]
+
+
+def test_the_outcome_is_written_to_a_full_disk(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system is mounted by root alone")
+    try:
+        log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
+        with pytest.raises(OSError, match="No space"):
+            (tmp_path / "ballast").write_bytes(bytes(5 * 2**20))
+        with pytest.raises(StoreError, match="disk is full"):
+            log.note("x" * 10_000)
+        log.finish("failed", 1, StoreError("the disk is full"))
+        report = read_run(log.folder)
+        assert (report.status, report.exit_code) == ("failed", 1)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 # --- finding ------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,16 @@ def test_an_error_becomes_part_of_the_record(session: RunSession) -> None:
     report = session.run(work)
     assert report.error is not None
     assert report.error["message"] == "no room"
+    assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["begun"])
+
+
+def test_a_full_disk_is_an_expected_error_wherever_it_is_met(session: RunSession) -> None:
+    def work() -> ExitCode:
+        raise OSError(errno.ENOSPC, "No space left on device", "/a/b")
+
+    report = session.run(work)
+    assert report.error is not None
+    assert (report.error["message"], report.error["where"]) == ("the disk is full", "/a/b")
     assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["begun"])
 
 

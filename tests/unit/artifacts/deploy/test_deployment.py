@@ -122,6 +122,7 @@ class TestFindVersion:
 class TestPull:
     def test_into_a_new_folder(self, registry: Registry, version: Version, tmp_path: Path) -> None:
         arguments = ["pull", "model@champion", str(tmp_path / "deeper" / "copy"), "--json"]
+        (tmp_path / "deeper" / ".copy.1.partial" / "deeper").mkdir(parents=True)  # of a killed one
         done = CliRunner().invoke(
             app, [*arguments, "--registry", registry.uri], catch_exceptions=False
         )
@@ -129,6 +130,7 @@ class TestPull:
         assert told["version"] == "1"
         assert told["folder"] == str(tmp_path / "deeper" / "copy")
         check_files(version, tmp_path / "deeper" / "copy", public_key=None)
+        assert [each.name for each in (tmp_path / "deeper").iterdir()] == ["copy"]
         with pytest.raises(UsageError) as caught:
             CliRunner().invoke(
                 app, [*arguments, "--registry", registry.uri], catch_exceptions=False
