@@ -162,7 +162,7 @@ def publish(
     if junit is not None:
         with _report_failure(junit, say):
             junit.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(junit, junit_xml(report).decode("utf-8"))
+            write_atomically(junit, junit_xml(report).decode("utf-8"), is_private=False)
             written = str(junit)
             say(f"JUnit report: {junit}")
     if summary := environ.get(SUMMARY):

@@ -9,6 +9,7 @@ from typing import Literal
 from artifacts.command_line import RecordedCommand, command_line
 from artifacts.run_record import RunReport, ScreenedModel, VariantReport
 from pipeline.core.errors import ExitCode, from_dict
+from pipeline.core.memory import format_size
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {
@@ -74,7 +75,7 @@ def screened_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
         rows.append(
             {
                 "variant": each.name,
-                "weights": format_megabytes(each.weights_bytes, nothing=""),
+                "weights": format_size(each.weights_bytes, nothing=""),
                 "tokens kept": cells.get("score", ""),
                 "lost, points": cells.get("difference, points", ""),
                 "nats a token lost": cells.get("nats a token lost", ""),
@@ -114,9 +115,12 @@ def headline(report: RunReport) -> str:
     """Return one sentence."""
     champion = champion_of(report)
     if champion is not None:
+        others = [f"{g.name} ({g.verdict})" for g in champion.gates if g.verdict != "pass"]
         return (
             f"{champion.recipe} passed and was promoted as "
             f"{report.registered_name} version {champion.registry_version}"
+            + bool(others)
+            * f"; not passed, but not blocking: {', '.join(others)}"
         )
     if report.error is not None:
         return from_dict(report.error).message
@@ -165,7 +169,7 @@ def how_to_continue(report: RunReport) -> str:
 def describe_weights(report: RunReport, variant: VariantReport) -> str:
     """Return the weights' size, unknown for an endpoint."""
     nothing = "" if variant.gates or report.kind == "gate" else "not made"
-    return format_megabytes(variant.weights_bytes, nothing=nothing)
+    return format_size(variant.weights_bytes, nothing=nothing)
 
 
 def next_command(report: RunReport, *, is_shown: bool = False) -> str:
@@ -206,8 +210,3 @@ def next_steps(report: RunReport) -> list[str]:
     hint = from_dict(report.error).hint if report.error is not None else ""
     look = [f"{command} names the logs.", how_to_continue(report)] if report.run else []
     return [*filter(None, [hint]), *look]
-
-
-def format_megabytes(size: int | None, *, nothing: str = "-") -> str:
-    """Format bytes in MB (10^6); `nothing` for None and 0."""
-    return f"{size / 1e6:,.1f} MB" if size else nothing

@@ -153,6 +153,7 @@ class Deployment:
             time.sleep(POLL_INTERVAL_S)
 
     def _engine_version(self, judged: Deployable) -> str:
+        self._progress.note("asking the engine for its version")
         return self._ask_version(judged.serving.engine, self._environment(judged).python)
 
     def _environment(self, judged: Deployable) -> Environment:

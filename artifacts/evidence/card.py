@@ -13,6 +13,7 @@ from artifacts.evidence.verdict_inputs import VerdictInputs
 from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
 from pipeline.core import escape
+from pipeline.core.memory import format_size
 from pipeline.core.process_environment import SAFE_PATH_VARIABLES
 from recipes.checkpoints.weight_files import CARD, RESULTS
 from recipes.engines import LaunchSpec, find_engine
@@ -58,6 +59,7 @@ class Card:
             markdown=lambda text: escape.markdown(str(text)),
             code=lambda text: escape.markdown_code(str(text)),
             link=escape.markdown_link,
+            size=format_size,
             fence=fence,
             sentence=lambda text: escape.markdown_with_code(text).rstrip("."),
         )

@@ -26,6 +26,7 @@ from eval_gates.gate_result import format_percent
 from pipeline import __version__
 from pipeline.core.errors import from_dict
 from pipeline.core.escape import make_visible
+from pipeline.core.memory import format_size
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.judge import JUDGE
@@ -181,9 +182,7 @@ def variant_sections(evidence: RunEvidence) -> list[dict[str, Any]]:
                 "verdict": run_outcome.verdict_word(judged) if judged else "no verdict",
                 "reason": reason,
                 "hint": hint,
-                "size": run_outcome.format_megabytes(
-                    judged.weights_bytes if judged else None, nothing=""
-                ),
+                "size": format_size(judged.weights_bytes if judged else None, nothing=""),
                 "gates": gates,
                 "figure": gate_figure(number, judged) if judged else None,
                 "collected": [

@@ -8,6 +8,7 @@ from typing import Annotated
 from pipeline.cli.display import open_display
 from pipeline.cli.options import MAX_DAYS, JsonOption, RegistryOption, StoreOption, option
 from pipeline.cli.tables import print_json, print_table
+from pipeline.core.memory import format_size
 
 
 def gc(
@@ -44,7 +45,6 @@ def gc(
     progress), 2 usage.
     """
     from artifacts.garbage_collection import find_garbage, remove
-    from artifacts.run_outcome import format_megabytes
     from pipeline.environments.garbage_collection import collect
     from pipeline.environments.settings import load_settings
 
@@ -73,7 +73,7 @@ def gc(
     things = [(each.kind, each.size, each.path) for each in garbage]
     things += [("environment", each.size_bytes, each.path) for each in unused]
     if things:
-        rows = [[kind, format_megabytes(n, nothing="0 MB"), str(path)] for kind, n, path in things]
+        rows = [[kind, format_size(n), str(path)] for kind, n, path in things]
         print_table(["what", "size", "where"], rows)
     words = "would be removed" if dry_run else "removed"
-    print(f"{len(things)} things {words}, {size / 1e9:,.2f} GB, from {found.root}")
+    print(f"{len(things)} things {words}, {format_size(size)}, from {found.root}")

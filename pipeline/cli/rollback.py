@@ -31,7 +31,8 @@ def rollback(
 ) -> None:
     """Move an alias back to the version that it pointed to before.
 
-    Each further call goes back one version. After a kill the same command completes
+    Each further call goes back one version; the alias `previous` goes with it, and is
+    removed when no version is left before. After a kill the same command completes
     the begun move and goes no further.
 
     Examples

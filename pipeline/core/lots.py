@@ -38,6 +38,11 @@ FOLDER_VARIABLE = "PREPARE_NODE_LOCKS"
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 FOR_ALL = stat.S_ISVTX | stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 NODE, GATE, CORES, GPUS = "node", "gate", "cores", "gpus"
+WHY = {
+    NODE: "other work to end, as speed is measured on a quiet machine: ",
+    GATE: "a speed measurement, which needs a quiet machine: ",
+    CORES: "work that uses all cores: ",
+}
 POLL_S = 1.0
 MAX_NOTE_BYTES = 300
 Waits = Callable[[str], None]
@@ -207,7 +212,7 @@ class Node:
         except BlockingIOError:
             if not wait:
                 raise _TakenError(self.holder(name)) from None
-            on_wait(self.holder(name))
+            on_wait(f"{WHY.get(name, '')}{self.holder(name)}")
             fcntl.flock(descriptor, how)
 
     def holder(self, name: str) -> str:

@@ -11,7 +11,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -171,10 +171,10 @@ def _write_new(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by a flushed file."""
+def write_atomically(path: Path, text: str, *, is_private: bool = True) -> None:
+    """Replace `path` by a flushed file; else with the permissions of the user's umask."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with private_umask(path.parent):
+    with private_umask(path.parent) if is_private else nullcontext():
         opened = temporary.open("w", encoding="utf-8")
     with opened as file:
         file.write(text)

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
+from pipeline.core.memory import format_size
 from pipeline.core.private_files import write_atomically
 from pipeline.core.process_environment import server_environment
 from pipeline.core.record import Record
@@ -145,8 +146,8 @@ def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -
     free = shutil.disk_usage(folder.parent).free
     if free < definition.disk_bytes:
         raise EnvironmentBuildError(
-            f"the {definition.key} environment needs {definition.disk_bytes / 1e9:.1f} GB of disk "
-            f"and {free / 1e9:.1f} GB are free",
+            f"the {definition.key} environment needs {format_size(definition.disk_bytes)} of disk "
+            f"and {format_size(free)} are free",
             where=str(folder.parent),
             hint="free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk",
         )

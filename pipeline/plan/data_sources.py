@@ -121,7 +121,7 @@ class SourceResolver:
             self.progress.note(
                 f"{variant}: calibrating with {wanted.samples} x {wanted.max_tokens} tokens "
                 f"instead of {calibration.samples} x {calibration.max_tokens}: "
-                "the profile limits it"
+                "the profile limits it (its key calibration_limit)"
             )
         file, where = BUILTIN_CALIBRATION, "recipe key quantization.calibration.dataset"
         if wanted.dataset is not None and names_file(wanted.dataset):

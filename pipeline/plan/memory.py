@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from pipeline.core.errors import UsageError
+from pipeline.core.memory import format_size
 from recipes.catalog import GpuType
 from recipes.checkpoints.dequantized_source import dequantized, planned_weights
 from recipes.checkpoints.header_source import HeaderSource
@@ -274,8 +275,8 @@ class Gpus:
             return "does not fit", split
         lacking, border = one - left, BORDER * usable
         if lacking > border:
-            gigabytes = f"{lacking / 1e9:,.1f} GB on each GPU"
-            return "does not fit", f"one sequence of {self.context:,} tokens lacks {gigabytes}"
+            size = format_size(lacking)
+            return "does not fit", f"one sequence of {self.context:,} tokens lacks {size} a GPU"
         if self.model.unknown:
             return "the engine tells", f"the memory of its cache is not known: {self.model.unknown}"
         if lacking > -border:

@@ -17,6 +17,7 @@ from pipeline.core.errors import (
     PrepareError,
     UsageError,
 )
+from pipeline.core.memory import format_size
 from pipeline.plan.checkpoint_faults import (
     calibration_faults,
     checkpoint_faults,
@@ -103,16 +104,16 @@ class Preflight:
         free = self.machine.free_disk_bytes
         if needed <= free:
             return []
-        parts = [f"{name} {size / 1e9:,.1f}" for name, size in to_make.items()]
+        parts = [f"{name} {format_size(size)}" for name, size in to_make.items()]
         if wide:
-            parts.insert(0, f"the checkpoint in 16 bits {wide / 1e9:,.1f}")
+            parts.insert(0, f"the checkpoint in 16 bits {format_size(wide)}")
         if download:
-            parts.insert(0, f"download {download / 1e9:,.1f}")
+            parts.insert(0, f"download {format_size(download)}")
         elsewhere = ", name another place with --store DIR, or leave recipes out"
         return [
             PreflightError(
-                f"the run needs {needed / 1e9:,.1f} GB of disk ({', '.join(parts)}), "
-                f"{free / 1e9:,.1f} GB are free",
+                f"the run needs {format_size(needed)} of disk ({', '.join(parts)}), "
+                f"{format_size(free)} are free",
                 where=str(self.store),
                 hint=f"free some space{elsewhere if to_make else ''}",
             )
@@ -242,8 +243,8 @@ class Preflight:
 
     def _lacks_memory(self, what: str, needed: int, where: str, otherwise: str) -> PreflightError:
         return PreflightError(
-            f"{what} about {needed / 1e9:,.1f} GB of memory, this machine has "
-            f"{self.machine.memory_bytes / 1e9:,.1f} GB",
+            f"{what} about {format_size(needed)} of memory, this machine has "
+            f"{format_size(self.machine.memory_bytes)}",
             where=where,
             hint="run on a machine with more memory" + otherwise,
         )

@@ -54,7 +54,7 @@ class RunRecorder:
         self._held.enter_context(store.in_use(waits))
         # Held as long as we live: a run that says 'running' without it was killed.
         self.is_main = index == 0 and self._held.enter_context(folders.hold_alive(self.folder))
-        self._held.enter_context(doing(f"run {self.run_id}"))
+        self._held.enter_context(doing(f"run {self.run_id} in {self.folder.parents[1]}"))
         self._events: EventWriter | None = None
         self.events_name = ""
         if not self.is_main:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import HubError
 from pipeline.core.events import Progress
+from pipeline.core.memory import format_size
 from recipes.checkpoints.folder import SMALL_FILES, matches
 from recipes.checkpoints.weight_files import (
     IGNORED_WEIGHTS,
@@ -58,8 +59,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
         free = shutil.disk_usage(snapshot).free
         if free < missing:
             raise HubError(
-                f"the weights need {missing / 1e9:.1f} GB more, and the disk has {free / 1e9:.1f} "
-                "GB",
+                f"the weights need {format_size(missing)} more, the disk has {format_size(free)}",
                 where=str(snapshot),
                 hint="free some space, or set HF_HOME to a folder on a larger disk",
             )
@@ -236,7 +236,8 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
             + f"{'' if offline else 'and its local'} cache is incomplete{no_folder}",
             "unset HF_HUB_OFFLINE once to download it, or use a local folder"
             if offline
-            else "check the network (HF_ENDPOINT selects a mirror), or use a local folder",
+            else "check the network (HF_ENDPOINT selects a mirror, SSL_CERT_FILE the certificate "
+            "of a proxy that opens TLS), or use a local folder",
         ),
         (
             errors.HFValidationError,

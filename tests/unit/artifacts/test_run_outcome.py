@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ci_reports import RUNS
-from sample_reports import run_report
+from sample_reports import gate_report, run_report
 
 from artifacts.ci import markdown_summary
 from artifacts.report.page import run_page
@@ -43,6 +43,14 @@ def test_everyone_says_the_same(run: str, tmp_path: Path) -> None:
     assert last_line(report).endswith(f"Next: {next_command(report)}")
     if verdict_of(report) != "undecided":
         assert f"`{next_command(report)}`" in " ".join(next_steps(report))
+
+
+def test_a_promotion_names_gates_that_did_not_pass() -> None:
+    (run,) = [report for report in RUNS.values() if outcome(report) == "promoted"]
+    gates = [gate_report(), gate_report(name="code", tier="supporting", verdict="undecided")]
+    champion = run.variants[0].model_copy(update={"gates": gates, "promoted": True})
+    said = headline(run.model_copy(update={"variants": [champion]}))
+    assert said.endswith("; not passed, but not blocking: code (undecided)")
 
 
 @pytest.mark.parametrize("status", ["running", "killed"])

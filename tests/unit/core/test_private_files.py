@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from pipeline.core.private_files import create_exclusively, open_log
+from pipeline.core.private_files import create_exclusively, open_log, write_atomically
 
 
 def test_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
@@ -44,3 +45,13 @@ def test_one_creates_a_file_also_without_hard_links(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"one"
     assert (tmp_path / "file").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(("is_private", "mode"), [(True, 0o600), (False, 0o644)])
+def test_only_a_file_for_others_has_the_user_s_permissions(
+    is_private: bool, mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(0o022)
+    write_atomically(tmp_path / "file", "text", is_private=is_private)
+    os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode

@@ -322,7 +322,7 @@ class TestCalibration:
         assert (used.samples, used.max_tokens) == (16, 256)
         assert resolving.notes == [
             "awq-w4a16: calibrating with 16 x 256 tokens instead of 256 x 512: "
-            "the profile limits it"
+            "the profile limits it (its key calibration_limit)"
         ]
 
 

@@ -317,10 +317,10 @@ class TestMachine:
     @pytest.mark.parametrize(
         ("free", "stored", "download", "words"),
         [
-            (14, (), 0, "needs 14.9 GB of disk (fp8-dynamic 9.1, awq-w4a16 5.8), 14.0 GB are free"),
+            (14, (), 0, "14.9 GB of disk (fp8-dynamic 9.1 GB, awq-w4a16 5.8 GB), 14.0 GB are free"),
             (14, (FP8,), 0, ""),
-            (20, (), 16_060_522_496, "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)"),
-            (10, (FP8, AWQ), 16_060_522_496, "needs 16.1 GB of disk (download 16.1)"),
+            (20, (), 16_060_522_496, "(download 16.1 GB, fp8-dynamic 9.1 GB, awq-w4a16 5.8 GB)"),
+            (10, (FP8, AWQ), 16_060_522_496, "needs 16.1 GB of disk (download 16.1 GB)"),
         ],
     )
     def test_disk(self, free: int, stored: tuple[str, ...], download: int, words: str) -> None:

@@ -228,7 +228,7 @@ class TestWithoutIt:
     ) -> None:
         monkeypatch.setattr(plan_report, "HASHED_BYTES", 1)
         found = planning.forecast()
-        assert "GB to hash first" in next(found.lines())
+        assert "kB to hash first" in next(found.lines())
         assert not any("to run" in line for line in found.last_lines())
         assert found.expected_seconds() is None
         assert (found.stages, found.faults) == ((), ())
