@@ -195,8 +195,6 @@ def _own_case(row: Row, number: int, place: str) -> BfclCase:
         category = "multiple"
     name = str(row.get("id") or f"request/{number}")
     case = BfclCase(name, category, question, functions, truth)
-    import bfcl_eval  # noqa: F401  # where it is missing, no fault of the row
-
     try:
         fits = call_limited(lambda: _is_usable(case))
     except CallError as error:

@@ -34,8 +34,8 @@ def call_limited(
 ) -> Any:
     """Return the call's result as JSON has it.
 
-    `memory_bytes` are beyond this process's. PrepareError: as raised. CallError: a limit was
-    exceeded, or any other exception.
+    `memory_bytes` are beyond this process's. PrepareError, ModuleNotFoundError: as raised.
+    CallError: a limit was exceeded, or any other exception.
     """
     seconds = CPU_SECONDS if seconds is None else seconds
     reader, writer = os.pipe()
@@ -55,6 +55,8 @@ def call_limited(
         raise CallError(f"it takes more than {seconds:g} s or too much memory") from error
     if "error" in found:
         raise from_dict(found["error"])
+    if "missing" in found:
+        raise ModuleNotFoundError(found["missing"])
     if "raised" in found:
         raise CallError(found["raised"])
     return found["value"]
@@ -85,6 +87,8 @@ def _answer(call: Callable[[], Any], writer: int, seconds: int, memory_bytes: in
             found = {"value": call()}
         except PrepareError as error:
             found = {"error": error.to_dict()}
+        except ModuleNotFoundError as error:  # no fault of the call
+            found = {"missing": str(error)}
         except Exception as error:
             found = {"raised": f"{type(error).__name__}: {error}"[:1000]}
         content = json.dumps(found).encode()

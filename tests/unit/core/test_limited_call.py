@@ -60,6 +60,13 @@ def test_another_error_is_named() -> None:
         call_limited(lambda: 1 / 0)
 
 
+def test_a_missing_package_is_no_fault_of_the_call() -> None:
+    """Else every answer of a suite would score nothing."""
+    for run in (call_limited, lambda call: grade_all([call], 0.0)):
+        with pytest.raises(ModuleNotFoundError, match="not_installed"):
+            run(lambda: __import__("not_installed"))
+
+
 def test_one_of_many_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.core.limited_call.CPU_SECONDS", 1.0)
     assert grade_all([lambda: 1.0, endless, lambda: 3.0], 0.0) == [1.0, 0.0, 3.0]  # type: ignore[list-item]
