@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from pipeline.cli.display import open_display
-from pipeline.cli.options import PATH, repeat_options, setting
-from pipeline.cli.tables import print_run
-from pipeline.core.errors import ExitCode, PrepareError, from_dict
+from pipeline.cli.options import PATH, setting
+from pipeline.cli.tables import end, print_run
+from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.interruption import is_interruption
 
 if TYPE_CHECKING:
@@ -83,9 +82,7 @@ class CiReporting:
             print(report.model_dump_json(indent=1))
         elif report.error is None:
             print_run(report, store)
-        if report.error is not None:
-            print(f"error: {repeat_options(str(from_dict(report.error)))}", file=sys.stderr)
-        raise typer.Exit(report.exit_code or 0)
+        end(report.error, report.exit_code or 0)
 
     def report(
         self,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
@@ -21,8 +18,7 @@ from pipeline.cli.options import (
     option,
     repeat_options,
 )
-from pipeline.cli.tables import print_json, print_table
-from pipeline.core.errors import from_dict
+from pipeline.cli.tables import end, print_json, print_table
 
 if TYPE_CHECKING:
     from eval_gates.gate_result import GateResult
@@ -100,9 +96,7 @@ def recheck(
         print_json(outcome.to_dict())
     else:
         print_outcome(outcome)
-    if outcome.report is not None and outcome.report.error is not None:
-        print(f"error: {from_dict(outcome.report.error)}", file=sys.stderr)
-    raise typer.Exit(outcome.exit_code)
+    end(outcome.report.error if outcome.report else None, outcome.exit_code)
 
 
 def print_outcome(outcome: RecheckOutcome) -> None:

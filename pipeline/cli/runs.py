@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.options import JsonOption, StoreOption, option
-from pipeline.cli.tables import print_ending, print_json, print_run, print_stages, print_table
+from pipeline.cli.tables import end, print_ending, print_json, print_run, print_stages, print_table
 from pipeline.cli.tune import print_tuning
-from pipeline.core.errors import StoreError, from_dict
+from pipeline.core.errors import StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,12 +129,10 @@ def follow_run(report: RunReport, named: Path | None, store: Store, *, as_json: 
         print(report.model_dump_json(indent=1))
     elif report.error is None and report.tuning is None:
         print_run(report, named)
-    if report.error is not None:
-        print(f"error: {from_dict(report.error)}", file=sys.stderr)
     if report.status == "killed":
         raise StoreError(
             f"the run {report.run} ended without an outcome: it was killed, or the disk was full",
             where=str(store.root / "runs" / report.run),
             hint=how_to_continue(report),
         )
-    raise typer.Exit(report.exit_code or 0)
+    end(report.error, report.exit_code or 0)

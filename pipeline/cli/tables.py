@@ -6,11 +6,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipeline.cli.options import parse_path
+import typer
+
+from pipeline.cli.options import parse_path, repeat_options
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import from_dict
 from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, log_line
@@ -35,6 +37,13 @@ def console(width: int = WIDTH_WITHOUT_TERMINAL) -> Console:
 def print_json(value: Any) -> None:
     """Print one JSON value."""
     print(json.dumps(value, indent=1))
+
+
+def end(error: Mapping[str, Any] | None, code: int) -> NoReturn:
+    """Print a run's error, if any, and exit."""
+    if error is not None:
+        print(f"error: {repeat_options(str(from_dict(error)))}", file=sys.stderr)
+    raise typer.Exit(code)
 
 
 def given(store: Path | None, registry: str | None = None) -> str:

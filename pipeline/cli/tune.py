@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
@@ -21,10 +18,9 @@ from pipeline.cli.options import (
     argument,
     option,
 )
-from pipeline.cli.tables import given, print_table
+from pipeline.cli.tables import end, given, print_table
 from pipeline.cli.verify import is_version, registered_folder
 from pipeline.core.credentials import strip_credentials
-from pipeline.core.errors import from_dict
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
@@ -107,9 +103,7 @@ def tune(
         print(report.model_dump_json(indent=1))
     else:
         print_tuning(report, store)
-    if report.error is not None:
-        print(f"error: {from_dict(report.error)}", file=sys.stderr)
-    raise typer.Exit(report.exit_code or 0)
+    end(report.error, report.exit_code or 0)
 
 
 def print_tuning(report: RunReport, store: Path | None) -> None:
