@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from pipeline.core.events import NullProgress, Progress
 from pipeline.environments.environment import Accelerator, ensure
@@ -34,15 +35,23 @@ class PortServer(Server):
         super().stop()
 
 
+# In bf16 a prompt's neighbours in a batch would turn near-ties.
+EXACT = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
+
+
 @contextmanager
 def served(
-    model: Path, profile: ServingProfile, log: Path, variables: dict[str, str] | None = None
+    model: Path,
+    profile: ServingProfile,
+    log: Path,
+    variables: dict[str, str] | None = None,
+    changes: Mapping[str, Any] = EXACT,
+    *,
+    is_baseline: bool = True,
 ) -> Iterator[PortServer]:
-    """A model as baseline, served with prompts of up to 4,096 tokens."""
-    arguments = ServingArguments.of(profile, is_baseline=True)
-    # In bf16 a prompt's neighbours in a batch would turn near-ties.
-    exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
-    arguments.engine_arguments.update(exact)
+    """A model that is served by the profile with these changes."""
+    arguments = ServingArguments.of(profile, is_baseline=is_baseline)
+    arguments.engine_arguments.update(changes)
     arguments.environment.update(variables or {})
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     server = PortServer(python, model, arguments, log)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from port_server import PortServer
+from port_server import served
 from pydantic import TypeAdapter
 from weight_comparer import comparer
 
@@ -24,7 +24,6 @@ from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import advance
 from pipeline.stages.quantize import (
@@ -347,20 +346,13 @@ def variant(
 
 
 @pytest.fixture(scope="module")
-def served(
+def server(
     variant: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """The variant, served as a run would serve it here."""
-    profile = cpu_profile
-    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    arguments = ServingArguments.of(profile, is_baseline=False)
     log = tmp_path_factory.mktemp("served") / "server.log"
-    server = PortServer(python, variant, arguments, log)
-    try:
-        server.start(profile.ready_timeout_seconds, NullProgress())
-        yield server
-    finally:
-        server.stop()
+    with served(variant, cpu_profile, log, changes={}, is_baseline=False) as found:
+        yield found
 
 
 @pytest.mark.e2e
@@ -376,9 +368,9 @@ class TestVariant:
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             assert (variant / name).read_bytes() == (demo_model / name).read_bytes()
 
-    def test_answers_with_sense(self, served: Server) -> None:
+    def test_answers_with_sense(self, server: Server) -> None:
         answer = httpx.post(
-            f"{served.url}/v1/chat/completions",
+            f"{server.url}/v1/chat/completions",
             json={
                 "model": "model",
                 "messages": [{"role": "user", "content": "What is the capital of France?"}],

@@ -12,14 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from port_server import PortServer
+from port_server import served
 from prepare_command import prepare
 
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ServingArguments
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
@@ -95,18 +91,12 @@ def servers(
 ) -> Iterator[tuple[Server, Server]]:
     """The intact model and the damaged one, with vLLM's parser."""
     folder = tmp_path_factory.mktemp("served")
-    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    parser = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
     made = []
     with ExitStack() as running:
         for name, template in (("intact", INTACT), ("damaged", DAMAGED)):
-            arguments = ServingArguments.of(cpu_profile, is_baseline=True)
-            parser = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
-            arguments.engine_arguments.update(parser)
-            model = with_template(demo_model, template, folder / name)
-            server = PortServer(python, model, arguments, folder / f"{name}.log")
-            running.callback(server.stop)
-            server.start(cpu_profile.ready_timeout_seconds, NullProgress())
-            made.append(server)
+            model, log = with_template(demo_model, template, folder / name), folder / f"{name}.log"
+            made.append(running.enter_context(served(model, cpu_profile, log, changes=parser)))
         yield made[0], made[1]
 
 

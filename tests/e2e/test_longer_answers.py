@@ -13,15 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from port_server import PortServer
+from port_server import EXACT, served
 from prepare_command import prepare
 
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ServingArguments
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
@@ -74,18 +70,11 @@ def candidate(
     folder = tmp_path_factory.mktemp("longer_answers")
     lower = folder / "lower"
     lower.write_text("0")
-    arguments = ServingArguments.of(cpu_profile, is_baseline=True)
-    exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
-    own = {"logits-processors": "longer_answers:LongerAnswers"}
-    arguments.engine_arguments.update({**exact, **own})
-    arguments.environment.update({"PYTHONPATH": str(PLUGIN), "LONGER_ANSWERS": str(lower)})
-    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    server = PortServer(python, demo_model, arguments, folder / "server.log")
-    try:
-        server.start(cpu_profile.ready_timeout_seconds, NullProgress())
+    changes = {**EXACT, "logits-processors": "longer_answers:LongerAnswers"}
+    variables = {"PYTHONPATH": str(PLUGIN), "LONGER_ANSWERS": str(lower)}
+    log = folder / "server.log"
+    with served(demo_model, cpu_profile, log, variables, changes) as server:
         yield Candidate(server, lower)
-    finally:
-        server.stop()
 
 
 def test_longer_answers_fail_cost_alone(

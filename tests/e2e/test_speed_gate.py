@@ -10,15 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from port_server import PortServer
+from port_server import EXACT, served
 from prepare_command import prepare
 
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ServingArguments
 from recipes.schema import ServingProfile
 
 pytestmark = [
@@ -55,19 +51,10 @@ def narrow(
     demo_model: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """As the shared server, with two concurrent requests and no prefix cache."""
-    arguments = ServingArguments.of(cpu_profile, is_baseline=True)
-    changes = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
-    arguments.engine_arguments.update(
-        {**changes, "max-num-seqs": 2, "no-enable-prefix-caching": True}
-    )
-    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    changes = {**EXACT, "max-num-seqs": 2, "no-enable-prefix-caching": True}
     log = tmp_path_factory.mktemp("narrow") / "server.log"
-    server = PortServer(python, demo_model, arguments, log)
-    try:
-        server.start(cpu_profile.ready_timeout_seconds, NullProgress())
-        yield server
-    finally:
-        server.stop()
+    with served(demo_model, cpu_profile, log, changes=changes) as found:
+        yield found
 
 
 def judge(baseline: Server, candidate: Server, tokenizer: Path, store: Path) -> dict[str, Any]:
