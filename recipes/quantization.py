@@ -78,8 +78,8 @@ class Quantization(ConfigModel):
         """Module with `run(spec, progress, output) -> facts of QuantizeResult`.
 
         `spec` has checkpoint (directory), quantization (the recipe's keys, with `ignore` resolved),
-        group_sizes, calibration_file (None for a Hub dataset), trust_remote_code, compute_dtype. At
-        module level it imports only the standard library and packages of `environment`.
+        group_sizes, calibration_file, trust_remote_code, compute_dtype. At module level it imports
+        only the standard library and packages of `environment`.
         """
 
     @property

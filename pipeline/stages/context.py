@@ -110,6 +110,7 @@ class StageContext(Generic[Parameters, Runtime]):
         """
         spec_file = self.folder / "worker-spec.json"
         result_file = self.folder / "worker-result.json"
+        result_file.unlink(missing_ok=True)  # another worker's
         log = self.folder / "worker.log"
         python = str(self.spec.runtime["python"])  # every stage with a worker has it
         spec_file.write_text(told := json.dumps({**worker_spec, PLUGINS: plugins}))

@@ -17,6 +17,7 @@ from pipeline.stages.context import StageContext
 from recipes.checkpoints.folder import AUXILIARY_FILES, Checkpoint, matches
 from recipes.checkpoints.weight_files import weight_files, weights_digest
 from recipes.quantization import AnyQuantization, for_worker
+from recipes.quantizers.calibration import ROWS
 
 
 class WeightsProvenance(Record):
@@ -92,19 +93,24 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
     resolved = {**runtime.recipe, "quantization": quantization.model_dump(mode="json")}
     text = json.dumps(resolved, indent=2) + "\n"
     (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
+    file = runtime.calibration_file
+    if runtime.needs_hub and quantization.calibration is not None:
+        # The other worker may run code of the checkpoint, which gets no token.
+        asked = quantization.calibration.model_dump()
+        context.run_worker("recipes.quantizers.calibration", asked, needs=[NetworkAccess.HUB])
+        file = str(context.folder / ROWS)
     facts = context.run_worker(
         quantization.worker,
         {
             "checkpoint": str(source.path),
             "quantization": quantization.model_dump(),
             "group_sizes": quantization.group_sizes,
-            "calibration_file": runtime.calibration_file,
+            "calibration_file": file,
             "trust_remote_code": parameters.trust_remote_code,
             "compute_dtype": parameters.compute.dtype,
         },
         output=output,
         environment=parameters.compute.environment,
-        needs=[NetworkAccess.HUB] if runtime.needs_hub else [],
         plugins=[for_worker(quantization)],
     )
     copy_carried_over(source, output)

@@ -1,4 +1,7 @@
-"""Calibration texts as blocks of tokens."""
+"""Calibration texts as blocks of tokens; as a worker, a Hub dataset's rows.
+
+That worker has the Hub's token and runs no code of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ SHAREGPT_ROLES = {
     "function_call": "assistant",
 }
 # Any of these is found under a name that is one of them: recipes name what their own data has.
+ROWS = "calibration.jsonl"
 COLUMNS = ("text", "messages", "conversations")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -80,7 +84,7 @@ def _kind(value: Any) -> str:
 
 
 def calibration_blocks(
-    calibration: dict[str, Any], file: str | None, tokenizer: Any, progress: Progress
+    calibration: dict[str, Any], file: str, tokenizer: Any, progress: Progress
 ) -> list[list[int]]:
     """Return texts, shuffled by seed and concatenated, in blocks of exactly max_tokens tokens.
 
@@ -101,7 +105,7 @@ def calibration_blocks(
     if not whole:
         raise StageError(
             f"the calibration texts have {len(stream)} tokens, less than one block of {length}",
-            where=f"recipe key quantization.calibration, {file or calibration['dataset']}",
+            where=f"recipe key quantization.calibration, {file}",
             hint="give more text, or a smaller max_tokens",
         )
     if len(whole) < wanted:
@@ -112,18 +116,23 @@ def calibration_blocks(
     return whole
 
 
-def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) -> list[str]:
-    """Return the texts of a JSONL or text file, or of a Hub dataset."""
-    column = calibration["column"]
-    if file is None:
-        from datasets import load_dataset
+def run(calibration: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Write drawn rows of a Hub dataset to `output`/ROWS."""
+    from datasets import load_dataset
 
-        rows = load_dataset(
-            calibration["dataset"], split=calibration["split"], revision=calibration["revision"]
-        )
-        shuffled = rows.shuffle(seed=calibration["seed"])
-        rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
-        return [as_text(row, column, tokenizer, calibration["dataset"]) for row in rows]
+    rows = load_dataset(
+        calibration["dataset"], split=calibration["split"], revision=calibration["revision"]
+    )
+    shuffled = rows.shuffle(seed=calibration["seed"])
+    rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
+    lines = [json.dumps(row, default=str) + "\n" for row in rows]
+    (output / ROWS).write_text("".join(lines), encoding="utf-8")
+    return {}
+
+
+def read_texts(calibration: dict[str, Any], file: str, tokenizer: Any) -> list[str]:
+    """Return the texts of a JSONL or text file."""
+    column = calibration["column"]
     with raise_as(
         StageError,
         "the calibration file cannot be read",

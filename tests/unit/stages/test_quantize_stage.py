@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from listener import Listener
 from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, write_files
 
+from pipeline.core.store import Store
+from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import (
+    QUANTIZE,
+    QuantizeParameters,
+    QuantizeRuntime,
     copy_carried_over,
+    run,
 )
+from recipes.catalog import load_recipe
 
 
 def test_what_is_carried_over(tmp_path: Path) -> None:
@@ -36,3 +45,31 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
     own |= {name: files[name] for name in files if name not in ("config.json", "model.safetensors")}
     kept = {"config.json": b"{}", "model.safetensors": b"quantized"}
     assert {file.name: file.read_bytes() for file in output.iterdir()} == own | kept
+
+
+def test_no_token_reaches_code_that_came_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token fetches calibration rows in a process that loads nothing of the checkpoint."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    python = tmp_path / "python"
+    python.write_text(
+        """#!/bin/sh
+env > "$5/$2.environment"
+[ "$2" = recipes.quantizers.calibration ] && echo '{"ok": true, "result": {}}' > "$4"
+"""
+    )
+    python.chmod(0o755)
+    parameters = QuantizeParameters(
+        checkpoint="",
+        quantization=load_recipe("awq-w4a16").quantization,
+        environment="",
+        trust_remote_code=True,
+    )
+    source = inspected(write_files(tmp_path / "model", checkpoint_files()))
+    runtime = QuantizeRuntime(checkpoint=source, python=str(python), needs_hub=True)
+    spec = QUANTIZE.spec("v", parameters, {}, runtime, tmp_path / "store")
+    with pytest.raises(Exception, match="no result"):
+        run(StageContext(spec, tmp_path, Store(tmp_path / "store"), Listener()))
+    found = {file.stem: file.read_text() for file in tmp_path.rglob("*.environment")}
+    assert ["HF_TOKEN=secret" in found[name] for name in sorted(found)] == [True, False]

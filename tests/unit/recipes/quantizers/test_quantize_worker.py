@@ -10,7 +10,7 @@ import pytest
 from listener import Listener
 
 from pipeline.core.errors import StageError
-from recipes.quantizers.calibration import calibration_blocks, read_texts
+from recipes.quantizers.calibration import ROWS, calibration_blocks, read_texts, run
 
 MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
 END = 0
@@ -103,7 +103,9 @@ class TestReadTexts:
             read_texts(calibration(), name, Refuses(chat_template="{{ messages }}"))
         assert caught.value.where == f"{file}, line 2"
 
-    def test_a_column_that_a_hub_dataset_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_column_that_a_hub_dataset_lacks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Rows(list[Any]):
             def shuffle(self, **_: Any) -> Rows:
                 return self
@@ -114,9 +116,12 @@ class TestReadTexts:
         module = SimpleNamespace(load_dataset=lambda *_, **__: Rows([{"messages": MESSAGES}]))
         monkeypatch.setitem(sys.modules, "datasets", module)  # type: ignore[arg-type]
         asked = calibration(dataset="org/name", column="mesages", split="train", revision="1")
+        assert run(asked, Listener(), tmp_path) == {}
         with pytest.raises(StageError, match="lacks the key 'mesages'; it has messages") as caught:
-            read_texts(asked, None, LetterTokenizer())
-        assert (caught.value.where, "column" in caught.value.hint) == ("org/name", True)
+            read_texts(asked, str(tmp_path / ROWS), LetterTokenizer())
+        assert "column" in caught.value.hint
+        sound = {**asked, "column": "messages"}
+        assert len(read_texts(sound, str(tmp_path / ROWS), LetterTokenizer())) == 1
 
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
