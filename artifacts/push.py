@@ -140,9 +140,9 @@ def _read_hub(address: str) -> tuple[str, str | None]:
 
 @contextmanager
 def _hub_errors(where: str) -> Iterator[None]:
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    from recipes.checkpoints.hub import transport_error
+    from recipes.checkpoints.hub import NOT_A_HUB, transport_error
 
     try:
         yield
@@ -150,7 +150,7 @@ def _hub_errors(where: str) -> Iterator[None]:
         raise RegistryError(
             "HF_HUB_OFFLINE is set", where=where, hint="unset HF_HUB_OFFLINE"
         ) from error
-    except (HfHubHTTPError, HFValidationError, transport_error(), OSError, RuntimeError) as error:
+    except (HfHubHTTPError, transport_error(), OSError, RuntimeError, *NOT_A_HUB) as error:
         raise RegistryError(
             f"the Hub failed: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
             where=where,

@@ -32,6 +32,8 @@ FETCHED_FIRST = (*SMALL_FILES, "README.md")
 ANSWER_TIMEOUT_S = 15.0
 DATASET_TIMEOUT_S = 3.0
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+# What its library raises for answers of another form, such as a web page.
+NOT_A_HUB = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
@@ -214,7 +216,7 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
     no_folder = f" (and no folder of the name '{repo_id}' exists here)"
     offline = constants.HF_HUB_OFFLINE
     # The first that fits: the library's error, message, and hint.
-    known: tuple[tuple[type[Exception], str, str], ...] = (
+    known: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
         (
             errors.GatedRepoError,
             "the repository is gated",
@@ -251,7 +253,7 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
         ),
         (OSError, "the download failed: {error}", "run the command again; complete files are kept"),
         (
-            ValueError,
+            NOT_A_HUB,
             f"{endpoint} does not behave like a Hub",
             "check HF_ENDPOINT, and whether a proxy is in between",
         ),

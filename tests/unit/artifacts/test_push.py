@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_run import FakeRun, judged_run
+from hub_stand_in import HubStandIn
 from hub_write_stand_in import HubWriteStandIn, point_there
 from listener import Listener
 from oci_stand_in import LOGIN, OciStandIn
@@ -235,6 +236,16 @@ class TestHub:
         prepare("pull", "hf://acme/model@best", str(tmp_path / "by tag"))
         assert ARCHIVE not in content(tmp_path / "by tag")
         assert hub.models["acme/model"].private
+
+    @pytest.mark.parametrize("page", [b"<html>", b"[]", b"{}"])
+    def test_a_server_that_is_no_hub(
+        self, page: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with HubStandIn() as server:
+            server.page = page
+            point_there(monkeypatch, server.url)
+            with pytest.raises(RegistryError, match="the Hub failed"):
+                prepare("pull", "hf://acme/model", str(tmp_path / "pulled"))
 
     def test_a_repository_that_is_not_there(self, hub: HubWriteStandIn, tmp_path: Path) -> None:
         with pytest.raises(RegistryError) as caught:

@@ -255,8 +255,9 @@ def test_too_large_for_the_disk(hub: HubStandIn, child: Child) -> None:
     assert not [r for r in hub.requests if "/cdn/" in r.path]
 
 
-def test_a_server_that_is_no_hub(hub: HubStandIn, child: Child) -> None:
-    hub.page = b"<html>please log in to the guest network</html>"
+@pytest.mark.parametrize("page", [b"<html>log in to the guest network", b"[]", b"{}", b"null"])
+def test_a_server_that_is_no_hub(hub: HubStandIn, child: Child, page: bytes) -> None:
+    hub.page = page
     error = child.download("org/name")
     assert "does not behave like a Hub" in error["message"]
     assert "HF_ENDPOINT" in error["hint"]
