@@ -25,7 +25,10 @@ _IN_TEXT = re.compile(
     rf"([?&;#][\w.~%-]{{0,60}}?(?:{_SECRET_NAME})[\w.~%-]{{0,60}}=)[^&#\s'\"<>`]+", re.IGNORECASE
 )
 # A scheme has a limited length, so that long text is searched in linear time.
-_USER = re.compile(r"((?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,40}://)[^/?#\s@'\"]+@")
+_USER = re.compile(r"((?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,40}:/{1,2})[^/?#\s@'\"]+@")
+# Headers that a server quotes, and the text of a key where its file's name should be.
+_HEADER = re.compile(r"\b((?:Basic|Bearer)[ _])[\w.~+/=-]{16,}", re.IGNORECASE)
+_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END|\Z)", re.DOTALL)
 _VARIABLE = re.compile(r".*(TOKEN|PASSWORD|SECRET|SECRET_ACCESS_KEY|API_?KEY|_PASS)")
 MIN_SECRET_CHARACTERS = 4  # shorter ones occur in ordinary words
 
@@ -51,7 +54,9 @@ def redact(text: str) -> str:
     """Redact credentials that are known or appear in URLs."""
     for secret in sorted(set(_secrets()), key=len, reverse=True):
         text = text.replace(secret, REDACTED)
-    return _IN_TEXT.sub(rf"\1{REDACTED}", _USER.sub(rf"\1{REDACTED}@", text))
+    for pattern in (_IN_TEXT, _HEADER, _KEY):
+        text = pattern.sub(rf"\1{REDACTED}", text)
+    return _USER.sub(rf"\1{REDACTED}@", text)
 
 
 def _secrets() -> Iterator[str]:

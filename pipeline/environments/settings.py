@@ -69,7 +69,7 @@ class SlurmSettings(Record):
     def _are_flags(cls, flags: list[str]) -> list[str]:
         for flag in flags:
             if not re.match(r"--[a-z]", flag):
-                raise ValueError(f"{flag!r} does not begin with '--'")
+                raise ValueError(f"{flag.partition('=')[0]!r} does not begin with '--'")
         return flags
 
 

@@ -120,7 +120,7 @@ def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVaria
 
     UsageError: no name, or unknown engine arguments.
     """
-    where = f"--served-variant {text}"
+    where = f"--served-variant {text.partition('=')[0]}"  # arguments may have secrets
     named = _NAMED.fullmatch(text)
     if named is None:
         raise UsageError("a served variant needs a name and arguments", where=where, hint=NAME_HINT)
@@ -172,7 +172,7 @@ def _parse_arguments(words: list[str]) -> dict[str, EngineValue]:
             first = found[name]
             found[name] = [*(first if isinstance(first, list) else [str(first)]), word]
         else:
-            raise ValueError(f"{word!r} is no option")
+            raise ValueError(f"'{word.partition('=')[0]}' is no option")
     if not found:
         raise ValueError("there are no arguments")
     return found

@@ -115,6 +115,23 @@ def test_an_error_has_none_whatever_a_library_said(monkeypatch: pytest.MonkeyPat
     assert "//***@other" in PrepareError("at ftp://nobody:knows@other").message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"no store at ./https:/me:{SECRET}@host/x",
+        "401: you sent Basic bWU6dXJsU0VDUkVUOTk5OQ==, " + "a" * 9,
+        f"401: Bearer {SECRET}{SECRET}",
+        f"no file -----BEGIN EC PRIVATE KEY-----\n{SECRET}\n-----END EC PRIVATE KEY-----",
+    ],
+)
+def test_what_looks_like_a_credential_is_redacted(text: str) -> None:
+    """A path is shorter than its URL, a server quotes headers, a variable has a key's text."""
+    told = str(PrepareError(text))
+    assert SECRET not in told
+    assert "bWU6" not in told
+    assert "***" in told
+
+
 def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = strip_credentials(f"http://me:{SECRET}@host")
     here = {

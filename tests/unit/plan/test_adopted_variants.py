@@ -130,6 +130,8 @@ class TestServed:
             "online=fp8",
             "online=--quantization fp8 --quantization fp8",
             "online=--port 80",
+            "online=--api-key SECRET",
+            "online=API_KEY=SECRET",
             "online=--quantization 'fp8",
             "online=--model other",
             "online=--quantization ./file",
@@ -145,6 +147,7 @@ class TestServed:
         with pytest.raises(UsageError) as caught:
             read_served(text, "org/name", load_profile("cpu"))
         assert caught.value.where.startswith("--served-variant")
+        assert "SECRET" not in str(caught.value)
         assert caught.value.hint
 
 
