@@ -47,7 +47,7 @@ _HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 
 @dataclass(frozen=True)
-class Copy:
+class Pushed:
     """A version's copy elsewhere."""
 
     reference: str
@@ -66,7 +66,7 @@ def push(
     digests: FileDigests,
     progress: Progress,
     insecure: bool = False,
-) -> Copy:
+) -> Pushed:
     """Send a version's checked folder to hf://ORG/REPO[@TAG] or oci://HOST/REPO[:TAG].
 
     `insecure` means HTTP for OCI.
@@ -91,7 +91,7 @@ def fetch(source: str, folder: Path, progress: Progress, *, insecure: bool = Fal
 
 def _push_to_hub(
     destination: str, tag: str, folder: Path, version: Version, files: dict[str, Path]
-) -> Copy:
+) -> Pushed:
     from huggingface_hub import HfApi
 
     repo, wanted = _read_hub(destination)
@@ -110,7 +110,7 @@ def _push_to_hub(
             api.delete_tag(repo, tag=name)
         api.create_tag(repo, tag=name, revision=made.oid)
     size = sum(file.stat().st_size for file in files.values())
-    return Copy(f"{HUB}{repo}@{name}", f"{HUB}{repo}@{made.oid}", len(files), size)
+    return Pushed(f"{HUB}{repo}@{name}", f"{HUB}{repo}@{made.oid}", len(files), size)
 
 
 def _fetch_from_hub(source: str, folder: Path) -> str:
@@ -209,7 +209,7 @@ class _Oci:
 
     def push(
         self, files: dict[str, Path], tag: str, version: Version, digests: FileDigests
-    ) -> Copy:
+    ) -> Pushed:
         found = digests.digest_all(list(files.values()), self._progress)
         layers = [
             {
@@ -248,7 +248,9 @@ class _Oci:
             "PUT", f"manifests/{tag}", content=content, headers={"Content-Type": MANIFEST_TYPE}
         )
         digest = f"sha256:{digest_bytes(content)}"
-        return Copy(f"{self._repository}:{tag}", f"{self._repository}@{digest}", len(layers), total)
+        return Pushed(
+            f"{self._repository}:{tag}", f"{self._repository}@{digest}", len(layers), total
+        )
 
     def fetch(self, folder: Path) -> str:
         wanted = self._digest or self.tag or "latest"

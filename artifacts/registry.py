@@ -66,7 +66,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Model:
+class Registered:
     """One registered model at one time."""
 
     aliases: Mapping[str, str]  # version by alias
@@ -122,12 +122,12 @@ class Registry:
     def names(self) -> list[str]:
         return self._store.names()
 
-    def model(self, name: str) -> Model | None:
+    def model(self, name: str) -> Registered | None:
         """Return a model, or None."""
         found = self._store.read(name)
         return self._parse(name, found) if found is not None else None
 
-    def existing(self, name: str) -> Model:
+    def existing(self, name: str) -> Registered:
         """Return a model, or raise UsageError."""
         found = self.model(name)
         if found is None:
@@ -248,7 +248,9 @@ class Registry:
                 name, model, last, alias, target, current, cause, previous, before
             )
 
-    def _check_points_to(self, version: str | None, name: str, model: Model, alias: str) -> None:
+    def _check_points_to(
+        self, version: str | None, name: str, model: Registered, alias: str
+    ) -> None:
         current = model.aliases.get(alias)
         if current != version:
             points, wanted = (
@@ -265,7 +267,7 @@ class Registry:
 
     def _find_killed(
         self, name: str, alias: str
-    ) -> tuple[Model, str | None, tuple[str, Move] | None]:
+    ) -> tuple[Registered, str | None, tuple[str, Move] | None]:
         """Return model, alias' version and its last move, maybe incomplete."""
         model = self.existing(name)
         last = next((each for each in reversed(model.notes) if each[1].alias == alias), None)
@@ -274,7 +276,7 @@ class Registry:
     def _carry_out(
         self,
         name: str,
-        model: Model,
+        model: Registered,
         last: tuple[str, Move] | None,
         alias: str,
         version: str,
@@ -309,7 +311,7 @@ class Registry:
         self._store.set_model_tag(name, tag, move.model_dump_json())
         return move
 
-    def _parse(self, name: str, found: StoredModel) -> Model:
+    def _parse(self, name: str, found: StoredModel) -> Registered:
         notes = []
         for tag, text in found.tags.items():
             if not tag.startswith(MOVE_TAG):
@@ -333,7 +335,7 @@ class Registry:
             for number, source, tags in sorted(found.versions, key=lambda each: -int(each[0]))
         ]
         notes.sort(key=lambda each: (each[1].number, each[1].when))
-        return Model(found.aliases, tuple(versions), tuple(notes))
+        return Registered(found.aliases, tuple(versions), tuple(notes))
 
 
 def who_am_i() -> str:

@@ -32,8 +32,8 @@ from artifacts.registry import (
     MANIFEST_TAG,
     TUPLE_TAG,
     Cause,
-    Model,
     Move,
+    Registered,
     Registry,
     Version,
     who_am_i,
@@ -182,7 +182,7 @@ def promote(
     best = max(candidates, key=lambda each: each.preference(policy.prefer))
     name, alias = best.verdict.registered_name, request.alias or policy.alias
     registry = Registry(request.registry)
-    model = registry.model(name) or Model({}, (), ())
+    model = registry.model(name) or Registered({}, (), ())
     known = {each.tags.get(EVIDENCE_TAG): each for each in model.versions}
     versions = {e.recipe: known[e.identity].version for e in candidates if e.identity in known}
     current = model.aliases.get(alias)
@@ -346,7 +346,7 @@ def _find_pointed_to(
 
 
 def _refuse_after_rollback(
-    where: str, name: str, model: Model, alias: str, best: Candidate, run: RunReport
+    where: str, name: str, model: Registered, alias: str, best: Candidate, run: RunReport
 ) -> None:
     """Raise RegistryError if the last move rolled back this tuple."""
     moves = [move for move in model.history if move.alias == alias]

@@ -26,6 +26,7 @@ CEILINGS = {
     "words_in_written_pages": 15_230,
     "words_in_docstrings": 30_300,
     "files_in_a_folder": 25,
+    "class_names_with_two_meanings": 0,
 }
 """The goal is 36,000 lines of the four rooms, 40,000 of tests, 2,000 of benchmarks, 13,000 words of
 pages and 30,000 of docstrings, and 25 files in a folder."""

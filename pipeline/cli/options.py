@@ -135,7 +135,7 @@ StoreOption = Annotated[
 ]
 
 
-class Engine(StrEnum):
+class Launcher(StrEnum):
     """Starts the copies of a run."""
 
     SLURM = "slurm"
@@ -143,7 +143,7 @@ class Engine(StrEnum):
 
 
 OnOption = Annotated[
-    Engine | None,
+    Launcher | None,
     setting(
         "--on",
         "Have slurm or ray start the copies of the run, on nodes that share the store.",

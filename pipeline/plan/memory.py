@@ -91,7 +91,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineSettings:
     """Engine settings that memory depends on."""
 
     source: str  # the profile, or vLLM's defaults
@@ -106,7 +106,7 @@ class Engine:
     expert_parallel: bool | None = None  # None: not set, so that a plan may switch it on
 
     @classmethod
-    def of(cls, gpu: GpuType, profile: ServingProfile | None) -> Engine:
+    def of(cls, gpu: GpuType, profile: ServingProfile | None) -> EngineSettings:
         """Read the profile, or take vLLM's defaults and an FP8 cache if supported.
 
         UsageError: no profile for GPUs.
@@ -177,7 +177,7 @@ class Gpus:
     model: Model
     gpu: GpuType
     number: int
-    engine: Engine
+    engine: EngineSettings
     context: int  # tokens of a sequence
     draft_bytes: int = 0  # of the variants' draft model
 
@@ -202,7 +202,7 @@ class Gpus:
                 where=f"--context {context}",
                 hint=f"give at most {model.shape.context}",
             )
-        engine = Engine.of(gpu, profile)
+        engine = EngineSettings.of(gpu, profile)
         longest = min(model.shape.context, engine.context or model.shape.context)
         return cls(model, gpu, number, engine, context or longest, draft_bytes)
 

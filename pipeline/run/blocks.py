@@ -41,7 +41,7 @@ class _Gate:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockPieces:
     """Finder of pieces for speed gates with fresh starts.
 
     All copies of a run get the same block numbers. `give_up` receives a variant whose server
@@ -164,7 +164,7 @@ def measure_blocks(variant: Arm, serving: Serving) -> None:
     def give_up(variant: Arm, error: PrepareError) -> None:
         raise error
 
-    stages, blocks = serving.stages, Blocks(serving, give_up)
+    stages, blocks = serving.stages, BlockPieces(serving, give_up)
 
     def find(failures: Failures) -> list[Piece]:
         for error in failures.values():

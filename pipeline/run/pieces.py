@@ -18,7 +18,7 @@ from pipeline.plan.data_sources import check_independence
 from pipeline.plan.plan import Arm
 from pipeline.plan.power import check_counted
 from pipeline.plan.progress import PlanProgress
-from pipeline.run.blocks import Blocks
+from pipeline.run.blocks import BlockPieces
 from pipeline.run.copies import Lead
 from pipeline.run.serving import BrokenModelError, Serving
 from pipeline.run.session import RunSession
@@ -66,7 +66,7 @@ class Pieces:
         def give_up(variant: Arm, error: PrepareError) -> None:
             self.copy.fail(_name_of_serving(variant), error)
 
-        self._blocks = Blocks(self.serving, give_up)
+        self._blocks = BlockPieces(self.serving, give_up)
 
     def do(self, before_each: Callable[[], object] = lambda: None) -> None:
         """Work up to the verdicts; call `before_each` before each search."""
