@@ -52,7 +52,6 @@ DISTURBANCES: frozenset[FaultKind] = frozenset({"throttled", "other_process", "c
 """`unlike` is the measurement's own fault, and all other kinds are a side's."""
 MAX_OWN = 2  # blocks with a fault of the same side that end the gate
 MAX_LATE = 0.1  # of a load's time, or of the limited time, by which the client may be late
-SLOWED = 10.0  # times that a busy machine may slow the baseline alone
 MAX_LOG = 50.0  # largest ln(limit / time); a missing time has the negative
 SUSTAINED = 0.05  # unanswered share of all requests from which on a rate is not sustained
 MAX_BEYOND = 1 / 6  # largest share of starts beyond a limit with which a gate passes
@@ -209,8 +208,6 @@ class SpeedRule(NumericRecord):
         if self.kind == "screening":
             rate = math.exp(fmean(values)) if values else None
             return SpeedFinding(ending if why else "pass", len(values), rate, why=why)
-        if ending != "open" and (at_worst := self._at_worst(values, blocks)) is not None:
-            return at_worst
         if len(values) < 2:
             return SpeedFinding(ending, len(values), why=why)
         found = self._decide(values)
@@ -227,28 +224,6 @@ class SpeedRule(NumericRecord):
             with_disturbed=others.estimate if blocks.disturbed else None,
             why=why,
         )
-
-    def _at_worst(self, values: Sequence[float], blocks: Blocks) -> SpeedFinding | None:
-        """Return a ratio's pass despite a late client in too many blocks.
-
-        All blocks count, the baseline faster by its client's lag. What made the client late also
-        slows its server, by an unknown factor: a tenth of each ratio has to pass.
-        """
-        is_late_alone = all(fault.kind == "client_lag" for fault in blocks.faults)
-        complete = len(values) + len(blocks.disturbed)
-        if self.kind != "ratio" or not is_late_alone or not len(values) < self.blocks <= complete:
-            return None
-        worst = [
-            self.value(unit) - steady_state.lag_gain(load)
-            for unit in blocks.disturbed
-            for load in unit
-            if load.side == "baseline"
-        ]
-        lowered = [value - math.log(SLOWED) for value in (*values, *worst)]
-        if -math.inf in worst or (found := self._decide(lowered)).state != "pass":
-            return None
-        why = f"{len(worst)} {self.unit} with a late client count, with a tenth of each ratio"
-        return replace(found, quiet=len(values), why=why)
 
     def _decide(self, values: Sequence[float]) -> SpeedFinding:
         from eval_gates.statistics.paired_t import compare_mean
@@ -345,9 +320,8 @@ class SpeedRule(NumericRecord):
 
     def _is_late(self, load: LoadRun) -> bool:
         if self.kind != "slo":
-            # A late client slows both sides alike and hides that share of a difference.
-            most = max(MAX_LATE, min(0.5, (1 - self.min_ratio) / 2))
-            return steady_state.lag_gain(load) > most
+            # It hides that share of a difference, and its cause may slow one server alone.
+            return steady_state.lag_gain(load) > MAX_LATE
         # The client's lag hardly changes a mean over tokens.
         times = [v for n, v in self.limits.items() if n.startswith(("ttft_ms", "latency_ms"))]
         judged = min(times) / 1e3 if times else steady_state.median_answer_s(load)

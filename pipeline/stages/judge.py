@@ -65,7 +65,7 @@ def policy_digest(judge: StageRecord) -> str:
     return digest_json(judge.parameters.get("policy"))
 
 
-JUDGE = Stage("judge", 11, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 12, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 class StageInputs:

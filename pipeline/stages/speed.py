@@ -68,7 +68,7 @@ class SpeedResult(Record):
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-SPEED = Stage("speed", 8, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 9, SpeedParameters, SpeedRuntime, SpeedResult)
 
 
 Context = StageContext[SpeedParameters, SpeedRuntime]

@@ -109,24 +109,16 @@ class TestDisturbances:
         assert [RATIO.needs_more(loads[: 2 * n]) for n in (9, 10)] == [True, False]
         assert state_of(RATIO, loads) == "undecided"
 
-    @pytest.mark.parametrize(
-        ("ratio", "least", "state"),
-        [(1.0, 0.05, "pass"), (0.7, 0.05, "undecided"), (1.5, 0.8, "undecided")],
-    )
-    def test_blocks_with_a_late_client_count_at_their_worst(
-        self, ratio: float, least: float, state: str
-    ) -> None:
+    @pytest.mark.parametrize("least", [0.02, 0.95])
+    def test_a_client_that_is_late_by_a_tenth_passes_nothing(self, least: float) -> None:
         """It hides a part of a difference, and what delays it may slow one server alone."""
-        rule = RATIO.model_copy(update={"min_ratio": least})
         loads = []
-        for load in blocks([ratio] * 10):
+        for load in blocks([1.5] * 10):
             start, end = steady_window(load)
-            lag = {"client_lag_s": 9.0, "client_late_s": 0.4 * (end - start)}
+            lag = {"client_lag_s": 9.0, "client_late_s": 0.12 * (end - start)}
             loads.append(load.model_copy(update=lag))
-        found = rule.evaluate(loads)
-        assert (found.state, found.quiet) == (state, 0)
-        changed(loads, 9, "baseline", **THROTTLED)
-        assert state_of(rule, loads) == "undecided"
+        found = RATIO.model_copy(update={"min_ratio": least}).evaluate(loads)
+        assert (found.state, found.quiet) == ("undecided", 0)
 
     def test_a_verdict_that_hangs_on_the_disturbed_blocks_is_none(self) -> None:
         """Else a cause that hits the slow blocks would let any server pass."""
@@ -138,15 +130,6 @@ class TestDisturbances:
         assert found.estimate == pytest.approx(1.0, rel=0.01)
         assert found.with_disturbed == pytest.approx(0.89, rel=0.01)
         assert "another" in found.why
-
-    def test_a_wide_margin_takes_a_busy_machine(self) -> None:
-        """The demo's minimum, on two cores that do something else as well."""
-        loads = [
-            load.model_copy(update={"client_late_s": 3.0, "client_lag_s": 0.3})
-            for load in blocks([0.5, 0.4, 0.45, 0.6, 0.5])
-        ]
-        assert state_of(RATIO, loads) == "open"
-        assert state_of(RATIO.model_copy(update={"min_ratio": 0.02}), loads) == "pass"
 
 
 class TestOwnFaults:
