@@ -5,6 +5,7 @@ A file is read without MLflow, which takes seconds.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -33,6 +34,7 @@ EXPERIMENT, ARTIFACTS = "prepare", "weights"
 ABSENT, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
 CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 HINT = "name with --registry a server that answers, or sqlite:////FOLDER/registry.db"
+FULL = "free some space, then run the same command again"
 MODEL = "SELECT name FROM registered_models WHERE name = ?"
 ALIASES = "SELECT alias, version FROM registered_model_aliases WHERE name = ?"
 MODEL_TAGS = "SELECT key, value FROM registered_model_tags WHERE name = ?"
@@ -160,11 +162,11 @@ class MlflowStore:
         # It would write links between lines of JSON.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # else tracebacks
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         with warnings.catch_warnings(action="ignore"):
-            for name in ("mlflow", "alembic"):  # it also prints tracebacks of what it raises
-                logging.getLogger(name).setLevel(logging.CRITICAL)
+            logging.getLogger("alembic").setLevel(logging.CRITICAL)
             if self._file is not None:
                 with self.lock():
                     make_database(self._file)
@@ -228,6 +230,8 @@ class MlflowStore:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                raise  # maybe not the registry's disk
             raise self._refusal(str(error)) from error
         except Exception as error:
             if not type(error).__module__.startswith(("mlflow", "sqlalchemy", "alembic")):
@@ -236,10 +240,11 @@ class MlflowStore:
             if " (Caused by " in why:  # three layers of libraries, and the reason last
                 why = "no answer: " + why.rpartition("): ")[2].rstrip("\"')")
             refused = any(f" {code} " in why for code in (401, 403)) or "DENIED" in why
+            is_full = "disk is full" in why
             raise RegistryError(
                 f"the model registry failed: {why[:300]}",
                 where=self.uri,
-                hint=f"set {CREDENTIALS}" if refused else HINT,
+                hint=FULL if is_full else f"set {CREDENTIALS}" if refused else HINT,
             ) from error
 
 

@@ -276,7 +276,7 @@ def pull_version(
     except OSError as error:
         raise RegistryError(
             f"the files cannot be copied: {error.strerror or error}",
-            where=str(error.filename or destination),
+            where=str(error.filename2 or error.filename or destination),
             hint="name a folder on a disk with room that you may write",
         ) from error
     finally:

@@ -97,6 +97,7 @@ class RunRecorder:
             # What another copy ran and we found finished is listed as "ran".
             same = [each for each in stages if stage.key and each.key == stage.key]
             if stage.status == "reused" and any(each.status == "ran" for each in same):
+                self.update(running=running)
                 return
             if stage.status == "ran":
                 stages = [each for each in stages if each not in same or each.status != "reused"]

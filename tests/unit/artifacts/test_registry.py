@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from registry_contract import Contract, processes, promote, race, register, weights
+from small_disk import fill, small_disk
 
 from artifacts import mlflow_store
 from artifacts.registry import MANIFEST_TAG, Registry
@@ -125,6 +126,26 @@ class TestFiles:
         registry.register(NAME, tmp_path / "private", {MANIFEST_TAG: "a"})
         with pytest.raises(RegistryError, match="not a checkpoint"):
             registry.fetch(registry.versions(NAME)[0], tmp_path)
+
+
+def test_a_full_disk_is_named_with_its_cure(tmp_path: Path) -> None:
+    (disk := tmp_path / "disk").mkdir()
+    with small_disk(disk):
+        uri, files = f"sqlite:///{disk}/registry.db", weights(tmp_path / "weights")
+        for number, letter in enumerate("ab"):
+            register(Registry(uri), "m", files, letter)
+            promote(Registry(uri), "m", str(number + 1), str(number) if number else None)
+        fill(disk)
+        command = [sys.executable, "-P", "-m", "pipeline.cli.main", "rollback", "m"]
+        done = subprocess.run(
+            [*command, "--registry", uri], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert "disk is full" in done.stderr
+        assert "free some space" in done.stderr
+        assert "Traceback" not in done.stderr
+        (disk / "ballast").unlink()
+        assert Registry(uri).aliases("m") == {"champion": "2", "previous": "1"}
 
 
 class TestAddresses:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
+from small_disk import fill, small_disk
 
 from artifacts.run_record import RunReport, find_run, read_run
 from pipeline.core.errors import StoreError, UsageError
@@ -62,6 +63,14 @@ def test_every_step_is_on_disk_once_it_is_told(log: RunRecorder) -> None:
     data = on_disk(log)
     assert (data["status"], data["exit_code"], data["error"]) == ("finished", 4, None)
     assert data["seconds"] > 0
+
+
+def test_what_another_copy_waited_for_and_found_done_does_not_run(log: RunRecorder) -> None:
+    log.stage(stage_report(name="quantize", status="ran"))
+    log.note_running(["fp8-dynamic: quantize"])
+    log.stage(stage_report(name="quantize", status="reused"))
+    data = on_disk(log)
+    assert (len(data["stages"]), data["running"]) == (1, [])
 
 
 def test_a_later_report_of_a_variant_takes_the_earliers_place(log: RunRecorder) -> None:
@@ -129,20 +138,14 @@ def test_a_full_disk_is_explained(log: RunRecorder) -> None:
 
 
 def test_the_outcome_is_written_to_a_full_disk(tmp_path: Path) -> None:
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a file system is mounted by root alone")
-    try:
+    with small_disk(tmp_path):
         log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
-        with pytest.raises(OSError, match="No space"):
-            (tmp_path / "ballast").write_bytes(bytes(5 * 2**20))
+        fill(tmp_path)
         with pytest.raises(StoreError, match="disk is full"):
             log.note("x" * 10_000)
         log.finish("failed", 1, StoreError("the disk is full"))
         report = read_run(log.folder)
         assert (report.status, report.exit_code) == ("failed", 1)
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 # --- finding ------------------------------------------------------------------------------------

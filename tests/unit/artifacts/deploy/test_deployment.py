@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_run import FakeRun, judged_run
+from small_disk import fill, small_disk
 from typer.testing import CliRunner
 
 from artifacts.deploy.registered import check_files, checked_folder, find_version, pull_version
@@ -154,6 +155,21 @@ class TestPull:
         with pytest.raises(RegistryError):
             pull_version(fetch, tmp_path / "second", None, required)
         assert [each.name for each in tmp_path.iterdir() if "second" in each.name] == []
+
+    def test_the_full_disk_is_that_of_the_new_folder(
+        self, registry: Registry, version: Version, tmp_path: Path
+    ) -> None:
+        with small_disk(tmp_path):
+            fill(tmp_path)
+            with pytest.raises(RegistryError, match="No space left") as caught:
+                CliRunner().invoke(
+                    app,
+                    ["pull", "model@champion", str(tmp_path / "a"), "--registry", registry.uri],
+                    catch_exceptions=False,
+                )
+            assert caught.value.where.startswith(str(tmp_path))
+            assert "on a disk with room" in caught.value.hint
+            assert [each.name for each in tmp_path.iterdir()] == ["ballast"]
 
 
 def test_files_that_are_elsewhere(run: FakeRun, version: Version, tmp_path: Path) -> None:
