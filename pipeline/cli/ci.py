@@ -104,7 +104,8 @@ class CiReporting:
             self._publish(report_of(error, self.kind, command), self.junit, progress)
             raise
         in_its_folder = settings.store / "runs" / report.run / JUNIT_NAME
-        self._publish(report, self.junit or (in_its_folder if self.ci else None), progress)
+        if report.exit_code is not None:  # else the main copy does
+            self._publish(report, self.junit or (in_its_folder if self.ci else None), progress)
         return report
 
     def _publish(self, report: RunReport, junit: Path | None, progress: Progress) -> None:

@@ -211,7 +211,7 @@ def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     reused = sum(stage.status == "reused" for stage in report.stages)
     plural = "" if len(report.stages) == 1 else "s"
     done = f"{len(report.stages)} stage{plural}, {reused} reused, {report.seconds:.0f} s. "
-    could = champion_of(report) is None and report.kind == "model"
+    could = champion_of(report) is None and report.kind == "model" and report.status != "running"
     command = next_command(report, is_shown=is_shown)
     ended = f"Nothing was promoted: {headline(report)}. " if could else ""
     asked = report.options.requested

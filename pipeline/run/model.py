@@ -64,7 +64,10 @@ def run_model(
     session = RunSession("model", choices.to_dict(), accelerator, settings, progress, joined)
     if run_id is None:
         write_request(session.log.folder, joined.request)
-    return session.run(lambda: run_choices(choices, session, signer))
+    report = session.run(lambda: run_choices(choices, session, signer))
+    if session.log.is_main or report.exit_code:
+        return report
+    return report.model_copy(update={"status": "running", "exit_code": None})  # the main copy tells
 
 
 def run_choices(choices: Choice, session: RunSession, signer: Signer | None = None) -> ExitCode:

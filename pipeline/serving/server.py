@@ -289,5 +289,5 @@ class Server:
 def describe_exit(code: int) -> str:
     """Describe an exit code."""
     if code == 137:  # 128 + SIGKILL, which only the kernel sends
-        return "was killed, most likely because the machine ran out of memory,"
+        return "was killed (most likely the machine ran out of memory)"
     return f"ended with exit code {code}"

@@ -9,6 +9,7 @@ from listener import Listener
 from sample_reports import failed_variant_report, variant_report
 
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
+from pipeline.cli.tables import last_line
 from pipeline.core.errors import ExitCode
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Located
@@ -40,6 +41,7 @@ def run_to(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     registry: str | None = None,
+    run_id: str | None = None,
 ) -> RunReport:
     def judged(state: Any, session: Any, **_: Any) -> None:
         for report in verdicts:
@@ -71,7 +73,7 @@ def run_to(
         promote=promote,
     )
     settings = Settings(home=folder / "home", store=folder / "store", environments={})
-    return whole_run.run_model(request, settings, Listener())
+    return whole_run.run_model(request, settings, Listener(), run_id)
 
 
 def test_without_promotion_what_passed_is_not_registered(
@@ -89,6 +91,18 @@ def test_without_promotion_what_passed_is_not_registered(
     assert not (tmp_path / "store" / "registry.db").exists()
     failed = run_to([failed_variant_report()], False, tmp_path, monkeypatch)
     assert failed.exit_code == 1
+
+
+def test_a_further_copy_leaves_the_outcome_to_the_main_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It printed that nothing was promoted, and wrote that for CI."""
+    monkeypatch.setenv("PREPARE_COPY", "1")
+    passed = variant_report(promoted=False, registry_version=None)
+    report = run_to([passed], True, tmp_path, monkeypatch, run_id="nightly")
+    assert (report.status, report.exit_code) == ("running", None)
+    assert "promoted" not in last_line(report)
+    assert last_line(report).endswith("Next: prepare runs nightly")
 
 
 def test_a_registry_that_would_refuse_is_told_before_the_work(
