@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -46,7 +47,8 @@ def collect(settings: Settings, *, dry_run: bool, older_than_days: float) -> lis
     defined = [define(name, accelerator) for name in EnvironmentName for accelerator in Accelerator]
     current = {environment_folder(home, each) for each in defined}
     removed = []
-    for folder in sorted(environments_folder(home).glob("*")):
+    is_ours = os.access(environments_folder(home), os.W_OK, effective_ids=True)  # or an image's
+    for folder in sorted(environments_folder(home).glob("*")) if is_ours else ():
         if not folder.is_dir() or not _FOLDER_NAME.fullmatch(folder.name):
             continue
         with locked(lock_file(folder), wait=False) as is_free:
