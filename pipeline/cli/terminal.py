@@ -6,9 +6,11 @@ terminal or in the log. Colors and bars, by :func:`open_console`, pass unchanged
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +53,7 @@ class SanitizedStream(RedactingStream):
 
 
 class LastingStream(RedactingStream):
-    """A text stream that drops output once its reader has ended.
+    """A text stream that drops output once its reader or terminal is gone.
 
     A run of hours must not fail because of that.
     """
@@ -69,7 +71,10 @@ class LastingStream(RedactingStream):
     def _until_closed(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
+            is_device = stat.S_ISCHR(os.fstat(self.stream.fileno()).st_mode)
+            if error.errno != (errno.EIO if is_device else errno.EPIPE):
+                raise
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.stream.fileno())
             os.close(null)

@@ -129,3 +129,26 @@ def test_a_reader_that_has_ended_changes_no_outcome(
     os.close(writing)
     assert ended.returncode == 5
     assert "Traceback" not in (tmp_path / "open").read_text()
+
+
+def test_a_terminal_that_was_closed_changes_no_outcome() -> None:
+    """As `prepare model ... & disown`, then a logout: no SIGHUP comes, and writes fail with EIO."""
+    code = (
+        "import sys; from pipeline.cli.main import main\n"
+        "def command(standalone_mode):\n"
+        "    print('x', file=sys.stderr, flush=True); print('y', flush=True)\n"
+        "    return 5\n"
+        "sys.stdin.readline(); main(command)\n"
+    )
+    terminal, ours = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=ours,
+        stderr=ours,
+        start_new_session=True,
+    ) as child:
+        os.close(ours)
+        os.close(terminal)
+        child.communicate(b"\n", timeout=60)
+    assert child.returncode == 5
