@@ -117,7 +117,6 @@ def open_bundle(bundle: Path) -> Iterator[tuple[Store, set[str]]]:
 
 def pack(archive: Path, files: dict[str, Path]) -> None:
     """Write an archive without times and owners."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
     with (
         archive.open("wb") as target,
         gzip.GzipFile("", "wb", 9, target, mtime=0) as packed,

@@ -146,5 +146,5 @@ def _describe_needs(finding: Finding, scores: Scores, difference: float) -> str:
 
 def _points(fraction: float, *, sign: bool = False) -> str:
     points = fraction * 100
-    digits = 2 if points == 0 or abs(points) >= 0.01 else 4
+    digits = 4 if 0 < abs(points) < 0.01 else 2
     return f"{points:{'+' if sign else ''}.{digits}f} points"

@@ -75,11 +75,9 @@ def holder_of(path: Path) -> str:
     if not is_locked(path):
         return ""
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            return _read_holder(descriptor)
-        finally:
-            os.close(descriptor)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            return _read_holder(file.fileno())
     return "another process"
 
 

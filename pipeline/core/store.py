@@ -220,7 +220,6 @@ class Store:
 
         StoreError: a process works on the store.
         """
-        self.make_root()
         root = self.root.resolve()
         with ExitStack() as held:
             with self.explain_errors():

@@ -40,6 +40,10 @@ class TestContents:
         assert found(check) == ""
         assert check.is_sound
         assert check.weights_checked
+        named = check.verdict
+        assert (named.profile, named.policy, named.registered_name) == ("cpu", "demo", "model")
+        everything = [path for path in deployed.rglob("*") if path.is_file()]
+        assert check.files == len(everything) - 1  # the manifest does not list itself
         assert [(c.recipe, c.kept, c.computed, c.answers) for c in check.variants] == [
             ("awq-w4a16", "pass", "pass", 192),
             (RECIPE, "pass", "pass", 192),

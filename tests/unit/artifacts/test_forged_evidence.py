@@ -193,6 +193,10 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "asked by a wider margin": (asked_by({"margin": {"points": 0.5}}), "asked by another rule"),
     "asked at another level": (asked_by({"alpha": 0.4}), "asked by another rule"),
     "a wider margin": (judge(widen), "the trial has other criteria than the policy"),
+    "another policy for one variant": (
+        judge(lambda kept: kept["parameters"]["policy"].update(summary="another")),
+        "judged by different policies",
+    ),
     "a wider margin, not its key": (record("judge", widen), "were changed afterwards"),
     "a record far from the verdict": (
         record("quantize", lambda kept: kept["parameters"].update(environment="another")),

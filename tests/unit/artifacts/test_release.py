@@ -190,6 +190,10 @@ class TestPromoteRun:
         with pytest.raises(UsageError, match=words):
             mixed.promote()
 
+    def test_a_misspelt_variant_gets_a_suggestion(self, mixed: FakeRun) -> None:
+        with pytest.raises(UsageError, match=f"did you mean '{ONE}'"):
+            mixed.promote(variant=ONE[:-1])
+
 
 class TestAtTheEndOfARun:
     """What `prepare model` promotes by itself replaces only what it saw as it began."""
@@ -394,6 +398,7 @@ class TestCollection:
     [
         ((1.0, 1.2), "by throughput: x 1.20 of the baseline's output tokens/s"),
         ((0.0, 0.0), "by size, as throughput does not decide: 2.0 MB"),
+        ((1.2, 1.2), "by size, as throughput does not decide: 2.0 MB"),
     ],
 )
 def test_what_decided_for_the_alias_is_said(ratios: tuple[float, float], words: str) -> None:
@@ -403,3 +408,15 @@ def test_what_decided_for_the_alias_is_said(ratios: tuple[float, float], words: 
     small, fast = map(candidate, ratios)
     said = release._describe_preference([small, fast], fast, "throughput")
     assert said == f"preferred of 2 that passed, {words}"
+
+
+@pytest.mark.parametrize(("prefer", "best"), [("throughput", 1), ("smallest", 0)])
+def test_the_fastest_or_the_smallest_gets_the_alias(prefer: str, best: int) -> None:
+    def key(number: int) -> Any:
+        speed = [SimpleNamespace(is_ratio=True, estimate=1.0 + number)]
+        quantize = SimpleNamespace(result=SimpleNamespace(weights_bytes=1 + number))
+        judged: Any = SimpleNamespace(quantize=quantize)
+        report: Any = SimpleNamespace(speed=speed)
+        return release.Candidate(report, judged, *[None] * 4).preference(prefer)  # type: ignore[arg-type]
+
+    assert max((0, 1), key=key) == best

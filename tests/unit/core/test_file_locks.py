@@ -21,6 +21,7 @@ from pipeline.core.file_locks import (
 )
 
 MOUNTS = """
+21 1 0:39 / / rw,relatime - fuse.without_source  rw
 22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
 30 22 0:40 / /data rw,relatime - nfs4 server:/data rw,vers=4.2,local_lock=none
 31 22 0:41 / /data/old rw,relatime - nfs server:/old rw,vers=3,local_lock=all
@@ -72,6 +73,7 @@ def test_a_waiting_process_is_told_who_holds_it(tmp_path: Path) -> None:
         )
         assert other.stdout is not None
         assert f"process {os.getpid()} of " in other.stdout.readline()
+        assert f"process {os.getpid()} of " in holder_of(path)
     assert other.communicate(timeout=60)[0] == "held\n"
     assert path.read_text()  # as a killed process leaves it
     assert holder_of(path) == ""

@@ -58,6 +58,7 @@ def test_without_a_rule_all_is_asked() -> None:
     rows = [Answer("a", "p", 0.0)] * 100
     assert asked(stopping, rows) == 100
     assert stopping.decided(rows) is None
+    assert stopping.counted(rows * 2) == 100
 
 
 def test_it_ends_at_a_look() -> None:

@@ -458,6 +458,16 @@ class TestVerify:
         assert self.differences(bench, run) == ""
         assert all(check.answers > 32 for check in checks)
 
+    def test_what_only_led_to_its_inputs_may_be_gone(self, bench: FakeRun, run: RunReport) -> None:
+        store = Store(bench.root)
+        inputs = [each for judge in store.records("judge") for each in judge.inputs.values()]
+        deeper = [each for near in inputs for each in store.get(near).inputs.values()]
+        gone = {(each.stage, each.key) for each in deeper} - {(e.stage, e.key) for e in inputs}
+        assert gone
+        for stage, key in gone:
+            shutil.rmtree(store.stage_folder(stage, key))
+        assert self.differences(bench, run) == ""
+
     def test_a_verdict_edited_afterwards(self, bench: FakeRun, run: RunReport) -> None:
         better = run.variants[0].model_copy(update={"verdict": "fail", "reason": "I say so"})
         edited = run.model_copy(update={"variants": [better, run.variants[1]]})

@@ -222,6 +222,9 @@ class TestLimits:
         on_tokens = limits({"tpot_ms_p95": 800})
         assert on_tokens.evaluate(late).quiet == 6
 
+    def test_a_time_of_zero_keeps_its_limit(self) -> None:
+        assert state_of(LIMITS, rounds(*[0.0] * 6)) == "pass"
+
     def test_a_load_whose_ramp_alone_leaves_a_tenth_is_too_short(self) -> None:
         """All arrive at the same rate and take 6 s; the warm-up is shorter."""
         requests = round_of(0).requests.model_dump()

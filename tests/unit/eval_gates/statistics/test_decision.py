@@ -46,6 +46,14 @@ def test_an_open_gate_says_what_it_needs(changes: dict[str, Any], needs: str) ->
     assert needs in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("bound", "shown"),
+    [(0.0, "0.00 points"), (-0.00005, "0.0050 points"), (-0.0055, "0.55 points")],
+)
+def test_a_small_bound_is_not_shown_as_none(bound: float, shown: str) -> None:
+    assert f"at most {shown}" in decide(finding("pass", lower=bound), scores()).reason
+
+
 class TestNotANumber:
     @pytest.mark.parametrize("field", ["lower", "upper"])
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
