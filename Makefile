@@ -9,8 +9,7 @@ BIN := $(VENV)/bin
 # Where it did not promote, its last line states what happened and what to do.
 demo: $(VENV)/.installed
 	@$(BIN)/prepare model demo:smollm2-135m --profile cpu || { code=$$?; case $$code in \
-	4) echo "make demo: a variant failed a gate (see the table), which an intact model does not; please report it with the output of '$(BIN)/prepare runs latest'." ;; \
-	5) echo "make demo: a gate is undecided (see the table), mostly because the machine was busy; 'make demo' continues where this run ended." ;; \
+	4|5) echo "make demo: a variant failed a gate or left one undecided (see the table), which an intact model does not; please report it with the output of '$(BIN)/prepare runs latest'." ;; \
 	130) echo "make demo: it was interrupted; 'make demo' continues where this run ended." ;; \
 	*) echo "make demo: it failed with exit code $$code; the error above states the cause and its hint, then 'make demo' continues." ;; \
 	esac >&2; exit $$code; }
