@@ -48,6 +48,7 @@ class StoppingPlan:
     # Each question's cluster; looks and batches end where a cluster ends.
     clusters: Sequence[str] | None = None
     can_pass: bool = True  # false for an insensitive gate, which may only fail
+    min_values: int = 0  # questions, or clusters, that another gate needs of a decided one
 
     @property
     def end(self) -> int:
@@ -90,17 +91,22 @@ class StoppingPlan:
         )
 
     def counted(self, rows: Answers) -> int:
-        """Return the number of answers up to the deciding look."""
+        """Return the number of answers up to the deciding look, and to `min_values`."""
         found = self.decided(rows)
         if found is None or found.state == "open":
             return min(len(rows), self.end)
-        return self.look_ends()[found.number - 1]
+        return max(self.look_ends()[found.number - 1], min(len(rows), self._least()))
+
+    def _least(self) -> int:
+        ends = list(accumulate(self._sizes(self.end)))
+        return ends[min(self.min_values, len(ends)) - 1] if self.min_values else 0
 
     def next_batch(self, rows: Answers) -> range:
         """Return the next questions' positions, if any."""
         done = len(rows)
         found = self.decided(rows)
-        if done >= self.end or (found is not None and found.state != "open"):
+        is_decided = found is not None and found.state != "open"
+        if done >= self.end or (is_decided and done >= self._least()):
             return range(0)
         look = next(end for end in self.look_ends() if end > done)
         end = min(done + self.batch, look)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from eval_gates.cost import MIN_PROBLEMS
 from eval_gates.stopping import gate_rule_of
 from pipeline.core.digest import digest_json
 from pipeline.core.stage import StageSpec
@@ -178,6 +179,7 @@ class Builder:
                 environment=self.identities["evaluate"],
                 max_length=arm.max_length,
                 max_questions=suite.questions,
+                min_values=self._min_values(name),
                 rule=rule,
                 measurement=number,
             ),
@@ -191,6 +193,11 @@ class Builder:
             ),
             self.store,
         )
+
+    def _min_values(self, name: str) -> int:
+        """Return how many problems of a suite the gate on costs needs."""
+        cost = self.policy.cost
+        return MIN_PROBLEMS if cost is not None and name in cost.suites else 0
 
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
         """Return the stage that repeats the first questions."""

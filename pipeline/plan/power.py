@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from eval_gates.cost import MIN_PROBLEMS
 from eval_gates.speed.load_run import LENGTH_FACTOR
 from eval_gates.speed.report import describe_gate
 from eval_gates.speed.rules import SpeedRule
@@ -190,6 +191,15 @@ def check_power(
         if gate.suite.tier != "advisory":
             raise refusal
         progress.note(f"{refusal.message}; it is advisory, so this blocks nothing")
+    for name in policy.cost.suites if policy.cost is not None else ():
+        found = _available(policy, name, counts) if name in policy.suites else None
+        if found is not None and found < MIN_PROBLEMS:
+            raise UsageError(
+                f"the cost of '{name}' cannot be decided: its interval takes {MIN_PROBLEMS} "
+                f"problems, and there are {found}",
+                where="policy key cost.suites",
+                hint="give more questions, or leave that suite out",
+            )
 
 
 def check_counted(
@@ -347,9 +357,15 @@ def _gates(
     families = dict.fromkeys(each.family for each in recipes if each.family != "baseline")
     alpha = gate_level(policy.alpha, policy.attempts, len(recipes)) if level is None else level
     for name, suite in policy.suites.items():
-        known = [number for number in (suite.questions, counts[name]) if number is not None]
+        questions = _available(policy, name, counts)
         for family in families:
-            yield _SuiteGate(name, suite, family, alpha, min(known, default=None))
+            yield _SuiteGate(name, suite, family, alpha, questions)
+
+
+def _available(policy: Policy, name: str, counts: Counts) -> int | None:
+    """Return how many questions or clusters a suite asks at most; None if unknown."""
+    known = [each for each in (policy.suites[name].questions, counts[name]) if each is not None]
+    return min(known, default=None)
 
 
 def speed_power(

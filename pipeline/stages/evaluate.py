@@ -48,6 +48,7 @@ class EvaluateParameters(ServedModel):
     environment: str = Field(description="identity of the one that asks")
     max_length: int = Field(description="tokens that a prompt and its answer may have together")
     max_questions: int | None = Field(None, description="questions at most")
+    min_values: int = Field(0, description="questions or clusters that a gate on costs needs")
     rule: GateRule | None = Field(None, description="None of the baseline")
     repeat_id: int = Field(0, description="1 where the baseline is asked again")
     measurement: int = Field(1, ge=1, description="number of the measurement")
@@ -89,7 +90,7 @@ class EvaluateResult(Record):
 EVALUATE = Stage("evaluate", 9, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
-NOT_OF_THE_ANSWER = ("max_questions", "rule")
+NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")
 NOT_OF_THE_MODEL = ("baseline", "screen")
 # Unknown for adopted weights, which are compared with the version's own digests.
 NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
@@ -187,8 +188,9 @@ def run(context: Context) -> EvaluateResult:
     laid_out = ASKED.result_of(context.input_record("questions"))
     finding = todo.stopping.decided(rows)
     state = finding.state if finding is not None else "open"
-    if state != "open":
-        context.note(f"{context.runtime.suite}: decided after {len(rows)} questions ({state})")
+    if finding is not None and state != "open":
+        decided = todo.stopping.look_ends()[finding.number - 1]
+        context.note(f"{context.runtime.suite}: decided after {decided} questions ({state})")
     return EvaluateResult(
         **facts,
         metric=kind_of(context.parameters.suite).metric(context.parameters.suite, laid_out.metric),
@@ -229,6 +231,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
             baseline=[row.score for row in baseline],
             clusters=clusters,
             can_pass=can_pass,
+            min_values=parameters.min_values,
         ),
     )
 

@@ -30,7 +30,7 @@ THINGS = (
 )
 KINDS = (
     *("small", "big", "old", "young", "red", "blue", "green", "quiet", "loud", "fast", "slow"),
-    *("happy", "sad", "cold", "warm"),
+    *("happy", "sad", "cold", "warm", "long", "short", "dark", "bright", "strong", "weak", "clean"),
 )
 POLICY = {
     "name": "work",

@@ -79,6 +79,19 @@ def test_kept_answers_beyond_the_look_are_not_counted() -> None:
     assert stopping.counted(after[:250]) == 100
 
 
+@pytest.mark.parametrize(
+    ("least", "labels", "wanted"), [(130, None, 130), (50, 5, 250), (999, 5, 400)]
+)
+def test_a_decided_gate_is_asked_on_for_one_that_needs_more(
+    least: int, labels: int | None, wanted: int
+) -> None:
+    before, after = paired(3, 400, 0.0, 0.0)
+    clusters = [str(n // labels) for n in range(400)] if labels else None
+    stopping = StoppingPlan(400, 64, POINTS, before, clusters, min_values=least)
+    assert wanted <= asked(stopping, after) < wanted + 65
+    assert stopping.counted(after) == wanted
+
+
 def test_clusters_are_asked_whole_and_looks_count_them() -> None:
     labels = [str(n // 5) for n in range(400)]
     stopping = StoppingPlan(398, 64, POINTS, [1.0] * 400, clusters=labels)

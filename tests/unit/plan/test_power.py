@@ -104,6 +104,16 @@ def test_hopeless_suites_are_refused(suite: dict[str, Any], available: int, word
     check_power(made(**suite, tier="advisory"), FP8, counts, Listener())
 
 
+@pytest.mark.parametrize("available", [499, 500, None])
+def test_a_cost_without_enough_problems_is_refused(available: int | None) -> None:
+    policy, counts = load_policy("reasoning"), {"gsm8k": available, "mmlu_pro": 3000}
+    if available != 499:
+        check_power(policy, FP8, counts, Listener())
+        return
+    with pytest.raises(UsageError, match="the cost of 'gsm8k' cannot be decided"):
+        check_power(policy, FP8, counts, Listener())
+
+
 def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
     suite = {"usual": {"fp8": {"flips": 0.3}}, "tier": "supporting"}
     policy, counts = made(**suite), {"mmlu": 400, "code": 164}
