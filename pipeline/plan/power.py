@@ -184,21 +184,25 @@ def check_power(
     questions on a passage. Critical ones must pass MIN_CHANCE of lossless variants.
     """
     check_independence(policy, progress)
-    for gate in _gates(policy, recipes, counts, level):
-        refusal = gate.refusal()
-        if refusal is None:
-            continue
-        if gate.suite.tier != "advisory":
+    found = [(g.suite.tier, g.refusal()) for g in _gates(policy, recipes, counts, level)]
+    if policy.cost is not None:
+        found += [(policy.cost.tier, each) for each in _cost_refusals(policy, counts)]
+    for tier, refusal in found:
+        if refusal is not None and tier != "advisory":
             raise refusal
-        progress.note(f"{refusal.message}; it is advisory, so this blocks nothing")
+        if refusal is not None:
+            progress.note(f"{refusal.message}; it is advisory, so this blocks nothing")
+
+
+def _cost_refusals(policy: Policy, counts: Counts) -> Iterator[UsageError]:
     for name in policy.cost.suites if policy.cost is not None else ():
         found = _available(policy, name, counts) if name in policy.suites else None
         if found is not None and found < MIN_PROBLEMS:
-            raise UsageError(
+            yield UsageError(
                 f"the cost of '{name}' cannot be decided: its interval takes {MIN_PROBLEMS} "
                 f"problems, and there are {found}",
                 where="policy key cost.suites",
-                hint="give more questions, or leave that suite out",
+                hint="give more questions, leave that suite out, or 'tier: advisory'",
             )
 
 

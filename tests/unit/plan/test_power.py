@@ -112,6 +112,9 @@ def test_a_cost_without_enough_problems_is_refused(available: int | None) -> Non
         return
     with pytest.raises(UsageError, match="the cost of 'gsm8k' cannot be decided"):
         check_power(policy, FP8, counts, Listener())
+    assert policy.cost is not None
+    cost = policy.cost.model_copy(update={"tier": "advisory"})
+    check_power(policy.model_copy(update={"cost": cost}), FP8, counts, Listener())
 
 
 def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
