@@ -78,8 +78,9 @@ def _follow(launcher: Launcher, settings: Settings, name: str, progress: Progres
         told = state
         gone = 0.0 if state else gone or time.monotonic()
         if gone and time.monotonic() - gone > GRACE_S:
+            lost = "".join(f"; copy {n}: {why}" for n, why in launcher.lost.items())
             raise StageError(
-                "all copies of the run have ended, and the run has not",
+                f"all copies of the run have ended, and the run has not{lost}",
                 where=str(folder / "copies"),
                 hint="read their logs there; the same command starts copies that go on from here",
             )

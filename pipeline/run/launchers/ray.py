@@ -36,6 +36,7 @@ class RayLauncher:
         self._ray: Any = ray
         self._settings, self._folder = settings, folder
         self._tasks: dict[Any, int] = {}
+        self.lost: dict[int, str] = {}  # why, by copy
         try:
             ray.init(address=settings.ray.address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -66,8 +67,8 @@ class RayLauncher:
         for task in over:
             try:
                 self._ray.get(task)
-            except self._ray.exceptions.RayError:
-                continue  # it was lost TRIES times
+            except self._ray.exceptions.RayError as error:  # it was lost TRIES times
+                self.lost[self._tasks[task]] = str(error).strip().partition("\n")[0]
         return f"{len(left)} Ray tasks" if left else ""
 
     def close(self) -> None:

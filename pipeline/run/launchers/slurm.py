@@ -46,6 +46,7 @@ class SlurmLauncher:
                 )
         self._settings, self._folder = settings, folder
         self._job = ""
+        self.lost: dict[int, str] = {}  # Slurm does not say why
 
     def start(self, count: int) -> str:
         """Submit the array, unless its main element lives."""
