@@ -156,8 +156,8 @@ def _setting_faults(
     has_markers = thinking is None or isinstance(thinking, ThoughtMarkers)
     if not has_markers and find_markers(model) is None:
         yield UsageError(
-            f"the suite '{name}' has thoughts removed, and the chat template shows no marks of "
-            "thoughts",
+            f"the suite '{name}' has 'thinking: {thinking}', and the chat template shows no marks "
+            "of thoughts",
             where=f"{place}.thinking; {model.where}",
             hint="write the marks, as 'thinking: {start: <think>, end: </think>}', or remove "
             "'thinking'",

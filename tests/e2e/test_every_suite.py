@@ -29,7 +29,7 @@ POLICY = {
             "sources": ["builtin"],
             "margins": {"fp8": 0.15},
         },
-        "gsm8k": {"kind": "gsm8k", **ADVISORY},
+        "gsm8k": {"kind": "gsm8k", "samples": 1, **ADVISORY},
         "ifeval": {"kind": "ifeval", **ADVISORY},
         "pro": {"kind": "mmlu_pro", "num_fewshot": 1, **ADVISORY},
         "json": {"kind": "structured", "questions": 16, **ADVISORY},

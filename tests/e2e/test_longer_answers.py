@@ -31,6 +31,7 @@ THINGS = (
 KINDS = (
     *("small", "big", "old", "young", "red", "blue", "green", "quiet", "loud", "fast", "slow"),
     *("happy", "sad", "cold", "warm", "long", "short", "dark", "bright", "strong", "weak", "clean"),
+    *("tall", "tiny", "gentle", "wild"),
 )
 POLICY = {
     "name": "work",
