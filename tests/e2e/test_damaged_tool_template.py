@@ -60,15 +60,18 @@ def write_cases(folder: Path) -> Path:
     city = {"type": "string", "description": "Name of the city."}
     parameters = {"type": "dict", "required": ["city"], "properties": {"city": city}}
     asks = {"get_weather": "How is the weather in {} today?", "get_time": "What time is it in {}?"}
-    functions = [
-        {"name": name, "description": "Says it of a city.", "parameters": parameters}
-        for name in asks
-    ]
+    # Cases with the same functions would be one value.
     rows = [
-        {"question": asked.format(city), "function": functions, "ground_truth": [truth]}
-        for city in CITIES
+        {
+            "question": asked.format(place),
+            "function": [
+                {"name": each, "description": f"As of {place}, {name}.", "parameters": parameters}
+                for each in asks
+            ],
+            "ground_truth": [{name: {"city": [place]}}],
+        }
+        for place in CITIES
         for name, asked in asks.items()
-        for truth in [{name: {"city": [city]}}]
     ]
     folder.mkdir()
     (folder / "tools_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
