@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from rich.filesize import decimal
+
 from artifacts.command_line import RecordedCommand, command_line
 from artifacts.run_record import RunReport, ScreenedModel, VariantReport
 from pipeline.core.errors import ExitCode, from_dict
-from pipeline.core.memory import format_size
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {
@@ -75,7 +76,7 @@ def screened_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
         rows.append(
             {
                 "variant": each.name,
-                "weights": format_size(each.weights_bytes, nothing=""),
+                "weights": decimal(each.weights_bytes) if each.weights_bytes else "",
                 "tokens kept": cells.get("score", ""),
                 "lost, points": cells.get("difference, points", ""),
                 "nats a token lost": cells.get("nats a token lost", ""),
@@ -119,9 +120,7 @@ def headline(report: RunReport) -> str:
         return (
             f"{champion.recipe} passed and was promoted as "
             f"{report.registered_name} version {champion.registry_version}"
-            + bool(others)
-            * f"; not passed, but not blocking: {', '.join(others)}"
-        )
+        ) + (f"; not passed, but not blocking: {', '.join(others)}" if others else "")
     if report.error is not None:
         return from_dict(report.error).message
     if report.exit_code is None:
@@ -135,7 +134,7 @@ def headline(report: RunReport) -> str:
         return f"{measured} variants were screened, and nothing was gated"
     names = ", ".join(list_passed(report))
     return {
-        "pass": f"{names} passed; nothing was promoted",
+        "pass": f"{names} passed",
         "fail": "no variant passed, and at least one failed its gates",
         "undecided": "no variant passed or failed: undecided",
         "error": "no variant passed, and at least one could not be made or served",
@@ -169,7 +168,7 @@ def how_to_continue(report: RunReport) -> str:
 def describe_weights(report: RunReport, variant: VariantReport) -> str:
     """Return the weights' size, unknown for an endpoint."""
     nothing = "" if variant.gates or report.kind == "gate" else "not made"
-    return format_size(variant.weights_bytes, nothing=nothing)
+    return decimal(variant.weights_bytes) if variant.weights_bytes else nothing
 
 
 def next_command(report: RunReport, *, is_shown: bool = False) -> str:

@@ -257,7 +257,8 @@ def pull_version(
     check_new_folder(destination)
     partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
     for left in destination.parent.glob(f".{escape(destination.name)}.*.partial"):
-        shutil.rmtree(left, ignore_errors=True)  # of a pull that was killed
+        if not Path("/proc", left.name.split(".")[-2]).exists():  # its pull was killed
+            shutil.rmtree(left, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
         version = fetch(partial)

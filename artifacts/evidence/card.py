@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.verdict_inputs import VerdictInputs
 from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
 from pipeline.core import escape
-from pipeline.core.memory import format_size
 from pipeline.core.process_environment import SAFE_PATH_VARIABLES
 from recipes.checkpoints.weight_files import CARD, RESULTS
 from recipes.engines import LaunchSpec, find_engine
@@ -59,7 +60,7 @@ class Card:
             markdown=lambda text: escape.markdown(str(text)),
             code=lambda text: escape.markdown_code(str(text)),
             link=escape.markdown_link,
-            size=format_size,
+            size=decimal,
             fence=fence,
             sentence=lambda text: escape.markdown_with_code(text).rstrip("."),
         )

@@ -11,6 +11,8 @@ import json
 from importlib import resources
 from typing import Any
 
+from rich.filesize import decimal
+
 from artifacts import run_outcome
 from artifacts.command_line import command_line, without_password
 from artifacts.report import answers
@@ -26,7 +28,6 @@ from eval_gates.gate_result import format_percent
 from pipeline import __version__
 from pipeline.core.errors import from_dict
 from pipeline.core.escape import make_visible
-from pipeline.core.memory import format_size
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.judge import JUDGE
@@ -182,7 +183,7 @@ def variant_sections(evidence: RunEvidence) -> list[dict[str, Any]]:
                 "verdict": run_outcome.verdict_word(judged) if judged else "no verdict",
                 "reason": reason,
                 "hint": hint,
-                "size": format_size(judged.weights_bytes if judged else None, nothing=""),
+                "size": decimal(judged.weights_bytes) if judged and judged.weights_bytes else "",
                 "gates": gates,
                 "figure": gate_figure(number, judged) if judged else None,
                 "collected": [

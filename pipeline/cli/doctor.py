@@ -6,12 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import JsonOption
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.memory import format_size
 from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, EnvironmentName
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _diagnose(settings: Settings, profile: str, *, as_json: bool) -> None:
                 (
                     item.key,
                     str(item.state),
-                    format_size(item.size_bytes),
+                    decimal(item.size_bytes),
                     str(item.path),
                     item.reason,
                 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Annotated
 
+from rich.filesize import decimal
+
 from pipeline.cli.display import open_display
 from pipeline.cli.options import MAX_DAYS, JsonOption, RegistryOption, StoreOption, option
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.memory import format_size
 
 
 def gc(
@@ -73,7 +74,7 @@ def gc(
     things = [(each.kind, each.size, each.path) for each in garbage]
     things += [("environment", each.size_bytes, each.path) for each in unused]
     if things:
-        rows = [[kind, format_size(n), str(path)] for kind, n, path in things]
+        rows = [[kind, decimal(n), str(path)] for kind, n, path in things]
         print_table(["what", "size", "where"], rows)
     words = "would be removed" if dry_run else "removed"
-    print(f"{len(things)} things {words}, {format_size(size)}, from {found.root}")
+    print(f"{len(things)} things {words}, {decimal(size)}, from {found.root}")

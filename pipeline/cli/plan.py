@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
@@ -29,7 +30,6 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.memory import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
     site, model, number = plan.gpus, plan.gpus.model, plan.gpus_a_copy
     print(
         f"{model.source.name}: {model.shape.architecture}, {model.parameters() / 1e9:,.2f} B "
-        f"parameters, {format_size(model.source.weights_bytes)}, context {model.shape.context:,}\n"
+        f"parameters, {decimal(model.source.weights_bytes)}, context {model.shape.context:,}\n"
         f"{site.number} x {site.gpu.name} ({site.gpu.memory_gib:.1f} GiB each, of which "
         f"{100 * site.engine.utilization:.0f} % are used); {site.engine.source}; sequences of "
         f"{site.context:,} tokens"
@@ -115,8 +115,8 @@ def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
         ],
         [
             [
-                *(fit.variant, str(fit.gpus), str(fit.copies), format_size(fit.weights_bytes)),
-                format_size(fit.cache_bytes),
+                *(fit.variant, str(fit.gpus), str(fit.copies), decimal(fit.weights_bytes)),
+                decimal(fit.cache_bytes),
                 "not known" if fit.tokens is None else f"{fit.tokens:,}",
                 "not known" if fit.sequences is None else f"{fit.sequences:,}",
                 fit.answer,
@@ -138,7 +138,7 @@ def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
         print(f"would be refused: {fault.message}; hint: {fault.hint}")
     for note in plan.notes:
         print(f"note: {note}")
-    print(f"disk: {format_size(plan.disk_bytes())} for the checkpoint and its variants")
+    print(f"disk: {decimal(plan.disk_bytes())} for the checkpoint and its variants")
 
 
 def plan(
@@ -256,7 +256,7 @@ def plan(
         print_table(
             ["environment", "state", "size"],
             [
-                [e.key, str(e.state), format_size(e.size_bytes, nothing="-")]
+                [e.key, str(e.state), decimal(e.size_bytes) if e.size_bytes else "-"]
                 for e in found.environments
             ],
         )

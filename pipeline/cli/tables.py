@@ -213,8 +213,7 @@ def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     done = f"{len(report.stages)} stage{plural}, {reused} reused, {report.seconds:.0f} s. "
     could = champion_of(report) is None and report.kind == "model" and report.status != "running"
     command = next_command(report, is_shown=is_shown)
-    why = headline(report).removesuffix("; nothing was promoted")
-    ended = f"Nothing was promoted: {why}. " if could else ""
+    ended = f"Nothing was promoted: {headline(report)}. " if could else ""
     asked = report.options.requested
     registry = asked.registry if asked is not None and " registry " in command else None
     return f"{done}{ended}Next: {command}{given(store, registry)}"

@@ -1,4 +1,4 @@
-"""Bytes of this machine's memory, and bytes in words; standard library only, for workers."""
+"""Size of this machine's memory; standard library only, for workers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,6 @@ def available_bytes() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
     return min(available, memory_bytes())
-
-
-def format_size(size: float | None, *, nothing: str = "0 MB") -> str:
-    """Format bytes in kB, MB or GB (10^3, 10^6, 10^9); `nothing` for None and 0."""
-    if not size:
-        return nothing
-    unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB") if size >= 1e6 else (1e3, "kB")
-    return f"{size / unit:,.1f} {name}"
 
 
 def _limit(file: Path) -> int | None:

@@ -25,7 +25,7 @@ _IN_TEXT = re.compile(
     rf"([?&;#][\w.~%-]{{0,60}}?(?:{_SECRET_NAME})[\w.~%-]{{0,60}}=)[^&#\s'\"<>`]+", re.IGNORECASE
 )
 # A scheme has a limited length, so that long text is searched in linear time.
-_USER = re.compile(r"((?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,40}:/{1,2})[^/?#\s@'\"]+@")
+_USER = re.compile(r"((?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,40}:/{1,2})[^/?#\s@'\"]+(?=@)")
 # Headers that a server quotes, and the text of a key where its file's name should be.
 _HEADER = re.compile(r"\b((?:Basic|Bearer)[ _])[\w.~+/=-]{16,}", re.IGNORECASE)
 _KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END|\Z)", re.DOTALL)
@@ -54,9 +54,9 @@ def redact(text: str) -> str:
     """Redact credentials that are known or appear in URLs."""
     for secret in sorted(set(_secrets()), key=len, reverse=True):
         text = text.replace(secret, REDACTED)
-    for pattern in (_IN_TEXT, _HEADER, _KEY):
+    for pattern in (_IN_TEXT, _HEADER, _KEY, _USER):
         text = pattern.sub(rf"\1{REDACTED}", text)
-    return _USER.sub(rf"\1{REDACTED}@", text)
+    return text
 
 
 def _secrets() -> Iterator[str]:

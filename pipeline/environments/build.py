@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import Field
+from rich.filesize import decimal
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
-from pipeline.core.memory import format_size
 from pipeline.core.private_files import write_atomically
 from pipeline.core.process_environment import server_environment
 from pipeline.core.record import Record
@@ -146,8 +146,8 @@ def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -
     free = shutil.disk_usage(folder.parent).free
     if free < definition.disk_bytes:
         raise EnvironmentBuildError(
-            f"the {definition.key} environment needs {format_size(definition.disk_bytes)} of disk "
-            f"and {format_size(free)} are free",
+            f"the {definition.key} environment needs {decimal(definition.disk_bytes)} of disk "
+            f"and {decimal(free)} are free",
             where=str(folder.parent),
             hint="free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk",
         )

@@ -167,10 +167,13 @@ class Builder:
         if "check_weights" in arm.stages:
             inputs["weights"] = arm.stages["check_weights"]
         rule = counted = None
+        least = 0
         if against is not None and arm.recipe.family != "baseline":
             inputs["baseline"] = against
             rule = gate_rule_of(suite, arm.recipe.family, trial.level)
             counted = Counted(trial=trial, gate=name, run=self.run)
+            if self.policy.cost is not None and name in self.policy.cost.suites:
+                least = MIN_PROBLEMS
         return EVALUATE.spec(
             arm.recipe.name,
             EvaluateParameters(
@@ -179,7 +182,7 @@ class Builder:
                 environment=self.identities["evaluate"],
                 max_length=arm.max_length,
                 max_questions=suite.questions,
-                min_values=self._min_values(name),
+                min_values=least,
                 rule=rule,
                 measurement=number,
             ),
@@ -193,11 +196,6 @@ class Builder:
             ),
             self.store,
         )
-
-    def _min_values(self, name: str) -> int:
-        """Return how many problems of a suite the gate on costs needs."""
-        cost = self.policy.cost
-        return MIN_PROBLEMS if cost is not None and name in cost.suites else 0
 
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
         """Return the stage that repeats the first questions."""

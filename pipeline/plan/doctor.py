@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal
 from uv import find_uv_bin
 
 from eval_gates.sandbox import SandboxError, check_sandbox
 from pipeline.core.errors import UsageError
 from pipeline.core.gpus import VisibleGpu, busy_gpus
 from pipeline.core.hardware import cpu_features, this_node
-from pipeline.core.memory import format_size
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
     RUN_ENVIRONMENTS,
@@ -171,7 +171,7 @@ def _check_folders(settings: Settings, accelerator: Accelerator) -> Iterator[Doc
     free = shutil.disk_usage(_nearest_existing(settings.home)).free
     missing = [name for name, state in states.items() if state is EnvironmentState.MISSING]
     needed = sum(define(name, accelerator).disk_bytes for name in missing)
-    message = f"{format_size(free)} free, environments still to build need {format_size(needed)}"
+    message = f"{decimal(free)} free, environments still to build need {decimal(needed)}"
     if free < needed:
         hint = "free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk"
         yield _problem("disk", message, hint)

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
-from pipeline.core.memory import format_size
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import demo_stage
 from pipeline.plan.machine import gpu_type, machine_of
@@ -208,7 +209,7 @@ def _notes(site: Gpus) -> Iterator[str]:
         yield f"the baseline has {form.label} weights, as released; {after}"
     if site.draft_bytes:
         yield (
-            f"of variants' weights {format_size(site.draft_bytes)} are the draft model's; its own "
+            f"of variants' weights {decimal(site.draft_bytes)} are the draft model's; its own "
             "KV cache is not counted"
         )
 

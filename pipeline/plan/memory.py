@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from rich.filesize import decimal
+
 from pipeline.core.errors import UsageError
-from pipeline.core.memory import format_size
 from recipes.catalog import GpuType
 from recipes.checkpoints.dequantized_source import dequantized, planned_weights
 from recipes.checkpoints.header_source import HeaderSource
@@ -275,7 +276,7 @@ class Gpus:
             return "does not fit", split
         lacking, border = one - left, BORDER * usable
         if lacking > border:
-            size = format_size(lacking)
+            size = decimal(lacking)
             return "does not fit", f"one sequence of {self.context:,} tokens lacks {size} a GPU"
         if self.model.unknown:
             return "the engine tells", f"the memory of its cache is not known: {self.model.unknown}"

@@ -185,8 +185,9 @@ def check_power(
     """
     check_independence(policy, progress)
     found = [(g.suite.tier, g.refusal()) for g in _gates(policy, recipes, counts, level)]
-    if policy.cost is not None:
-        found += [(policy.cost.tier, each) for each in _cost_refusals(policy, counts)]
+    if (cost := policy.cost) is not None:
+        asked = {n: _available(policy, n, counts) for n in cost.suites if n in policy.suites}
+        found += [(cost.tier, _cost_refusal(name, number)) for name, number in asked.items()]
     for tier, refusal in found:
         if refusal is not None and tier != "advisory":
             raise refusal
@@ -194,16 +195,15 @@ def check_power(
             progress.note(f"{refusal.message}; it is advisory, so this blocks nothing")
 
 
-def _cost_refusals(policy: Policy, counts: Counts) -> Iterator[UsageError]:
-    for name in policy.cost.suites if policy.cost is not None else ():
-        found = _available(policy, name, counts) if name in policy.suites else None
-        if found is not None and found < MIN_PROBLEMS:
-            yield UsageError(
-                f"the cost of '{name}' cannot be decided: its interval takes {MIN_PROBLEMS} "
-                f"problems, and there are {found}",
-                where="policy key cost.suites",
-                hint="give more questions, leave that suite out, or 'tier: advisory'",
-            )
+def _cost_refusal(name: str, problems: int | None) -> UsageError | None:
+    if problems is None or problems >= MIN_PROBLEMS:
+        return None
+    return UsageError(
+        f"the cost of '{name}' cannot be decided: its interval takes {MIN_PROBLEMS} problems, and "
+        f"there are {problems}",
+        where="policy key cost.suites",
+        hint="give more questions, leave that suite out, or 'tier: advisory'",
+    )
 
 
 def check_counted(

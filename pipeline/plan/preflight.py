@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import (
     CheckpointError,
@@ -17,7 +19,6 @@ from pipeline.core.errors import (
     PrepareError,
     UsageError,
 )
-from pipeline.core.memory import format_size
 from pipeline.plan.checkpoint_faults import (
     calibration_faults,
     checkpoint_faults,
@@ -104,16 +105,16 @@ class Preflight:
         free = self.machine.free_disk_bytes
         if needed <= free:
             return []
-        parts = [f"{name} {format_size(size)}" for name, size in to_make.items()]
+        parts = [f"{name} {decimal(size)}" for name, size in to_make.items()]
         if wide:
-            parts.insert(0, f"the checkpoint in 16 bits {format_size(wide)}")
+            parts.insert(0, f"the checkpoint in 16 bits {decimal(wide)}")
         if download:
-            parts.insert(0, f"download {format_size(download)}")
+            parts.insert(0, f"download {decimal(download)}")
         elsewhere = ", name another place with --store DIR, or leave recipes out"
         return [
             PreflightError(
-                f"the run needs {format_size(needed)} of disk ({', '.join(parts)}), "
-                f"{format_size(free)} are free",
+                f"the run needs {decimal(needed)} of disk ({', '.join(parts)}), "
+                f"{decimal(free)} are free",
                 where=str(self.store),
                 hint=f"free some space{elsewhere if to_make else ''}",
             )
@@ -243,8 +244,8 @@ class Preflight:
 
     def _lacks_memory(self, what: str, needed: int, where: str, otherwise: str) -> PreflightError:
         return PreflightError(
-            f"{what} about {format_size(needed)} of memory, this machine has "
-            f"{format_size(self.machine.memory_bytes)}",
+            f"{what} about {decimal(needed)} of memory, this machine has "
+            f"{decimal(self.machine.memory_bytes)}",
             where=where,
             hint="run on a machine with more memory" + otherwise,
         )

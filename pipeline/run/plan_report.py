@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from pipeline.core.errors import ExitCode, HubError, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import Hardware, this_node
-from pipeline.core.memory import format_size
 from pipeline.core.record import Record
 from pipeline.core.stage import StageSpec, TypedStageRecord
 from pipeline.core.store import Store
@@ -227,12 +228,12 @@ def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
     references = [each for each in every if each is not None]
     hub = [each for each in references if each.kind == "hub"]
     if missing := sum(bytes_to_download(each.name, each.revision) for each in hub):
-        raise NotHereError(f"{format_size(missing)} to download first")
+        raise NotHereError(f"{decimal(missing)} to download first")
     folders = (Path(each.name).expanduser() for each in references if each.kind == "folder")
     size = settings.digests.bytes_to_hash([f for folder in folders for f in weight_files(folder)])
     if size > HASHED_BYTES and not hash_all:
         raise NotHereError(
-            f"{format_size(size)} to hash first, in about {size / HASH_RATE / 60:.1f} minutes "
+            f"{decimal(size)} to hash first, in about {size / HASH_RATE / 60:.1f} minutes "
             "(--verbose hashes them now)"
         )
 

@@ -62,7 +62,7 @@ class RunRecorder:
             make_folder(self.folder / COPIES)
             file = self._held.enter_context(open_log(self.folder / COPIES / self.events_name))
             self._events = EventWriter(file.fileno())
-        if self.is_main:
+        else:
             with store.explain_errors(), open_log(self.folder / RESERVE) as file:
                 os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
         self._started = time.monotonic()

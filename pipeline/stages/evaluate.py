@@ -188,7 +188,7 @@ def run(context: Context) -> EvaluateResult:
     laid_out = ASKED.result_of(context.input_record("questions"))
     finding = todo.stopping.decided(rows)
     state = finding.state if finding is not None else "open"
-    if finding is not None and state != "open":
+    if finding is not None and finding.state != "open":
         decided = todo.stopping.look_ends()[finding.number - 1]
         context.note(f"{context.runtime.suite}: decided after {decided} questions ({state})")
     return EvaluateResult(

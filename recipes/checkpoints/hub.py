@@ -12,9 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.filesize import decimal
+
 from pipeline.core.errors import HubError
 from pipeline.core.events import Progress
-from pipeline.core.memory import format_size
 from recipes.checkpoints.folder import SMALL_FILES, matches
 from recipes.checkpoints.weight_files import (
     IGNORED_WEIGHTS,
@@ -61,7 +62,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
         free = shutil.disk_usage(snapshot).free
         if free < missing:
             raise HubError(
-                f"the weights need {format_size(missing)} more, the disk has {format_size(free)}",
+                f"the weights need {decimal(missing)} more, the disk has {decimal(free)}",
                 where=str(snapshot),
                 hint="free some space, or set HF_HOME to a folder on a larger disk",
             )

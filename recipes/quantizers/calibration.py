@@ -28,8 +28,8 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "function_call": "assistant",
 }
-# Any of these is found under a name that is one of them: recipes name what their own data has.
 ROWS = "calibration.jsonl"
+# Any of these is found under a name that is one of them: recipes name what their own data has.
 COLUMNS = ("text", "messages", "conversations")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -415,8 +415,8 @@ def test_the_fastest_or_the_smallest_gets_the_alias(prefer: str, best: int) -> N
     def key(number: int) -> Any:
         speed = [SimpleNamespace(is_ratio=True, estimate=1.0 + number)]
         quantize = SimpleNamespace(result=SimpleNamespace(weights_bytes=1 + number))
-        judged: Any = SimpleNamespace(quantize=quantize)
-        report: Any = SimpleNamespace(speed=speed)
-        return release.Candidate(report, judged, *[None] * 4).preference(prefer)  # type: ignore[arg-type]
+        judged, report = SimpleNamespace(quantize=quantize), SimpleNamespace(speed=speed)
+        candidate: Any = SimpleNamespace(judged=judged, report=report)
+        return release.Candidate.preference(candidate, prefer)
 
     assert max((0, 1), key=key) == best

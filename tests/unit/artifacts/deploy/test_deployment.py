@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +124,9 @@ class TestFindVersion:
 class TestPull:
     def test_into_a_new_folder(self, registry: Registry, version: Version, tmp_path: Path) -> None:
         arguments = ["pull", "model@champion", str(tmp_path / "deeper" / "copy"), "--json"]
-        (tmp_path / "deeper" / ".copy.1.partial" / "deeper").mkdir(parents=True)  # of a killed one
+        killed, alive = (f".copy.{number}.partial" for number in (10**9, os.getppid()))
+        for other in (killed, alive):
+            (tmp_path / "deeper" / other / "x").mkdir(parents=True)
         done = CliRunner().invoke(
             app, [*arguments, "--registry", registry.uri], catch_exceptions=False
         )
@@ -131,7 +134,7 @@ class TestPull:
         assert told["version"] == "1"
         assert told["folder"] == str(tmp_path / "deeper" / "copy")
         check_files(version, tmp_path / "deeper" / "copy", public_key=None)
-        assert [each.name for each in (tmp_path / "deeper").iterdir()] == ["copy"]
+        assert {each.name for each in (tmp_path / "deeper").iterdir()} == {"copy", alive}
         with pytest.raises(UsageError) as caught:
             CliRunner().invoke(
                 app, [*arguments, "--registry", registry.uri], catch_exceptions=False

@@ -250,7 +250,7 @@ def test_refusals(hub: HubStandIn, child: Child) -> None:
 def test_too_large_for_the_disk(hub: HubStandIn, child: Child) -> None:
     hub.models["org/name"].claimed_sizes["model.safetensors"] = 10**18
     error = child.download("org/name")
-    assert "the weights need 1,000,000,000.0 GB more" in error["message"]
+    assert "the weights need 1.0 EB more" in error["message"]
     assert "HF_HOME" in error["hint"]
     assert not [r for r in hub.requests if "/cdn/" in r.path]
 
