@@ -20,8 +20,8 @@ from artifacts.run_outcome import (
 )
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.gate_result import GateResult
-from pipeline.core.errors import from_dict
-from pipeline.core.escape import (
+from prepare.errors import from_dict
+from prepare.escape import (
     MAX_REASON_CHARACTERS,
     junit_text,
     markdown,
@@ -29,7 +29,7 @@ from pipeline.core.escape import (
     markdown_with_code,
     output_value,
 )
-from pipeline.core.private_files import write_atomically
+from prepare.private_files import write_atomically
 
 SUMMARY, OUTPUTS = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 LARGEST_BYTES = 1 << 20  # GitHub's limit

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError
 
-from pipeline.core.errors import StoreError
-from pipeline.core.record import CheckedCopyModel
+from prepare.errors import StoreError
+from prepare.record import CheckedCopyModel
 
 Names = tuple[str, ...]
 RunKind = Literal["model", "gate", "recheck", "tune"]

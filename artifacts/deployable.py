@@ -13,13 +13,13 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from artifacts.registry import TUPLE_TAG
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvidenceError
-from pipeline.core.hardware import Hardware
-from pipeline.core.record import SparseRecord
-from pipeline.core.untrusted import first_fault
 from pipeline.environments.definition import Accelerator
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.digest import digest_json
+from prepare.errors import EvidenceError
+from prepare.hardware import Hardware
+from prepare.record import SparseRecord
+from prepare.untrusted import first_fault
 from recipes.engine_arguments import check_arguments, check_variables
 from recipes.engines import KERNELS
 from recipes.engines.engine import KV_DTYPE

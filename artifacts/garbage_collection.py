@@ -20,11 +20,11 @@ from artifacts.registry import MANIFEST_TAG, Registry
 from artifacts.release import JUDGE_TAG, QUANTIZE_TAG, REGISTRIES, RUN_TAG, VERSIONS, registrations
 from artifacts.run_record import RunReport, read_run
 from eval_gates.answer_log import book_of_part
-from pipeline.core.errors import RegistryError, StoreError
-from pipeline.core.events import Progress
-from pipeline.core.stage import StageRecord, StageReference, StageSpec
-from pipeline.core.store import RECORD, RunFolders, Store
 from pipeline.stages.evaluate import book_key
+from prepare.errors import RegistryError, StoreError
+from prepare.events import Progress
+from prepare.stage import StageRecord, StageReference, StageSpec
+from prepare.store import RECORD, RunFolders, Store
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from pipeline.core.credentials import restore_credentials
-from pipeline.core.errors import RegistryError, UsageError
-from pipeline.core.private_files import flush_folder, is_shared
-from pipeline.core.untrusted import open_regular
+from prepare.credentials import restore_credentials
+from prepare.errors import RegistryError, UsageError
+from prepare.private_files import flush_folder, is_shared
+from prepare.untrusted import open_regular
 from recipes.checkpoints.weight_files import plain_files
 
 EMBEDDED = "sqlite:///"

@@ -22,11 +22,11 @@ import httpx
 
 from artifacts.evidence.manifest import ManifestFile
 from artifacts.registry import Version
-from pipeline.core.digest import FileDigests, digest_bytes
-from pipeline.core.errors import RegistryError, UsageError
-from pipeline.core.escape import clip
-from pipeline.core.events import Progress
-from pipeline.core.untrusted import parse_json, read_json_file
+from prepare.digest import FileDigests, digest_bytes
+from prepare.errors import RegistryError, UsageError
+from prepare.escape import clip
+from prepare.events import Progress
+from prepare.untrusted import parse_json, read_json_file
 from recipes.checkpoints.hub import LOG_IN
 from recipes.checkpoints.weight_files import ARCHIVE, plain_files
 

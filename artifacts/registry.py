@@ -20,10 +20,10 @@ from uuid import uuid4
 from pydantic import Field
 
 from artifacts.mlflow_store import MlflowStore, StoredModel
-from pipeline.core.errors import RegistryError, UsageError, did_you_mean
-from pipeline.core.escape import clip
-from pipeline.core.record import Record
-from pipeline.core.untrusted import parse_record
+from prepare.errors import RegistryError, UsageError, did_you_mean
+from prepare.escape import clip
+from prepare.record import Record
+from prepare.untrusted import parse_record
 
 TUPLE_TAG = "prepare.tuple"
 WEIGHTS_TAG = "prepare.weights"

@@ -39,8 +39,8 @@ from artifacts.registry import (
     who_am_i,
 )
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
-from pipeline.core.digest import digest_file, digest_json
-from pipeline.core.errors import (
+from prepare.digest import digest_file, digest_json
+from prepare.errors import (
     EvidenceError,
     RegistryError,
     StoreError,
@@ -48,8 +48,8 @@ from pipeline.core.errors import (
     did_you_mean,
     raise_as,
 )
-from pipeline.core.events import Progress
-from pipeline.core.private_files import (
+from prepare.events import Progress
+from prepare.private_files import (
     flush_folder,
     flush_to_disk,
     is_shared,
@@ -57,10 +57,10 @@ from pipeline.core.private_files import (
     private_umask,
     share_with_group,
 )
-from pipeline.core.record import Record
-from pipeline.core.stage import StageRecord, TypedStageRecord
-from pipeline.core.store import Store
-from pipeline.core.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
+from prepare.record import Record
+from prepare.stage import StageRecord, TypedStageRecord
+from prepare.store import Store
+from prepare.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
 from recipes.checkpoints.source_info import find_source
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
 

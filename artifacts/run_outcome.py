@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from artifacts.command_line import RecordedCommand, command_line
 from artifacts.run_record import RunReport, ScreenedModel, VariantReport
-from pipeline.core.errors import ExitCode, from_dict
+from prepare.errors import ExitCode, from_dict
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {

@@ -16,12 +16,12 @@ from eval_gates.gate_result import Verdict
 from eval_gates.quality_result import QualityResult
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
-from pipeline.core.errors import ExitCode, StoreError, UsageError
-from pipeline.core.record import Record
-from pipeline.core.store import RUN_RECORD, RunFolders, Store, is_alive
-from pipeline.core.untrusted import read_record
 from pipeline.stages.attempts import History, Trial
 from pipeline.stages.judge import AnyGate, JudgeResult
+from prepare.errors import ExitCode, StoreError, UsageError
+from prepare.record import Record
+from prepare.store import RUN_RECORD, RunFolders, Store, is_alive
+from prepare.untrusted import read_record
 from recipes.checkpoints.source_info import CheckpointReport
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy

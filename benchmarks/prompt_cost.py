@@ -105,7 +105,6 @@ def main() -> int:
     if arguments.inner:
         print(json.dumps(ask_both(arguments.inner, arguments.questions)))
         return 0
-    from pipeline.core.events import NullProgress
     from pipeline.environments.environment import Accelerator, ensure
     from pipeline.environments.settings import load_settings
     from pipeline.plan.serving_profile import choose_profile
@@ -115,6 +114,7 @@ def main() -> int:
     from pipeline.serving.serving_arguments import ServingArguments
     from pipeline.stages.context import BOOTSTRAP
     from pipeline.stages.demo_checkpoint import fetch_demo_package
+    from prepare.events import NullProgress
 
     settings, progress = load_settings(), NullProgress()
     profile = choose_profile("cpu")

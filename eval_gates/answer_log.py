@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eval_gates.rows import Answer
-from pipeline.core.errors import EvaluationDataError
-from pipeline.core.untrusted import read_regular
+from prepare.errors import EvaluationDataError
+from prepare.untrusted import read_regular
 
 QUESTIONS = "questions.jsonl"
 ANSWERS = "answers.jsonl"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from eval_gates.rows import Answer
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 
 _MOST = 0.5
 _NEARLY_ALL, _FIRST_ANSWERS = 0.9, 16  # suffice before all questions are asked

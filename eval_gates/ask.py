@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from eval_gates import replies
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Question, Reply, sample_seed
-from pipeline.core.credentials import restore_credentials
-from pipeline.core.errors import StageError
-from pipeline.core.untrusted import MEBIBYTE, parse_json
+from prepare.credentials import restore_credentials
+from prepare.errors import StageError
+from prepare.untrusted import MEBIBYTE, parse_json
 from recipes.generation import ThoughtMarkers
 
 CHAT = "chat/completions"  # after `/v1/`

@@ -14,7 +14,7 @@ from eval_gates.clusters import group_by_cluster
 from eval_gates.gate_result import RATIO, GateResult, Verdict
 from eval_gates.rows import Answer
 from eval_gates.statistics.bound import check_level
-from pipeline.core.record import Record
+from prepare.record import Record
 from recipes.generation import Generation
 from recipes.policy import CostGate, EvalTask
 

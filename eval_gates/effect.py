@@ -10,7 +10,7 @@ from pydantic import Field
 
 from eval_gates.gate_result import format_percent
 from eval_gates.statistics.bound import mean_bounds
-from pipeline.core.record import Record
+from prepare.record import Record
 
 
 class Effect(Record):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from pipeline.core.record import Record
+from prepare.record import Record
 
 ANSWER_SECONDS = 10.0
 MAX_BYTES = 16 * 2**20

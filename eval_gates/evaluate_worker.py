@@ -16,9 +16,9 @@ from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.stopping import PLAN, StoppingPlan
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import Render, kind_named
-from pipeline.core.credentials import restore_credentials
-from pipeline.core.errors import StageError
-from pipeline.core.events import Progress
+from prepare.credentials import restore_credentials
+from prepare.errors import StageError
+from prepare.events import Progress
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:

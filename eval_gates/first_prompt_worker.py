@@ -8,7 +8,7 @@ from typing import Any
 from eval_gates import questions_worker as questions
 from eval_gates.answer_log import QUESTIONS
 from eval_gates.evaluate_worker import OpenSuite, open_client, template_of
-from pipeline.core.events import Progress
+from prepare.events import Progress
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.core.record import Record
+from prepare.record import Record
 
 Verdict = Literal["pass", "fail", "undecided"]
 Tier = Literal["critical", "supporting", "advisory"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from eval_gates.ask import Request
 from eval_gates.replies import choice_of
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 from recipes.generation import THOUGHT_MARKERS
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from eval_gates.gate_result import GateResult, format_percent
 from eval_gates.rows import Answer
-from pipeline.core.record import Record
+from prepare.record import Record
 
 
 class NoiseFloor(Record):

@@ -17,8 +17,8 @@ from eval_gates.suites.lm_eval_task import ASKED
 from eval_gates.suites.lm_rows import digest_of
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_named
-from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import Progress
+from prepare.errors import EvaluationDataError
+from prepare.events import Progress
 
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
 # What is asked; of a task of lm-eval, the digest of it.

@@ -25,8 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pipeline.core.errors import ExitCode, PrepareError, raise_as
-from pipeline.core.events import NullProgress, Progress
+from prepare.errors import ExitCode, PrepareError, raise_as
+from prepare.events import NullProgress, Progress
 
 Outcome = Literal["passed", "failed", "timeout", "memory"]
 

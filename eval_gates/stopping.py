@@ -15,7 +15,7 @@ from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import own_gains
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding, find, planned_looks
-from pipeline.core.record import Record
+from prepare.record import Record
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 

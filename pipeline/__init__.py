@@ -1,3 +1,1 @@
 """The pipeline that takes a checkpoint to a promoted variant; see docs/dev/design.md."""
-
-__version__ = "0.1.0"

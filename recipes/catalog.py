@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 import recipes
-from pipeline.core.errors import UsageError, did_you_mean
-from pipeline.core.untrusted_yaml import read_yaml_file
-from pipeline.core.user_path import user_path
+from prepare.errors import UsageError, did_you_mean
+from prepare.untrusted_yaml import read_yaml_file
+from prepare.user_path import user_path
 from recipes.config_file import parse, read, shorten, validate
 from recipes.config_model import ConfigModel, Name
 from recipes.policy import Policy

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.core.errors import UsageError, raise_as
-from pipeline.core.untrusted_yaml import read_yaml_file
+from prepare.errors import UsageError, raise_as
+from prepare.untrusted_yaml import read_yaml_file
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from pipeline.core.record import CheckedCopyModel
+from prepare.record import CheckedCopyModel
 
 MAX_LETTERS = 4_000  # of any string; only system prompts are nearly as long
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.core.untrusted import parse_json
+from prepare.untrusted import parse_json
 from recipes.engines import DEFAULT, find_engine
 
 # A dot leads into an argument that is a mapping.

@@ -9,8 +9,8 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from pipeline.core.errors import UsageError
-from pipeline.core.plugins import plugin_names
+from prepare.errors import UsageError
+from prepare.plugins import plugin_names
 
 
 class OfKind:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.core.plugins import SUITES, load_class
+from prepare.plugins import SUITES, load_class
 from recipes.config_model import ConfigModel, Name, Tier
 from recipes.generation import Generation
 from recipes.of_kind import OfKind

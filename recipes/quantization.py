@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.core.plugins import QUANTIZERS, find_plugin, load_class
+from prepare.plugins import QUANTIZERS, find_plugin, load_class
 from recipes.config_model import ConfigModel, Seed
 from recipes.ignored_modules import check_patterns
 from recipes.of_kind import OfKind

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.digest import digest_file
-from pipeline.core.errors import UsageError, raise_as
-from pipeline.core.untrusted import (
+from prepare.digest import digest_file
+from prepare.errors import UsageError, raise_as
+from prepare.untrusted import (
     UntrustedJsonError,
     UntrustedLinesError,
     parse_json,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 
 
 def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:

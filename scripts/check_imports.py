@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = ("pipeline", "recipes", "eval_gates", "artifacts")
+PACKAGES = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 
 
 def main() -> int:

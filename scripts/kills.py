@@ -27,14 +27,14 @@ from pathlib import Path
 
 from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
-from pipeline.core.errors import StoreError
-from pipeline.core.events import NullProgress
-from pipeline.core.lots import Needs, Node
-from pipeline.core.private_files import write_atomically
-from pipeline.core.stage import StageRecord
-from pipeline.core.store import RECORD, RunFolders, Store
 from pipeline.run.work import TRIED, Copy, Failures, Piece, empty
 from pipeline.stages.evaluate import book_file, open_book
+from prepare.errors import StoreError
+from prepare.events import NullProgress
+from prepare.lots import Needs, Node
+from prepare.private_files import write_atomically
+from prepare.stage import StageRecord
+from prepare.store import RECORD, RunFolders, Store
 
 COPIES, VARIANTS, QUESTIONS, LOADS, FILES = 3, 3, 40, 12, 6
 IDS = [f"q/{number}" for number in range(QUESTIONS)]

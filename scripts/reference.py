@@ -20,8 +20,8 @@ from artifacts.evidence.manifest import Manifest
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LoadRun
 from pipeline.cli.main import app
-from pipeline.core.stage import StageRecord
 from pipeline.environments.settings import SettingsFile
+from prepare.stage import StageRecord
 from recipes.checkpoints.layers import (
     ELEMENT_BYTES,
     UnknownLayersError,

@@ -20,10 +20,6 @@ from artifacts.deploy.registered import (
 )
 from artifacts.deployable import Deployable
 from artifacts.registry import MANIFEST_TAG, Registry, Version
-from pipeline.core.errors import StoreError, UsageError, raise_as
-from pipeline.core.escape import one_line
-from pipeline.core.process_environment import ENDPOINT_KEY, server_environment
-from pipeline.core.record import Record
 from pipeline.environments.compile_caches import VARIABLES
 from pipeline.environments.cuda_home import cuda_home
 from pipeline.environments.definition import (
@@ -35,6 +31,10 @@ from pipeline.environments.definition import (
 from pipeline.environments.settings import Settings
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.speed import ROLE
+from prepare.errors import StoreError, UsageError, raise_as
+from prepare.escape import one_line
+from prepare.process_environment import ENDPOINT_KEY, server_environment
+from prepare.record import Record
 from recipes.engine_arguments import COMPILES, count_gpus
 from recipes.engines import Engine, LaunchSpec, find_engine
 from recipes.policy import Policy

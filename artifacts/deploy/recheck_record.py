@@ -17,11 +17,11 @@ from artifacts.evidence.verify import check_run
 from artifacts.registry import Version, who_am_i
 from artifacts.run_record import VariantReport, find_run
 from eval_gates.gate_result import Verdict
-from pipeline.core.errors import PrepareError, RegistryError
-from pipeline.core.record import Record
-from pipeline.core.store import Store
-from pipeline.core.untrusted import parse_record
 from pipeline.stages.judge import policy_digest
+from prepare.errors import PrepareError, RegistryError
+from prepare.record import Record
+from prepare.store import Store
+from prepare.untrusted import parse_record
 
 RECHECK_TAG = "prepare.recheck"
 DIGITS = 12

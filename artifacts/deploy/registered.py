@@ -18,8 +18,9 @@ from artifacts.evidence.verify import check_bundle, read_verdict
 from artifacts.push import fetch
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import VERSIONS
-from pipeline.core.digest import FileDigests, digest_file
-from pipeline.core.errors import (
+from pipeline.environments.settings import Settings
+from prepare.digest import FileDigests, digest_file
+from prepare.errors import (
     CheckpointError,
     EvidenceError,
     RegistryError,
@@ -27,9 +28,8 @@ from pipeline.core.errors import (
     did_you_mean,
     raise_as,
 )
-from pipeline.core.escape import clip
-from pipeline.core.events import Progress
-from pipeline.environments.settings import Settings
+from prepare.escape import clip
+from prepare.events import Progress
 from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNATURE
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile

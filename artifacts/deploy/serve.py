@@ -14,17 +14,17 @@ from artifacts.deploy.recheck_record import proven_tuple, rechecks_of
 from artifacts.deploy.registered import RegisteredVersion, checked_folder, open_version
 from artifacts.deployable import Deployable
 from artifacts.registry import Version
-from pipeline.core.errors import RegistryError, UsageError
-from pipeline.core.events import Progress
-from pipeline.core.hardware import hardware
-from pipeline.core.private_files import make_folder, make_private
-from pipeline.core.store import Store
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.front import HOST, check_host, open_front, reserve
 from pipeline.serving.server import Server
+from prepare.errors import RegistryError, UsageError
+from prepare.events import Progress
+from prepare.hardware import hardware
+from prepare.private_files import make_folder, make_private
+from prepare.store import Store
 from recipes.checkpoints.folder import inspect_folder
 from recipes.engines import find_engine
 

@@ -29,12 +29,12 @@ from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.run_record import VariantReport
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.load_run import LOADS
-from pipeline import __version__
-from pipeline.core.errors import EvidenceError
-from pipeline.core.record import Record
-from pipeline.core.stage import StageRecord
-from pipeline.core.store import RECORD, Store
-from pipeline.core.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, open_regular
+from prepare import __version__
+from prepare.errors import EvidenceError
+from prepare.record import Record
+from prepare.stage import StageRecord
+from prepare.store import RECORD, Store
+from prepare.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, open_regular
 from recipes.checkpoints.source_info import SourceInfo
 from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE
 

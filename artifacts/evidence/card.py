@@ -13,9 +13,8 @@ from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.verdict_inputs import VerdictInputs
 from eval_gates.suites.suite_kind import kind_of
-from pipeline import __version__
-from pipeline.core import escape
-from pipeline.core.process_environment import SAFE_PATH_VARIABLES
+from prepare import __version__, escape
+from prepare.process_environment import SAFE_PATH_VARIABLES
 from recipes.checkpoints.weight_files import CARD, RESULTS
 from recipes.engines import LaunchSpec, find_engine
 from recipes.engines.engine import KV_DTYPE

@@ -12,10 +12,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.core.digest import digest_file
-from pipeline.core.errors import EvidenceError, raise_as
-from pipeline.core.record import Record
-from pipeline.core.untrusted import read_record
+from prepare.digest import digest_file
+from prepare.errors import EvidenceError, raise_as
+from prepare.record import Record
+from prepare.untrusted import read_record
 from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, plain_files
 
 MANIFEST = "manifest.json"

@@ -9,9 +9,9 @@ from typing import Any
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.schedule import Timing, are_consecutive, arrival_times, redraw
-from pipeline.core.stage import StageRecord
 from pipeline.stages.block import BASELINE
 from pipeline.stages.speed import SPEED
+from prepare.stage import StageRecord
 
 
 def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:

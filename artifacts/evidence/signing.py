@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import EvidenceError, UsageError, raise_as
-from pipeline.core.untrusted import MEBIBYTE, open_regular, read_regular
 from pipeline.environments.settings import Settings
+from prepare.digest import digest_bytes
+from prepare.errors import EvidenceError, UsageError, raise_as
+from prepare.untrusted import MEBIBYTE, open_regular, read_regular
 from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, SIGNATURE
 
 KEY_BYTES = MEBIBYTE

@@ -9,8 +9,6 @@ from functools import cached_property
 from artifacts.deployable import Deployable, as_tag, unservable_error
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.registry import POLICY_TAG
-from pipeline.core.errors import EvidenceError
-from pipeline.core.stage import StageRecord, StageReference, TypedStageRecord
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.adopt import ADOPT, AdoptParameters
 from pipeline.stages.attempts import JudgeParameters
@@ -20,6 +18,8 @@ from pipeline.stages.judge import JUDGE, JudgeResult, policy_digest
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
 from pipeline.stages.screen import SCREEN, ScreenResult
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
+from prepare.errors import EvidenceError
+from prepare.stage import StageRecord, StageReference, TypedStageRecord
 from recipes.engines import KERNELS
 from recipes.quantizers.adopted import AdoptedQuantization
 

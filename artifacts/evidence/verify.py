@@ -19,18 +19,6 @@ from artifacts.run_record import NOT_PREFERRED, RunReport, VariantReport, report
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.load_run import LOADS
 from eval_gates.speed.rules import build_rule
-from pipeline.core.digest import digest_file, digest_json
-from pipeline.core.errors import (
-    CheckpointError,
-    EvidenceError,
-    PrepareError,
-    StoreError,
-    UsageError,
-    raise_as,
-)
-from pipeline.core.stage import StageRecord, StageReference, stage_key
-from pipeline.core.store import Store
-from pipeline.core.untrusted import read_record
 from pipeline.stages import newest_revision
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.consistency import find_served_otherwise
@@ -38,6 +26,18 @@ from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JUDGE, JudgeResult, StageInputs, judge_evidence, policy_digest
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import SPEED
+from prepare.digest import digest_file, digest_json
+from prepare.errors import (
+    CheckpointError,
+    EvidenceError,
+    PrepareError,
+    StoreError,
+    UsageError,
+    raise_as,
+)
+from prepare.stage import StageRecord, StageReference, stage_key
+from prepare.store import Store
+from prepare.untrusted import read_record
 from recipes.checkpoints.weight_files import (
     ARCHIVE,
     BUNDLE,

@@ -11,7 +11,7 @@ from typing import Any
 
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.gate_result import SCORE, GateResult, format_points
-from pipeline.core.escape import html_text
+from prepare.escape import html_text
 from recipes.catalog import BASELINE
 
 SERIES = 6

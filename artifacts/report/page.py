@@ -25,14 +25,14 @@ from artifacts.report.figures import (
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
 from eval_gates.gate_result import format_percent
-from pipeline import __version__
-from pipeline.core.errors import from_dict
-from pipeline.core.escape import make_visible
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.screen import SCREEN
+from prepare import __version__
+from prepare.errors import from_dict
+from prepare.escape import make_visible
 from recipes.catalog import BASELINE
 
 Facts = dict[str, str]

@@ -16,13 +16,13 @@ from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.rows import Answer, Question
 from eval_gates.suites.fidelity import TEXTS as CONVERSATIONS
 from eval_gates.suites.json_lines import read_rows
-from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import PrepareError
-from pipeline.core.stage import Parameters, Result, Stage, StageReference, TypedStageRecord
-from pipeline.core.store import Store
-from pipeline.core.untrusted import MAX_ROWS_CHARACTERS, read_regular
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
 from pipeline.stages.judge import JUDGE
+from prepare.digest import digest_bytes
+from prepare.errors import PrepareError
+from prepare.stage import Parameters, Result, Stage, StageReference, TypedStageRecord
+from prepare.store import Store
+from prepare.untrusted import MAX_ROWS_CHARACTERS, read_regular
 from recipes.catalog import BASELINE
 from recipes.policy import AnySuite
 

@@ -41,7 +41,7 @@ def write_headers(folder: Path) -> None:
 def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         write_headers(Path(name))
-        command = [sys.executable, "-m", "pipeline.cli.main", "plan", name, "--gpu", "h100", "--context", "131072", "--json"]
+        command = [sys.executable, "-m", "prepare", "plan", name, "--gpu", "h100", "--context", "131072", "--json"]
         done = subprocess.run(command, capture_output=True, text=True)
     print(done.stderr[-2000:], file=sys.stderr)
     if done.returncode:

@@ -20,8 +20,8 @@ from typing import Any, Self
 
 from eval_gates.engine_metrics import open_session, read_counters
 from eval_gates.speed.load_prompts import Prompt
-from pipeline.core.errors import ServingError
-from pipeline.core.process_environment import ENDPOINT_KEY
+from prepare.errors import ServingError
+from prepare.process_environment import ENDPOINT_KEY
 
 TICK_SECONDS = 0.02
 LOOK_SECONDS = 1.0  # between two readings of the machine's runnable threads

@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from pipeline.core.errors import StoreError, raise_as
-from pipeline.core.private_files import write_atomically
-from pipeline.core.record import Record
-from pipeline.core.untrusted import MEBIBYTE, UntrustedJsonError, parse_record, read_lines
+from prepare.errors import StoreError, raise_as
+from prepare.private_files import write_atomically
+from prepare.record import Record
+from prepare.untrusted import MEBIBYTE, UntrustedJsonError, parse_record, read_lines
 
 LOADS = "loads.jsonl"
 IN_PROGRESS = "in_progress.json"

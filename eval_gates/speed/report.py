@@ -15,7 +15,7 @@ from eval_gates.speed.load_run import LoadRun, Side
 from eval_gates.speed.rules import Fault, SpeedFinding, SpeedRule
 from eval_gates.speed.schedule import Starts
 from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, percentiles
-from pipeline.core.record import Record
+from prepare.record import Record
 from recipes.speed import ClaimKind
 
 NAME = "speed "  # how the names of these gates begin

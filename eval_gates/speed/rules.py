@@ -29,7 +29,7 @@ from eval_gates.speed.load_run import (
 )
 from eval_gates.speed.schedule import MIN_ANSWERS, Starts
 from eval_gates.speed.steady_state import NoSteadyStateError
-from pipeline.core.record import Record
+from prepare.record import Record
 from recipes.speed import Accelerator, SloGate, SpeedGate
 from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, change_arrivals
 

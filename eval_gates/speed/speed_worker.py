@@ -16,8 +16,8 @@ from eval_gates.speed.load_prompts import open_source
 from eval_gates.speed.load_run import LENGTH_FACTOR, MIN_LOAD_WAVES, LoadLog, LoadRun
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.speed.schedule import Timing, arrival_times, draw_block, look_seed, timing_after
-from pipeline.core.events import Progress
-from pipeline.core.gpus import disturbances, gpu_states, visible_gpus
+from prepare.events import Progress
+from prepare.gpus import disturbances, gpu_states, visible_gpus
 
 FIRST_LOOK = 2  # waves of the short load at a fixed concurrency
 # The first wave ends with its longest answer, which takes as long as several natural ones.

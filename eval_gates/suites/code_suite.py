@@ -15,8 +15,8 @@ from eval_gates.sandbox import Program, check_sandbox, run_many
 from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
 from eval_gates.suites.generation import GeneratingKind, GeneratingTask, is_unsolved
 from eval_gates.suites.sources import QuestionSource
-from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import NullProgress, Progress
+from prepare.errors import EvaluationDataError
+from prepare.events import NullProgress, Progress
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 

@@ -27,9 +27,9 @@ from eval_gates.rows import Answer, Question, Reply, Score
 from eval_gates.suites.json_lines import find_files, read_rows, write_rows
 from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvaluationDataError, StageError, UsageError
-from pipeline.core.user_path import user_path
+from prepare.digest import digest_json
+from prepare.errors import EvaluationDataError, StageError, UsageError
+from prepare.user_path import user_path
 from recipes.generation import Form, TemplateArgument
 from recipes.policy import EvalTask, Suite
 

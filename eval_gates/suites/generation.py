@@ -11,8 +11,8 @@ from pydantic import model_validator
 
 from eval_gates.rows import Asked, Question, Reply, Score
 from eval_gates.suites.suite_kind import SuiteKind
-from pipeline.core.events import Progress
-from pipeline.core.limited_call import grade_all
+from prepare.events import Progress
+from prepare.limited_call import grade_all
 from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers
 from recipes.policy import EvalTask
 

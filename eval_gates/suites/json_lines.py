@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import EvaluationDataError, raise_as
-from pipeline.core.untrusted import UntrustedLinesError, list_names, parse_json, read_lines
+from prepare.errors import EvaluationDataError, raise_as
+from prepare.untrusted import UntrustedLinesError, list_names, parse_json, read_lines
 
 TEXT = {"type": "string", "pattern": r"\S"}  # JSON schema of a text that is not blank
 _MAX_FAULT = 300  # characters

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.core.errors import EvaluationDataError, raise_as
-from pipeline.core.untrusted import read_regular
-from pipeline.core.user_path import user_path
+from prepare.errors import EvaluationDataError, raise_as
+from prepare.untrusted import read_regular
+from prepare.user_path import user_path
 
 # Formats of the `datasets` library: such a dataset is local files.
 LOCAL_FORMATS = frozenset({"json", "csv", "text", "parquet", "arrow", "pandas", "xml"})
@@ -104,7 +104,7 @@ def _absolute(names: Sequence[str], folder: Path) -> list[str]:
 
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
-    from pipeline.core.untrusted_yaml import MAX_YAML_BYTES, parse_yaml
+    from prepare.untrusted_yaml import MAX_YAML_BYTES, parse_yaml
 
     modules: list[Path] = []
 

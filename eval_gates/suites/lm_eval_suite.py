@@ -18,9 +18,9 @@ from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from eval_gates.suites.lm_eval_task import LoadedTask, lay_out, open_task
 from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import Progress
+from prepare.digest import digest_json
+from prepare.errors import EvaluationDataError
+from prepare.events import Progress
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 

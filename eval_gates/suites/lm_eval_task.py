@@ -23,7 +23,7 @@ from eval_gates.suites.generation import sampling_settings, thinking_settings
 from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.lm_eval_files import LOCAL_FORMATS, localize, read_task_file
 from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, digest_of, load_checkers
-from pipeline.core.errors import EvaluationDataError, raise_as
+from prepare.errors import EvaluationDataError, raise_as
 from recipes.generation import Generation
 
 DATASET, CODE, PLACE = "dataset", "task", "task.json"

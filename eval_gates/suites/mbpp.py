@@ -26,7 +26,7 @@ from eval_gates.suites.sources import (
     SuiteSource,
 )
 from eval_gates.suites.suite_kind import QuestionOrder, Read
-from pipeline.core.errors import EvaluationDataError
+from prepare.errors import EvaluationDataError
 from recipes.policy import Suite
 
 LARGEST_SHARE_LEFT_OUT = 0.05

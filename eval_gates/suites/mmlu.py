@@ -19,7 +19,7 @@ from eval_gates.rows import Answer, Question, Reply, Score, choose
 from eval_gates.suites.json_lines import TEXT, check_row, read_rows
 from eval_gates.suites.sources import HubQuestions, QuestionSource, Row
 from eval_gates.suites.suite_kind import QuestionOrder, Read, SuiteKind
-from pipeline.core.errors import EvaluationDataError
+from prepare.errors import EvaluationDataError
 from recipes.policy import EvalTask
 
 Form = Literal["letter", "cloze"]

@@ -21,8 +21,8 @@ from eval_gates.suites import rouge
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.sources import QuestionSource, Row
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
-from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import EvaluationDataError, UsageError
+from prepare.digest import digest_bytes
+from prepare.errors import EvaluationDataError, UsageError
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 

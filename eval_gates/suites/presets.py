@@ -27,8 +27,8 @@ from eval_gates.suites.json_lines import (
 from eval_gates.suites.lm_rows import InMemoryDataset, LmRows, load_checkers
 from eval_gates.suites.sources import HubQuestions, QuestionSource, Row
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
-from pipeline.core.errors import EvaluationDataError
-from pipeline.core.limited_call import CallError, call_limited
+from prepare.errors import EvaluationDataError
+from prepare.limited_call import CallError, call_limited
 from recipes.generation import MaxTokens
 
 EXAMPLES_FILE = "examples.jsonl"  # next to the questions
@@ -235,7 +235,7 @@ def _metric(preset: Preset, task: Any) -> str:
 @cache
 def presets() -> dict[str, Preset]:
     """Return the presets by kind."""
-    from pipeline.core.untrusted_yaml import read_yaml_file
+    from prepare.untrusted_yaml import read_yaml_file
 
     listed = read_yaml_file(Path(__file__).with_suffix(".yaml"))
     return {name: Preset(**entry) for name, entry in listed.items()}

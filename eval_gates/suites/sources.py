@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 from pydantic import Field
 
 from eval_gates.suites.json_lines import data_lines, find_files, read_rows
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvaluationDataError, raise_as
-from pipeline.core.record import SparseRecord
+from prepare.digest import digest_json
+from prepare.errors import EvaluationDataError, raise_as
+from prepare.record import SparseRecord
 from recipes.policy import Suite
 
 

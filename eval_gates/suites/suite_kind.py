@@ -18,9 +18,9 @@ from eval_gates.ask import Client
 from eval_gates.quality_result import GroupReport, report_groups
 from eval_gates.rows import Answer, Asked, Question, Reply, Score
 from eval_gates.suites.sources import HubBenchmark, QuestionSource, SourcedKind
-from pipeline.core.errors import PrepareError, UsageError
-from pipeline.core.events import Progress
-from pipeline.core.plugins import SUITES, find_plugin, load_class
+from prepare.errors import PrepareError, UsageError
+from prepare.events import Progress
+from prepare.plugins import SUITES, find_plugin, load_class
 from recipes.generation import Generation
 from recipes.policy import SOURCES, EvalTask, Policy, Source, Suite, SuiteModels
 

@@ -33,9 +33,9 @@ from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.json_lines import check_row
 from eval_gates.suites.sources import QuestionSource, Row
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
-from pipeline.core.errors import EvaluationDataError
-from pipeline.core.limited_call import CallError, call_limited
-from pipeline.core.untrusted import parse_json
+from prepare.errors import EvaluationDataError
+from prepare.limited_call import CallError, call_limited
+from prepare.untrusted import parse_json
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 

@@ -13,14 +13,14 @@ import typer
 from pipeline.cli.display import open_display
 from pipeline.cli.options import PATH, setting
 from pipeline.cli.tables import end, print_run
-from pipeline.core.errors import ExitCode, PrepareError
-from pipeline.core.interruption import is_interruption
+from prepare.errors import ExitCode, PrepareError
+from prepare.interruption import is_interruption
 
 if TYPE_CHECKING:
     from artifacts.command_line import RunKind
     from artifacts.run_record import RunReport
-    from pipeline.core.events import Progress
     from pipeline.environments.settings import Settings
+    from prepare.events import Progress
 
     Work = Callable[[Settings, Progress], RunReport]
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.cli.terminal import open_console
-from pipeline.core.events import Progress
+from prepare.events import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

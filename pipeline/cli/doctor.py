@@ -11,8 +11,8 @@ from rich.filesize import decimal
 from pipeline.cli.display import open_display
 from pipeline.cli.options import JsonOption
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.errors import ExitCode, UsageError
 from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, EnvironmentName
+from prepare.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from pipeline.environments.environment import EnvironmentStatus

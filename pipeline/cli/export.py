@@ -19,8 +19,8 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
-from pipeline.core.credentials import strip_credentials
-from pipeline.core.errors import UsageError
+from prepare.credentials import strip_credentials
+from prepare.errors import UsageError
 
 
 def export(

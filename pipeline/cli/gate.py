@@ -15,13 +15,13 @@ from pipeline.cli.options import (
     option,
     setting,
 )
-from pipeline.core.credentials import strip_credentials
-from pipeline.core.errors import UsageError
+from prepare.credentials import strip_credentials
+from prepare.errors import UsageError
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
-    from pipeline.core.events import Progress
     from pipeline.environments.settings import Settings
+    from prepare.events import Progress
 
 
 def gate(

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pipeline import __version__
 from pipeline.cli import (
     doctor,
     export,
@@ -34,10 +33,11 @@ from pipeline.cli import (
 from pipeline.cli.options import PATH, repeat_options, setting
 from pipeline.cli.tables import print_json
 from pipeline.cli.terminal import guard_streams
-from pipeline.core.errors import ExitCode, PrepareError, explain
-from pipeline.core.interruption import interrupt_on_signals, is_interruption
-from pipeline.core.redaction import redact
 from pipeline.environments.settings_file import use_settings
+from prepare import __version__
+from prepare.errors import ExitCode, PrepareError, explain
+from prepare.interruption import interrupt_on_signals, is_interruption
+from prepare.redaction import redact
 
 app = typer.Typer(
     name="prepare",

@@ -33,8 +33,8 @@ from pipeline.cli.options import (
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
-    from pipeline.core.events import Progress
     from pipeline.environments.settings import Settings
+    from prepare.events import Progress
 
 
 def model(
@@ -100,8 +100,8 @@ def model(
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 a gate failed, 5 undecided, 130 interrupted. A joined process: 0 done.
     """
-    from pipeline.core.errors import UsageError
     from pipeline.plan.resolved_options import ModelRequest
+    from prepare.errors import UsageError
 
     if (retry or (checkpoint is None and not run)) and run is None:
         missing = "--run ID" if retry else "CHECKPOINT"

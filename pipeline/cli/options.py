@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.core.credentials import strip_credentials
-from pipeline.core.user_path import user_path
+from prepare.credentials import strip_credentials
+from prepare.user_path import user_path
 
 
 def parse_path(text: str) -> Path:

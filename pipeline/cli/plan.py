@@ -28,8 +28,8 @@ from pipeline.cli.options import (
     VerboseOption,
 )
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.credentials import strip_credentials
-from pipeline.core.errors import ExitCode, UsageError
+from prepare.credentials import strip_credentials
+from prepare.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

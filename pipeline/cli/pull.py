@@ -18,7 +18,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
-from pipeline.core.credentials import strip_credentials
+from prepare.credentials import strip_credentials
 
 if TYPE_CHECKING:
     from artifacts.registry import Version

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, argument, option
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.errors import UsageError
-from pipeline.core.escape import log_line
+from prepare.errors import UsageError
+from prepare.escape import log_line
 
 OVERVIEW = ("prepare.recipe", "prepare.verdict", "prepare.policy", "prepare.run")
 SHORT = 12

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.cli.options import PATH, JudgedRunArgument, StoreOption, option
-from pipeline.core.errors import UsageError, raise_as
+from prepare.errors import UsageError, raise_as
 
 
 def report(

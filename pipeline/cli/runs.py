@@ -11,13 +11,13 @@ import typer
 from pipeline.cli.options import JsonOption, StoreOption, option
 from pipeline.cli.tables import end, print_ending, print_json, print_run, print_stages, print_table
 from pipeline.cli.tune import print_tuning
-from pipeline.core.errors import StoreError
+from prepare.errors import StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from artifacts.run_record import RunReport
-    from pipeline.core.store import Store
+    from prepare.store import Store
 
 POLL_INTERVAL_S = 1.0
 
@@ -77,7 +77,7 @@ def runs(
 def print_runs(store: Store, *, as_json: bool) -> None:
     """Print a line for each run, newest last."""
     from artifacts.run_record import read_run
-    from pipeline.core.store import RunFolders
+    from prepare.store import RunFolders
 
     found = []
     for folder in RunFolders(store).all():

@@ -14,8 +14,8 @@ import typer
 
 from pipeline.cli.options import parse_path, repeat_options
 from pipeline.cli.terminal import open_console
-from pipeline.core.errors import from_dict
-from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, log_line
+from prepare.errors import from_dict
+from prepare.escape import MAX_NAME_CHARACTERS, clip, log_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from artifacts.run_record import RunReport, VariantReport
-    from pipeline.core.store import Store
+    from prepare.store import Store
 
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}
 WIDTH_WITHOUT_TERMINAL = 132

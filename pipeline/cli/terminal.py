@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from pipeline.core.escape import log_text
-from pipeline.core.redaction import RedactingStream, redact
+from prepare.escape import log_text
+from prepare.redaction import RedactingStream, redact
 
 if TYPE_CHECKING:
     from rich.console import Console

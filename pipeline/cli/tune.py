@@ -20,7 +20,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.tables import end, given, print_table
 from pipeline.cli.verify import is_version, registered_folder
-from pipeline.core.credentials import strip_credentials
+from prepare.credentials import strip_credentials
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport

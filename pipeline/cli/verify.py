@@ -18,8 +18,8 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.escape import MAX_NAME_CHARACTERS, log_line
+from prepare.errors import ExitCode, UsageError
+from prepare.escape import MAX_NAME_CHARACTERS, log_line
 
 if TYPE_CHECKING:
     from artifacts.evidence.verify import BundleCheck, VariantCheck

@@ -17,15 +17,15 @@ from pathlib import Path
 from pydantic import Field
 from rich.filesize import decimal
 
-from pipeline.core.errors import EnvironmentBuildError
-from pipeline.core.events import Progress
-from pipeline.core.private_files import write_atomically
-from pipeline.core.process_environment import server_environment
-from pipeline.core.record import Record
-from pipeline.core.untrusted import MAX_RECORD_BYTES, parse_json, parse_record, read_regular
 from pipeline.environments.cuda_home import make_cuda_home
 from pipeline.environments.definition import EnvironmentDefinition, normalize
 from pipeline.environments.installer import has_cpu_torch, installer_variables, run_uv
+from prepare.errors import EnvironmentBuildError
+from prepare.events import Progress
+from prepare.private_files import write_atomically
+from prepare.process_environment import server_environment
+from prepare.record import Record
+from prepare.untrusted import MAX_RECORD_BYTES, parse_json, parse_record, read_regular
 
 _ANSWER_TIMEOUT_S, _IMPORT_TIMEOUT_S = 20, 600
 

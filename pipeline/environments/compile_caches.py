@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from pipeline.core.events import Progress
-from pipeline.core.private_files import private_umask, untrusted_reason
+from prepare.events import Progress
+from prepare.private_files import private_umask, untrusted_reason
 
 VARIABLES = {
     "VLLM_CACHE_ROOT": "vllm",  # includes torch.compile's cache

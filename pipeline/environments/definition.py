@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.core.errors import UsageError
-from pipeline.core.gpus import visible_gpus
+from prepare.errors import UsageError
+from prepare.gpus import visible_gpus
 from recipes.engines.vllm import Vllm
 
 LOCKS = Path(__file__).parent / "locks"

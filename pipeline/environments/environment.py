@@ -14,10 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.core.errors import EnvironmentBuildError, raise_as
-from pipeline.core.events import Progress
-from pipeline.core.file_locks import is_locked, locked
-from pipeline.core.private_files import untrusted_reason, unwritable_umask
 from pipeline.environments.build import (
     RECORD_NAME,
     EnvironmentRecord,
@@ -38,6 +34,10 @@ from pipeline.environments.definition import (
     environment_name,
 )
 from pipeline.environments.settings import EnvironmentOverride, Settings
+from prepare.errors import EnvironmentBuildError, raise_as
+from prepare.events import Progress
+from prepare.file_locks import is_locked, locked
+from prepare.private_files import untrusted_reason, unwritable_umask
 
 __all__ = [
     "Accelerator",

@@ -9,8 +9,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.errors import EnvironmentBuildError, raise_as
-from pipeline.core.file_locks import locked
 from pipeline.environments.build import RECORD_NAME, folder_bytes, read_record
 from pipeline.environments.compile_caches import caches_folder
 from pipeline.environments.definition import (
@@ -22,6 +20,8 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.environment import lock_file, processes_using
 from pipeline.environments.settings import Settings
+from prepare.errors import EnvironmentBuildError, raise_as
+from prepare.file_locks import locked
 
 _FOLDER_NAME = re.compile(
     rf"({'|'.join(EnvironmentName)})(-({'|'.join(Accelerator)}))?-[0-9a-f]{{16}}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old, query_driver, visible_gpus
+from prepare.gpus import MIN_DRIVER_VERSION, is_driver_too_old, query_driver, visible_gpus
 
 
 class Severity(StrEnum):

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.core.errors import EnvironmentBuildError, raise_as
-from pipeline.core.supervisor import die_with_parent
+from prepare.errors import EnvironmentBuildError, raise_as
+from prepare.supervisor import die_with_parent
 
 _LINES_QUOTED = 12
 _PIP_TIMEOUT_S = 30

@@ -22,10 +22,6 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.core.digest import FileDigests
-from pipeline.core.file_locks import refuse_local_locks
-from pipeline.core.record import Record
-from pipeline.core.store import Store
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings_file import (
     absolute_from,
@@ -33,6 +29,10 @@ from pipeline.environments.settings_file import (
     path_variable,
     xdg_folder,
 )
+from prepare.digest import FileDigests
+from prepare.file_locks import refuse_local_locks
+from prepare.record import Record
+from prepare.store import Store
 from recipes.config_file import parse
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.core.errors import UsageError
-from pipeline.core.user_path import user_path
+from prepare.errors import UsageError
+from prepare.user_path import user_path
 
 VARIABLE = "PREPARE_SETTINGS"
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.core.errors import CheckpointError, UsageError, VerificationError
-from pipeline.core.escape import MAX_NAME_CHARACTERS, clip, one_line
-from pipeline.core.stage import StageSpec
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
+from prepare.errors import CheckpointError, UsageError, VerificationError
+from prepare.escape import MAX_NAME_CHARACTERS, clip, one_line
+from prepare.stage import StageSpec
 from recipes.catalog import BASELINE
 from recipes.checkpoints.folder import Checkpoint, check_folder
 from recipes.checkpoints.header_source import HeaderSource, read_folder, read_hub

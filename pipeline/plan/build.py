@@ -9,9 +9,6 @@ from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
 from eval_gates.stopping import gate_rule_of
-from pipeline.core.digest import digest_json
-from pipeline.core.stage import StageSpec
-from pipeline.core.store import Store
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims, pin_files
@@ -22,6 +19,9 @@ from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRunti
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
+from prepare.digest import digest_json
+from prepare.stage import StageSpec
+from prepare.store import Store
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
 

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError, PrepareError, UsageError
-from pipeline.core.untrusted import (
+from prepare.errors import CheckpointError, PrepareError, UsageError
+from prepare.untrusted import (
     MEBIBYTE,
     UntrustedLinesError,
     parse_json,
     read_json_file,
     read_lines,
 )
-from pipeline.core.user_path import user_path
+from prepare.user_path import user_path
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN

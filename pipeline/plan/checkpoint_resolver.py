@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import CheckpointError
-from pipeline.core.events import Progress
-from pipeline.core.stage import StageSpec, WorkerRuntime
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import Choice
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DEMO_LOCK, DemoParameters
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
+from prepare.digest import digest_bytes
+from prepare.errors import CheckpointError
+from prepare.events import Progress
+from prepare.stage import StageSpec, WorkerRuntime
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.folder import Checkpoint, CheckpointReference, inspect_folder, read_config
 from recipes.checkpoints.header_source import read_folder

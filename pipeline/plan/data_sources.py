@@ -17,11 +17,11 @@ from eval_gates.clusters import repeated_field
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_of
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import EvaluationDataError, UsageError
-from pipeline.core.events import NullProgress, Progress
-from pipeline.core.user_path import user_path
 from pipeline.stages.questions import QuestionsResult
+from prepare.digest import FileDigests
+from prepare.errors import EvaluationDataError, UsageError
+from prepare.events import NullProgress, Progress
+from prepare.user_path import user_path
 from recipes.checkpoints.hub import resolve_dataset_revision
 from recipes.policy import AnySuite, Policy
 from recipes.quantization import Calibration, names_file

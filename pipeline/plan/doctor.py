@@ -16,9 +16,6 @@ from rich.filesize import decimal
 from uv import find_uv_bin
 
 from eval_gates.sandbox import SandboxError, check_sandbox
-from pipeline.core.errors import UsageError
-from pipeline.core.gpus import VisibleGpu, busy_gpus
-from pipeline.core.hardware import cpu_features, this_node
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
     RUN_ENVIRONMENTS,
@@ -32,6 +29,9 @@ from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.gpu_host import DoctorCheck, Severity, check_compilers, check_driver
 from pipeline.plan.machine import find_gpu_fault, find_missing_gpus, machine_of
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
+from prepare.errors import UsageError
+from prepare.gpus import VisibleGpu, busy_gpus
+from prepare.hardware import cpu_features, this_node
 from recipes.catalog import load_recipe, recipe_names
 from recipes.engines import DEFAULT, find_engine
 

@@ -7,11 +7,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from eval_gates.suites.suite_kind import for_worker
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import UsageError
-from pipeline.core.events import Progress
-from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import load_settings
@@ -20,6 +15,11 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import generation_faults, resolve_generation
 from pipeline.stages.context import StageContext
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
+from prepare.digest import FileDigests
+from prepare.errors import UsageError
+from prepare.events import Progress
+from prepare.process_environment import NetworkAccess
+from prepare.store import Store
 from recipes.checkpoints.chat_template import folder_generation
 from recipes.policy import Policy
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
-from pipeline.core.errors import CheckpointError, PrepareError, UsageError, did_you_mean
+from prepare.errors import CheckpointError, PrepareError, UsageError, did_you_mean
 from recipes.checkpoints.chat_template import SAMPLING, ModelGeneration
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.model_shape import text_level

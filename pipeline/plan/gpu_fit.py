@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import demo_stage
 from pipeline.plan.machine import gpu_type, machine_of
@@ -25,6 +24,7 @@ from pipeline.plan.memory import (
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.suitability import find_making_faults
+from prepare.errors import CheckpointError, PrepareError, UsageError
 from recipes import catalog
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.folder import needs_own_code

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.errors import PreflightError, PrepareError, UsageError
-from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old
-from pipeline.core.hardware import NodeInfo
+from prepare.errors import PreflightError, PrepareError, UsageError
+from prepare.gpus import MIN_DRIVER_VERSION, is_driver_too_old
+from prepare.hardware import NodeInfo
 from recipes import catalog
 from recipes.catalog import GpuType
 from recipes.engine_arguments import DIVIDES_GPUS, count_gpus

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rich.filesize import decimal
 
-from pipeline.core.errors import UsageError
+from prepare.errors import UsageError
 from recipes.catalog import GpuType
 from recipes.checkpoints.dequantized_source import dequantized, planned_weights
 from recipes.checkpoints.header_source import HeaderSource

@@ -8,9 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.events import NullProgress
-from pipeline.core.hardware import NodeInfo
-from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import EnvironmentName, environment_name
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -36,6 +33,9 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
+from prepare.events import NullProgress
+from prepare.hardware import NodeInfo
+from prepare.stage import StageSpec
 from recipes.checkpoints.chat_template import folder_generation
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.header_source import HeaderSource, read_folder

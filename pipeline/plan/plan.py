@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.core.stage import StageSpec
 from pipeline.serving.served_model import ExternalEndpoint, ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import Trial
+from prepare.stage import StageSpec
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 

@@ -25,11 +25,11 @@ from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.statistics.paired_t import chance_above
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
-from pipeline.core.errors import UsageError
-from pipeline.core.events import Progress
 from pipeline.plan.data_sources import check_independence
 from pipeline.plan.speed_plan import find_claims
 from pipeline.stages.questions import QuestionsResult
+from prepare.errors import UsageError
+from prepare.events import Progress
 from recipes.policy import AnySuite, Policy
 from recipes.schema import Family, Recipe, ServingProfile
 

@@ -13,12 +13,6 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.core.errors import (
-    CheckpointError,
-    PreflightError,
-    PrepareError,
-    UsageError,
-)
 from pipeline.plan.checkpoint_faults import (
     calibration_faults,
     checkpoint_faults,
@@ -41,6 +35,12 @@ from pipeline.plan.memory import SMALL_FILES_BYTES, Division, Gpus, Model, varia
 from pipeline.plan.resolved_options import Choice
 from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.suitability import find_loading_fault, find_making_faults
+from prepare.errors import (
+    CheckpointError,
+    PreflightError,
+    PrepareError,
+    UsageError,
+)
 from recipes import catalog
 from recipes.checkpoints.dequantized_source import dequantized
 from recipes.checkpoints.folder import context_length

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from pipeline.core.stage import StageRecord, StageReference, StageSpec
-from pipeline.core.store import Store
 from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE
@@ -15,6 +13,8 @@ from pipeline.stages.judge import JUDGE, JudgeRuntime
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
+from prepare.stage import StageRecord, StageReference, StageSpec
+from prepare.store import Store
 
 
 class PlanProgress:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
-from pipeline.core.credentials import strip_credentials
-from pipeline.core.errors import UsageError
-from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.environments.definition import EnvironmentName, environments_for
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from pipeline.plan.screening import screening_policy
 from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
+from prepare.credentials import strip_credentials
+from prepare.errors import UsageError
+from prepare.hardware import NodeInfo, this_node
 from recipes import catalog
 from recipes.checkpoints.folder import CheckpointReference, check_folder, parse_reference
 from recipes.checkpoints.header_source import HeaderSource

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import get_args
 
 from eval_gates.speed.rules import SpeedRule
-from pipeline.core.stage import StageSpec
 from pipeline.plan.plan import MAKING, Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
+from prepare.stage import StageSpec
 from recipes.engines.engine import KV_DTYPE
 from recipes.policy import Policy
 from recipes.schema import Family

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from artifacts.deployable import ACCEPTANCE_KEY
-from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.core.hardware import NodeInfo, this_node
+from prepare.errors import CheckpointError, UsageError
+from prepare.hardware import NodeInfo, this_node
 from recipes import catalog
 from recipes.checkpoints.folder import CheckpointReference, check_folder, parse_reference
 from recipes.engines import find_engine

@@ -20,9 +20,9 @@ from eval_gates.speed.rules import (
     max_percentile,
     min_requests,
 )
-from pipeline.core.digest import digest_file
-from pipeline.core.errors import UsageError
 from pipeline.stages.speed import ROLE
+from prepare.digest import digest_file
+from prepare.errors import UsageError
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, ServingProfile

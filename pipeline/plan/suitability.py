@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.core.errors import PrepareError, UsageError
+from prepare.errors import PrepareError, UsageError
 from recipes.catalog import BASELINE
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.module_kind import WEIGHT, is_expert_stack, is_linear_weight, module_kind

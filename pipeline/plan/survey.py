@@ -10,15 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from artifacts.registry import Registry
-from pipeline.core.errors import (
-    CheckpointError,
-    HubError,
-    PreflightError,
-    PrepareError,
-    RegistryError,
-    UsageError,
-)
-from pipeline.core.events import Progress
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -31,6 +22,15 @@ from pipeline.plan.preflight import Preflight
 from pipeline.plan.resolved_options import Choice, registry_uri
 from pipeline.stages import known_of
 from pipeline.stages.questions import QUESTIONS
+from prepare.errors import (
+    CheckpointError,
+    HubError,
+    PreflightError,
+    PrepareError,
+    RegistryError,
+    UsageError,
+)
+from prepare.events import Progress
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.policy import Policy

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.errors import UsageError
-from pipeline.core.hardware import NodeInfo
 from pipeline.plan.serving_profile import fit_profile
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.errors import UsageError
+from prepare.hardware import NodeInfo
 from recipes.catalog import load_workload
 from recipes.engine_arguments import (
     COMPILES,

@@ -7,10 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.core.errors import PrepareError, StageLostError, StoreError
-from pipeline.core.interruption import hold_interruptions, is_interruption
-from pipeline.core.lots import NOTHING, Lot, Needs
-from pipeline.core.stage import StageSpec
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import Arm
 from pipeline.run.serving import Serving
@@ -27,6 +23,10 @@ from pipeline.stages.block import (
     find_blocks,
 )
 from pipeline.stages.speed import SPEED
+from prepare.errors import PrepareError, StageLostError, StoreError
+from prepare.interruption import hold_interruptions, is_interruption
+from prepare.lots import NOTHING, Lot, Needs
+from prepare.stage import StageSpec
 from recipes.engine_arguments import count_gpus
 
 GiveUp = Callable[[Arm, PrepareError], None]

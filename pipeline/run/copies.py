@@ -26,17 +26,21 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from artifacts.run_record import RunReport, StageReport, read_run
-from pipeline import __version__
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.escape import make_visible
-from pipeline.core.events import Progress, forward_progress
-from pipeline.core.private_files import create_exclusively, make_folder, open_log, write_atomically
-from pipeline.core.process_environment import without_registry
-from pipeline.core.record import Record
-from pipeline.core.store import RUN_RECORD, RunFolders, Store, is_alive
-from pipeline.core.supervisor import SupervisedProcess
-from pipeline.core.untrusted import (
+from pipeline.plan.plan import Plan
+from pipeline.plan.resolved_options import ModelRequest
+from pipeline.run.recorder import COPIES, RunRecorder
+from pipeline.run.work import FAILED, empty
+from prepare import __version__
+from prepare.digest import digest_json
+from prepare.errors import StoreError, UsageError
+from prepare.escape import make_visible
+from prepare.events import Progress, forward_progress
+from prepare.private_files import create_exclusively, make_folder, open_log, write_atomically
+from prepare.process_environment import without_registry
+from prepare.record import Record
+from prepare.store import RUN_RECORD, RunFolders, Store, is_alive
+from prepare.supervisor import SupervisedProcess
+from prepare.untrusted import (
     MAX_RECORD_BYTES,
     UntrustedJsonError,
     open_regular,
@@ -44,12 +48,8 @@ from pipeline.core.untrusted import (
     parse_record,
     read_regular,
 )
-from pipeline.plan.plan import Plan
-from pipeline.plan.resolved_options import ModelRequest
-from pipeline.run.recorder import COPIES, RunRecorder
-from pipeline.run.work import FAILED, empty
 
-PACKAGES = ("artifacts", "eval_gates", "pipeline", "recipes")
+PACKAGES = ("artifacts", "eval_gates", "pipeline", "prepare", "recipes")
 DIGITS = 12
 # Code and its data: environment locks, engine arguments, questions.
 KINDS = (".py", ".txt", ".yaml", ".toml", ".jsonl")
@@ -77,8 +77,8 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 REQUEST, PLAN = "request.json", "plan.json"
 READ_S = 0.5
 MAX_EVENT_BYTES = 65_536
-# -P: a folder called 'pipeline' in the working directory must not shadow ours.
-PREPARE = ("-P", "-m", "pipeline.cli.main")
+# -P: a folder called 'prepare' in the working directory must not shadow ours.
+PREPARE = ("-P", "-m", "prepare")
 
 
 class SharedRequest(Record):

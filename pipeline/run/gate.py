@@ -12,11 +12,6 @@ from typing import Any, Literal
 
 from artifacts.run_record import RunReport, exit_code_of
 from eval_gates.suites.suite_kind import for_worker, refuse_untried, without_uncontained
-from pipeline.core.digest import FileDigests, digest_json
-from pipeline.core.errors import ExitCode, PrepareError, UsageError
-from pipeline.core.events import Progress
-from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.process_environment import NetworkAccess
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
@@ -42,6 +37,11 @@ from pipeline.serving.served_model import ExternalEndpoint, ExternalModel, Serve
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import worker_spec
+from prepare.digest import FileDigests, digest_json
+from prepare.errors import ExitCode, PrepareError, UsageError
+from prepare.events import Progress
+from prepare.hardware import NodeInfo, this_node
+from prepare.process_environment import NetworkAccess
 from recipes.catalog import load_policy
 from recipes.checkpoints.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
 from recipes.checkpoints.folder import SMALL_FILES

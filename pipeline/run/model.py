@@ -9,11 +9,6 @@ from datetime import datetime
 from artifacts.evidence.signing import Signer, find_signer
 from artifacts.release import PromotionRequest, promote
 from artifacts.run_record import NOT_PREFERRED, RunReport, exit_code_of
-from pipeline.core.errors import ExitCode
-from pipeline.core.events import NullProgress, Progress
-from pipeline.core.hardware import this_node
-from pipeline.core.lots import Needs
-from pipeline.core.process_environment import registry_variables
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
@@ -30,6 +25,11 @@ from pipeline.run.screening import run_screening
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.screen import SCREEN
+from prepare.errors import ExitCode
+from prepare.events import NullProgress, Progress
+from prepare.hardware import this_node
+from prepare.lots import Needs
+from prepare.process_environment import registry_variables
 from recipes.checkpoints.source_info import report_checkpoint
 
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 
 from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.core.errors import PrepareError
-from pipeline.core.lots import NOTHING, Lot, Needs
-from pipeline.core.stage import StageSpec
 from pipeline.plan.data_sources import check_independence
 from pipeline.plan.plan import Arm
 from pipeline.plan.power import check_counted
@@ -25,6 +22,9 @@ from pipeline.run.session import RunSession
 from pipeline.run.work import TRIED, Copy, Failures, Piece, empty
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.questions import QUESTIONS
+from prepare.errors import PrepareError
+from prepare.lots import NOTHING, Lot, Needs
+from prepare.stage import StageSpec
 
 
 def carry_out(

@@ -13,12 +13,6 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from pipeline.core.errors import ExitCode, HubError, PrepareError
-from pipeline.core.events import Progress
-from pipeline.core.hardware import Hardware, this_node
-from pipeline.core.record import Record
-from pipeline.core.stage import StageSpec, TypedStageRecord
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator, demo_stage
@@ -37,6 +31,12 @@ from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.evaluate import is_answered
 from pipeline.stages.screen import ScreenResult
 from pipeline.stages.speed import SpeedParameters
+from prepare.errors import ExitCode, HubError, PrepareError
+from prepare.events import Progress
+from prepare.hardware import Hardware, this_node
+from prepare.record import Record
+from prepare.stage import StageSpec, TypedStageRecord
+from prepare.store import Store
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.weight_files import weight_files

@@ -22,11 +22,6 @@ from artifacts.deployable import TupleDifference
 from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.registry import Registry, Version
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
-from pipeline.core.errors import CheckpointError, ExitCode, UsageError
-from pipeline.core.events import Progress
-from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.stage import StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
@@ -44,6 +39,11 @@ from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
+from prepare.errors import CheckpointError, ExitCode, UsageError
+from prepare.events import Progress
+from prepare.hardware import NodeInfo, this_node
+from prepare.stage import StageSpec
+from prepare.store import Store
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.source_info import report_checkpoint

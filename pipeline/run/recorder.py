@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from artifacts.command_line import RunKind
 from artifacts.run_record import RunReport, StageReport, VariantReport, read_run
-from pipeline.core.errors import PrepareError
-from pipeline.core.events import EventWriter, Progress
-from pipeline.core.file_locks import doing
-from pipeline.core.private_files import make_folder, open_log, write_atomically
-from pipeline.core.store import RUN_RECORD, RunFolders, Store
+from prepare.errors import PrepareError
+from prepare.events import EventWriter, Progress
+from prepare.file_locks import doing
+from prepare.private_files import make_folder, open_log, write_atomically
+from prepare.store import RUN_RECORD, RunFolders, Store
 
 COPIES = "copies"
 RESERVE, RESERVE_BYTES = "reserve", 2**20

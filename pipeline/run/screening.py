@@ -12,11 +12,11 @@ from artifacts.run_record import ScreenedModel
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.effect import measure_effect
 from eval_gates.verdicts import check_paired
-from pipeline.core.errors import ExitCode, PrepareError, ServingError
 from pipeline.plan.plan import MAKING, Arm
 from pipeline.plan.screening import kv_dtype, screening_stages, with_kv_dtype
 from pipeline.run.serving import Serving
 from pipeline.stages.speed import ROLE, SPEED
+from prepare.errors import ExitCode, PrepareError, ServingError
 
 
 def run_screening(

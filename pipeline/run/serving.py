@@ -12,13 +12,6 @@ from typing import Any
 
 from artifacts.run_record import StageReport, StageStatus
 from eval_gates.ask import TooLongError
-from pipeline.core.errors import PrepareError, ServingError
-from pipeline.core.file_locks import doing
-from pipeline.core.interruption import hold_interruptions
-from pipeline.core.lots import NOTHING, Lot, Needs, Node
-from pipeline.core.private_files import private_umask
-from pipeline.core.stage import StageRecord, StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import Arm
 from pipeline.plan.progress import PlanProgress
@@ -29,6 +22,13 @@ from pipeline.serving.server import URL, Server
 from pipeline.stages.evaluate import EVALUATE, is_answered
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
+from prepare.errors import PrepareError, ServingError
+from prepare.file_locks import doing
+from prepare.interruption import hold_interruptions
+from prepare.lots import NOTHING, Lot, Needs, Node
+from prepare.private_files import private_umask
+from prepare.stage import StageRecord, StageSpec
+from prepare.store import Store
 from recipes.engine_arguments import count_gpus
 from recipes.engines import find_engine
 

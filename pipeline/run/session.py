@@ -10,10 +10,6 @@ from typing import Any
 from artifacts.command_line import RunKind
 from artifacts.run_outcome import how_to_continue
 from artifacts.run_record import RunReport
-from pipeline.core.errors import ExitCode, PrepareError, StoreError, explain
-from pipeline.core.events import Progress
-from pipeline.core.interruption import hold_interruptions, is_interruption
-from pipeline.core.lots import Node
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
@@ -22,6 +18,10 @@ from pipeline.run.copies import JoinedRun
 from pipeline.run.recorder import RecordingProgress, RunRecorder
 from pipeline.run.serving import LocalServers, Serving
 from pipeline.run.stage_run import StageRunner
+from prepare.errors import ExitCode, PrepareError, StoreError, explain
+from prepare.events import Progress
+from prepare.interruption import hold_interruptions, is_interruption
+from prepare.lots import Node
 
 
 class RunInterrupted(KeyboardInterrupt):  # as the exception that it is

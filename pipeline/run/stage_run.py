@@ -12,12 +12,6 @@ from artifacts.run_record import StageReport, StageStatus
 from eval_gates.answer_log import read_answers
 from eval_gates.rows import Answer
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
-from pipeline.core.errors import StoreError
-from pipeline.core.events import Progress
-from pipeline.core.lots import NOTHING, Needs
-from pipeline.core.private_files import private_umask
-from pipeline.core.stage import StageRecord, StageReference, StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import Arm
 from pipeline.run.recorder import RunRecorder
@@ -26,6 +20,12 @@ from pipeline.stages.context import Servers, advance
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.speed import SPEED
+from prepare.errors import StoreError
+from prepare.events import Progress
+from prepare.lots import NOTHING, Needs
+from prepare.private_files import private_umask
+from prepare.stage import StageRecord, StageReference, StageSpec
+from prepare.store import Store
 
 PythonOf = Callable[[str], Path]
 ExtraRuntime = Callable[[], Mapping[str, Any]]

@@ -17,10 +17,6 @@ import yaml
 
 from artifacts.evidence.recorded_loads import judge_confirmed
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
-from pipeline.core.errors import ExitCode, ServingError, StageError, UsageError, raise_as
-from pipeline.core.events import Progress
-from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.private_files import write_atomically
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
@@ -43,6 +39,10 @@ from pipeline.run.serving import Serving
 from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
 from pipeline.stages.speed import ROLE, SPEED
+from prepare.errors import ExitCode, ServingError, StageError, UsageError, raise_as
+from prepare.events import Progress
+from prepare.hardware import NodeInfo, this_node
+from prepare.private_files import write_atomically
 from recipes.catalog import BASELINE
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.source_info import report_checkpoint

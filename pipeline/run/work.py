@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.core.errors import PrepareError, StageError, StageLostError, StoreError, from_dict
-from pipeline.core.events import Progress
-from pipeline.core.file_locks import doing, holder_of, is_locked
-from pipeline.core.interruption import is_interruption
-from pipeline.core.lots import NOTHING, Lot, Needs, Node
-from pipeline.core.private_files import create_exclusively, make_folder, write_atomically
-from pipeline.core.store import LOCKS, Store
-from pipeline.core.untrusted import MAX_RECORD_BYTES, read_json_file
+from prepare.errors import PrepareError, StageError, StageLostError, StoreError, from_dict
+from prepare.events import Progress
+from prepare.file_locks import doing, holder_of, is_locked
+from prepare.interruption import is_interruption
+from prepare.lots import NOTHING, Lot, Needs, Node
+from prepare.private_files import create_exclusively, make_folder, write_atomically
+from prepare.store import LOCKS, Store
+from prepare.untrusted import MAX_RECORD_BYTES, read_json_file
 
 POLL_S = 0.5
 TRIES = 3

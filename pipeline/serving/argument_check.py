@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from pipeline.core.errors import ServingError, UsageError, raise_as
-from pipeline.core.process_environment import server_environment
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.errors import ServingError, UsageError, raise_as
+from prepare.process_environment import server_environment
 from recipes.engines import find_engine
 
 ANSWER_TIMEOUT_S = 300  # importing an engine takes minutes on a busy machine

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from pipeline.core.errors import UsageError, raise_as
+from prepare.errors import UsageError, raise_as
 
 HOST = "127.0.0.1"
 MAX_HEAD_BYTES = 1 << 16

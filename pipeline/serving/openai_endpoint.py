@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from pipeline.core.credentials import restore_credentials
-from pipeline.core.errors import ServingError
-from pipeline.core.process_environment import ENDPOINT_KEY
-from pipeline.core.untrusted import MEBIBYTE, parse_json
+from prepare.credentials import restore_credentials
+from prepare.errors import ServingError
+from prepare.process_environment import ENDPOINT_KEY
+from prepare.untrusted import MEBIBYTE, parse_json
 from recipes.checkpoints.folder import MAX_CONTEXT
 
 MAX_BYTES = 16 * MEBIBYTE

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.core.hardware import Hardware
-from pipeline.core.record import Record, SparseRecord
-from pipeline.core.stage import WorkerRuntime
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.hardware import Hardware
+from prepare.record import Record, SparseRecord
+from prepare.stage import WorkerRuntime
 
 SERVED_NAME = "model"  # at every server
 

@@ -16,17 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import ServingError
-from pipeline.core.events import Progress
-from pipeline.core.file_locks import held_descriptors
-from pipeline.core.private_files import open_log
-from pipeline.core.process_environment import server_environment
-from pipeline.core.supervisor import SupervisedProcess
-from pipeline.core.untrusted import parse_json
 from pipeline.environments.cuda_home import compiler_variables
 from pipeline.serving.front import HOST
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.errors import ServingError
+from prepare.events import Progress
+from prepare.file_locks import held_descriptors
+from prepare.private_files import open_log
+from prepare.process_environment import server_environment
+from prepare.supervisor import SupervisedProcess
+from prepare.untrusted import parse_json
 from recipes.engines import Engine, LaunchSpec, find_engine
 
 if TYPE_CHECKING:

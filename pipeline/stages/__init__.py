@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pipeline.core.errors import EvidenceError
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, StageRecord, TypedStageRecord
+from prepare.errors import EvidenceError
+from prepare.record import Record
+from prepare.stage import Stage, StageRecord, TypedStageRecord
 
 if TYPE_CHECKING:
     from pipeline.stages.context import StageContext

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.core.digest import digest_file
-from pipeline.core.errors import StageError, raise_as
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeResult, WeightsProvenance
+from prepare.digest import digest_file
+from prepare.errors import StageError, raise_as
+from prepare.record import Record
+from prepare.stage import Stage
 from recipes.checkpoints.weight_files import weight_files, weights_digest
 
 

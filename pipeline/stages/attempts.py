@@ -17,12 +17,12 @@ from pydantic import Field
 
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import GateRule, gate_rule_of
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import StoreError, UsageError, raise_as
-from pipeline.core.private_files import create_exclusively, make_folder
-from pipeline.core.record import Record
-from pipeline.core.store import Store
-from pipeline.core.untrusted import read_record
+from prepare.digest import digest_json
+from prepare.errors import StoreError, UsageError, raise_as
+from prepare.private_files import create_exclusively, make_folder
+from prepare.record import Record
+from prepare.store import Store
+from prepare.untrusted import read_record
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Family, ServingProfile
 

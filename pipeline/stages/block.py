@@ -17,15 +17,15 @@ from pydantic import Field
 from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog, LoadRun, read_loads
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.speed.schedule import draw_block
-from pipeline.core.digest import digest_bytes, digest_json
-from pipeline.core.errors import PrepareError, ServingError, StoreError, raise_as
-from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, StageReference, StageSpec, WorkerRuntime
-from pipeline.core.store import Store
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial
 from pipeline.stages.context import StageContext
+from prepare.digest import digest_bytes, digest_json
+from prepare.errors import PrepareError, ServingError, StoreError, raise_as
+from prepare.process_environment import NetworkAccess
+from prepare.record import Record
+from prepare.stage import Stage, StageReference, StageSpec, WorkerRuntime
+from prepare.store import Store
 from recipes.engines import find_engine
 from recipes.traffic_file import prompts_of
 

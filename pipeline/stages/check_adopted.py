@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.core.errors import VerificationError
+from prepare.errors import VerificationError
 from recipes.checkpoints.module_kind import is_head, is_linear_weight, is_tied
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.unquantized_modules import SIBLINGS

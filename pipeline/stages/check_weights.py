@@ -14,13 +14,13 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.core.errors import VerificationError
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_adopted import account_adopted
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QUANTIZE
+from prepare.errors import VerificationError
+from prepare.record import Record
+from prepare.stage import Stage, WorkerRuntime
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.module_kind import is_quantizable, is_tied
 from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from eval_gates.clusters import labels_of, whole_end
 from eval_gates.rows import Answer, Question
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.core.stage import StageRecord, StageReference
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import JudgeParameters, trial_of
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.speed import ROLE, SPEED
+from prepare.stage import StageRecord, StageReference
 from recipes.schema import ServingProfile
 
 Inputs = Mapping[str, StageReference]

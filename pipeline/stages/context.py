@@ -13,24 +13,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Protocol
 
-from pipeline.core import errors
-from pipeline.core.credentials import credential_variables
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import PrepareError
-from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
-from pipeline.core.file_locks import held_descriptors
-from pipeline.core.plugins import PLUGINS
-from pipeline.core.private_files import write_atomically
-from pipeline.core.process_environment import NetworkAccess, server_environment
-from pipeline.core.stage import Parameters, Runtime, StageRecord, StageSpec
-from pipeline.core.store import RECORD, Store
-from pipeline.core.supervisor import SupervisedProcess
 from pipeline.stages import stage_code, stage_named
+from prepare import errors, worker_protocol
+from prepare.credentials import credential_variables
+from prepare.digest import digest_json
+from prepare.errors import PrepareError
+from prepare.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
+from prepare.file_locks import held_descriptors
+from prepare.plugins import PLUGINS
+from prepare.private_files import write_atomically
+from prepare.process_environment import NetworkAccess, server_environment
+from prepare.stage import Parameters, Runtime, StageRecord, StageSpec
+from prepare.store import RECORD, Store
+from prepare.supervisor import SupervisedProcess
 
 # Waiting threads sleep: spinning ones take the core from the process that they wait for.
 WORKER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
 ROOM_BYTES = 2**16
-BOOTSTRAP = Path(__file__).parents[1] / "core" / "worker_protocol.py"
+BOOTSTRAP = Path(worker_protocol.__file__)
 
 
 class Servers(Protocol):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.core.errors import CheckpointError
-from pipeline.core.events import NullProgress, Progress
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.environments.definition import LOCKS
 from pipeline.environments.installer import run_uv
 from pipeline.stages.context import StageContext
+from prepare.errors import CheckpointError
+from prepare.events import NullProgress, Progress
+from prepare.record import Record
+from prepare.stage import Stage, WorkerRuntime
 
 
 class DemoParameters(Record):

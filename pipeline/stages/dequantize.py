@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.core.errors import StageError
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.stages.context import StageContext
+from prepare.errors import StageError
+from prepare.record import Record
+from prepare.stage import Stage, WorkerRuntime
 from recipes.checkpoints.dequantized_source import dequantized
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.header_source import read_folder

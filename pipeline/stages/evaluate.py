@@ -25,18 +25,18 @@ from eval_gates.statistics.assay_sensitivity import check_sensitivities
 from eval_gates.stopping import BATCH, PLAN, GateRule, StoppingPlan
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import for_worker, kind_of
-from pipeline.core.digest import digest_bytes, digest_json
-from pipeline.core.errors import StageError
-from pipeline.core.private_files import make_folder
-from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, StageSpec
-from pipeline.core.store import Store
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.serving.serving_arguments import draft_counters
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.context import StageContext
 from pipeline.stages.questions import QUESTIONS as ASKED
+from prepare.digest import digest_bytes, digest_json
+from prepare.errors import StageError
+from prepare.private_files import make_folder
+from prepare.process_environment import NetworkAccess
+from prepare.record import Record
+from prepare.stage import Stage, StageSpec
+from prepare.store import Store
 from recipes.engines import find_engine
 from recipes.policy import AnyTask
 

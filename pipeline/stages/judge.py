@@ -21,18 +21,18 @@ from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.verdicts import judge_suite, overall
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvaluationDataError, EvidenceError, raise_as
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, StageRecord, StageReference
-from pipeline.core.store import Store
-from pipeline.core.untrusted import UntrustedLinesError, read_flat_rows
 from pipeline.stages.attempts import AttemptLedger, Counted, History, JudgeParameters
 from pipeline.stages.consistency import SIDES, find_faults
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import ROLE, SPEED
+from prepare.digest import digest_json
+from prepare.errors import EvaluationDataError, EvidenceError, raise_as
+from prepare.record import Record
+from prepare.stage import Stage, StageRecord, StageReference
+from prepare.store import Store
+from prepare.untrusted import UntrustedLinesError, read_flat_rows
 from recipes.speed import SpeedGate
 from recipes.workload import read_pinned, without_place
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.core.digest import digest_file
-from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.stages.context import StageContext
+from prepare.digest import digest_file
+from prepare.process_environment import NetworkAccess
+from prepare.record import Record
+from prepare.stage import Stage, WorkerRuntime
 from recipes.checkpoints.folder import AUXILIARY_FILES, Checkpoint, matches
 from recipes.checkpoints.weight_files import weight_files, weights_digest
 from recipes.quantization import AnyQuantization, for_worker

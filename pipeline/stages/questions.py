@@ -7,11 +7,11 @@ from pydantic import Field
 from eval_gates.answer_log import QUESTIONS as FILE
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import for_worker
-from pipeline.core.digest import digest_bytes
-from pipeline.core.process_environment import NetworkAccess
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.stages.context import StageContext
+from prepare.digest import digest_bytes
+from prepare.process_environment import NetworkAccess
+from prepare.record import Record
+from prepare.stage import Stage, WorkerRuntime
 from recipes.policy import AnyTask
 
 

@@ -16,10 +16,10 @@ from eval_gates import prompt_scores as scores
 from eval_gates.ask import Client, RefusedError, Request
 from eval_gates.replies import choice_of
 from eval_gates.rows import Question
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage
 from pipeline.serving.served_model import ServedModel, ServerInfo, ServerRuntime
 from pipeline.stages.context import StageContext
+from prepare.record import Record
+from prepare.stage import Stage
 from recipes.engines import find_engine
 
 

@@ -11,9 +11,6 @@ from typing import Any
 from pydantic import Field
 
 from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog
-from pipeline.core.digest import digest_bytes
-from pipeline.core.record import Record
-from pipeline.core.stage import Stage
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.block import (
@@ -28,6 +25,9 @@ from pipeline.stages.block import (
     seed_of,
 )
 from pipeline.stages.context import StageContext
+from prepare.digest import digest_bytes
+from prepare.record import Record
+from prepare.stage import Stage
 
 # Prefix of these stages' roles, before the gate's name.
 ROLE = "speed."

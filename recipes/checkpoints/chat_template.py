@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.untrusted import MEBIBYTE, read_regular
+from prepare.errors import CheckpointError, raise_as
+from prepare.untrusted import MEBIBYTE, read_regular
 from recipes.checkpoints.weight_files import read_json
 
 TEMPLATE = "chat_template.jinja"

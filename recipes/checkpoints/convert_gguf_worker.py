@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.events import Progress
+from prepare.errors import CheckpointError, raise_as
+from prepare.events import Progress
 
 TASK = "convert GGUF"
 STEPS = 4

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.events import Progress
-from pipeline.core.untrusted import read_json_file
-from pipeline.core.worker_protocol import versions_of
+from prepare.events import Progress
+from prepare.untrusted import read_json_file
+from prepare.worker_protocol import versions_of
 from recipes.checkpoints.weight_files import read_headers
 
 INPUT_SCALES = ("input_scale", "input_global_scale", "input_zero_point", "q_scale")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.source_format import (

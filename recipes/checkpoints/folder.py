@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.core.digest import FileDigests, digest_json
-from pipeline.core.errors import CheckpointError
-from pipeline.core.events import NullProgress, Progress
-from pipeline.core.record import Record
-from pipeline.core.untrusted import MEBIBYTE
+from prepare.digest import FileDigests, digest_json
+from prepare.errors import CheckpointError
+from prepare.events import NullProgress, Progress
+from prepare.record import Record
+from prepare.untrusted import MEBIBYTE
 from recipes.checkpoints.reference import CheckpointReference, Kind, parse_reference
 from recipes.checkpoints.source_format import QUANTIZER_FILE, source_format
 from recipes.checkpoints.weight_files import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes.checkpoints.chat_template import (
     ModelGeneration,
     folder_generation,

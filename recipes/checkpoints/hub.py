@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
-from pipeline.core.errors import HubError
-from pipeline.core.events import Progress
+from prepare.errors import HubError
+from prepare.events import Progress
 from recipes.checkpoints.folder import SMALL_FILES, matches
 from recipes.checkpoints.weight_files import (
     IGNORED_WEIGHTS,

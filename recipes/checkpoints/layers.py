@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes.checkpoints.model_shape import ModelShape, read_positive_int, text_level
 
 Kind = Literal["full", "sliding", "chunked", "state"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes.checkpoints.folder import CONTEXT_KEYS, MAX_NAME_CHARACTERS
 from recipes.checkpoints.module_kind import EXPERT_COUNTS
 

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-from pipeline.core.errors import UsageError
-from pipeline.core.escape import MAX_NAME_CHARACTERS, clip
-from pipeline.core.user_path import user_path
+from prepare.errors import UsageError
+from prepare.escape import MAX_NAME_CHARACTERS, clip
+from prepare.user_path import user_path
 
 Kind = Literal["folder", "hub", "demo"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.untrusted import open_regular, parse_json
+from prepare.errors import CheckpointError, raise_as
+from prepare.untrusted import open_regular, parse_json
 
 PREFIX_BYTES = 8
 # The safetensors library allows 100 MB, which takes a gigabyte to parse. This limit allows more

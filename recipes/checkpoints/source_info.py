@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.core.record import Record
-from pipeline.core.untrusted import MEBIBYTE, read_regular
+from prepare.record import Record
+from prepare.untrusted import MEBIBYTE, read_regular
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.weight_files import read_json
@@ -101,7 +101,7 @@ def front_matter(card: Path) -> dict[str, Any]:
 
     An unreadable card does not stop a promotion.
     """
-    from pipeline.core.untrusted_yaml import parse_yaml
+    from prepare.untrusted_yaml import parse_yaml
 
     try:
         found = _FRONT.match(read_regular(card, MAX_CARD_BYTES))

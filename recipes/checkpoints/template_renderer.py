@@ -18,8 +18,8 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pipeline.core.errors import CheckpointError
-from pipeline.core.limited_call import CallError, call_limited
+from prepare.errors import CheckpointError
+from prepare.limited_call import CallError, call_limited
 from recipes.checkpoints.chat_template import ModelGeneration
 
 CPU_SECONDS = 2

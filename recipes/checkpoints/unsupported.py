@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.core.errors import CheckpointError, PrepareError
+from prepare.errors import CheckpointError, PrepareError
 from recipes.checkpoints.folder import CODE_KEY
 from recipes.checkpoints.source_format import SourceFormat
 

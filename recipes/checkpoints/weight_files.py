@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.digest import digest_file, digest_json
-from pipeline.core.errors import CheckpointError, EvidenceError, raise_as
-from pipeline.core.untrusted import (
+from prepare.digest import digest_file, digest_json
+from prepare.errors import CheckpointError, EvidenceError, raise_as
+from prepare.untrusted import (
     MAX_JSON_BYTES,
     is_plain_name,
     list_names,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from pipeline.core.plugins import ENGINES, load_class
+from prepare.plugins import ENGINES, load_class
 from recipes.engines.engine import (
     KERNELS,
     AcceptanceRule,

@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.core.errors import StageError
-from pipeline.core.events import Progress
-from pipeline.core.untrusted import read_json_file
-from pipeline.core.worker_protocol import versions_of
+from prepare.errors import StageError
+from prepare.events import Progress
+from prepare.untrusted import read_json_file
+from prepare.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import ROUTERS
 from recipes.ignored_modules import is_ignored
 from recipes.quantizers.calibration import block_facts, calibration_blocks

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import StageError, raise_as
-from pipeline.core.events import Progress
-from pipeline.core.untrusted import UntrustedLinesError, parse_json, read_lines
+from prepare.errors import StageError, raise_as
+from prepare.events import Progress
+from prepare.untrusted import UntrustedLinesError, parse_json, read_lines
 
 # ShareGPT's names of roles, and those of chat templates.
 SHAREGPT_ROLES = {

@@ -8,9 +8,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import PrepareError, StageError
-from pipeline.core.events import Progress
-from pipeline.core.worker_protocol import versions_of
+from prepare.errors import PrepareError, StageError
+from prepare.events import Progress
+from prepare.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import module_kind
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
 from recipes.ignored_modules import is_ignored

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import StageError
-from pipeline.core.events import Progress
-from pipeline.core.memory import available_bytes
-from pipeline.core.worker_protocol import versions_of
+from prepare.errors import StageError
+from prepare.events import Progress
+from prepare.memory import available_bytes
+from prepare.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import (
     STACKED_EXPERTS,
     WEIGHT,

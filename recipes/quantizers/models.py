@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 from recipes.checkpoints.module_kind import EXPERT_COUNTS
 
 

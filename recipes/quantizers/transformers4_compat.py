@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import StageError
-from pipeline.core.untrusted import read_json_file
+from prepare.errors import StageError
+from prepare.untrusted import read_json_file
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 

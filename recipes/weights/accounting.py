@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import VerificationError
+from prepare.errors import VerificationError
 from recipes.checkpoints.module_kind import is_head
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_index

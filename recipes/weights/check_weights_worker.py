@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pipeline.core.errors import VerificationError
-from pipeline.core.events import Progress
+from prepare.errors import VerificationError
+from prepare.events import Progress
 from recipes.checkpoints.module_kind import block_name, is_head
 from recipes.weight_format import PLAIN, WeightFormat
 from recipes.weights.accounting import EMBEDDING, StoredTensor, WeightComparison, open_folder

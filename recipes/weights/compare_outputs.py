@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from pipeline.core.errors import VerificationError
-from pipeline.core.events import Progress
-from pipeline.core.memory import available_bytes
+from prepare.errors import VerificationError
+from prepare.events import Progress
+from prepare.memory import available_bytes
 from recipes.checkpoints.dequantize_worker import convert
 from recipes.checkpoints.folder import AUXILIARY_FILES, matches
 from recipes.checkpoints.weight_files import weight_files

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.digest import digest_file
-from pipeline.core.errors import CheckpointError, VerificationError
+from prepare.digest import digest_file
+from prepare.errors import CheckpointError, VerificationError
 from recipes.checkpoints.chat_template import folder_generation
 from recipes.checkpoints.folder import AUXILIARY_FILES, matches
 from recipes.checkpoints.weight_files import read_json, weight_files

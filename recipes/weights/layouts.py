@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.core.errors import VerificationError
+from prepare.errors import VerificationError
 from recipes.weight_format import (
     AWQ_GEMM,
     FP8,

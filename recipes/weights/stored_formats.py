@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import VerificationError, raise_as
+from prepare.errors import VerificationError, raise_as
 from recipes.checkpoints.source_format import QUANTIZER_FILE, quantization_configs
 from recipes.checkpoints.unquantized_modules import CURE, find_split, fused_name
 from recipes.checkpoints.weight_files import read_json

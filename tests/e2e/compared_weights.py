@@ -22,8 +22,8 @@ from sound_variants import (
     write_weights,
 )
 
-from pipeline.core.errors import VerificationError
 from pipeline.stages.check_weights import VerificationResult, check_variant
+from prepare.errors import VerificationError
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.weights.accounting import Compare
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from port_server import served
 
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.stages.context import BOOTSTRAP
 from pipeline.stages.demo_checkpoint import fetch_demo_package
+from prepare.events import NullProgress
 from recipes.schema import ServingProfile
 
 # In the background (nohup, a CI runner) Ctrl-C is ignored, also by all that is started from there.

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.core.errors import StageError
-from pipeline.core.events import NullProgress
+from prepare.errors import StageError
+from prepare.events import NullProgress
 from recipes.quantizers.model_free_worker import run
 
 BLOCK = 128

@@ -13,7 +13,7 @@ def prepare(
 ) -> subprocess.CompletedProcess[str]:
     """Run `prepare` to its end, with any exit code."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
+        [sys.executable, "-P", "-m", "prepare", *arguments],
         env={**os.environ, "PREPARE_STORE": str(store)},
         capture_output=True,
         text=True,

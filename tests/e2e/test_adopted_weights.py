@@ -26,8 +26,8 @@ from sound_variants import (
 )
 from weight_comparer import comparer
 
-from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
 from pipeline.stages.check_weights import VerificationResult, check_variant
+from prepare.errors import CheckpointError, PrepareError, VerificationError
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.weights.accounting import Compare
 

@@ -17,10 +17,6 @@ from weight_comparer import comparer
 
 import pipeline
 import recipes
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import PrepareError
-from pipeline.core.events import NullProgress
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
@@ -33,6 +29,10 @@ from pipeline.stages.quantize import (
     QuantizeRuntime,
     copy_carried_over,
 )
+from prepare.digest import FileDigests
+from prepare.errors import PrepareError
+from prepare.events import NullProgress
+from prepare.store import Store
 from recipes.catalog import load_recipe
 from recipes.checkpoints.folder import inspect_folder
 from recipes.quantization import AnyQuantization, Quantization
@@ -48,7 +48,7 @@ import sys
 from pathlib import Path
 import torch
 from awq import AutoAWQForCausalLM
-from pipeline.core.events import NullProgress
+from prepare.events import NullProgress
 from recipes.quantizers import autoawq_worker as quantize_autoawq
 from recipes.quantizers.transformers4_compat import transformers4_view
 
@@ -110,8 +110,8 @@ for name, options in models.items():
 QUANTIZE_MODELS = """
 import json, sys
 from pathlib import Path
-from pipeline.core.errors import StageError
-from pipeline.core.events import NullProgress
+from prepare.errors import StageError
+from prepare.events import NullProgress
 from recipes.quantizers.autoawq_worker import run
 
 told = {}

@@ -25,8 +25,8 @@ from eval_gates.suites import bfcl
 from eval_gates.suites.bfcl import CATEGORIES, decode, is_right, read_category, right_calls
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.tools import calls_in
-from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import NullProgress
+from prepare.errors import EvaluationDataError
+from prepare.events import NullProgress
 from eval_gates import questions_worker
 from eval_gates.evaluate_worker import OpenSuite
 

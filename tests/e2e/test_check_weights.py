@@ -29,8 +29,8 @@ from sound_variants import (
 )
 from weight_comparer import comparer
 
-from pipeline.core.errors import VerificationError
 from pipeline.stages.check_weights import check_smaller
+from prepare.errors import VerificationError
 from recipes.weights.accounting import Compare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -18,10 +18,10 @@ from store_processes import left_after
 
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import find_run
-from pipeline.core.store import Store
+from prepare.store import Store
 
 pytestmark = pytest.mark.e2e
-PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
+PREPARE = [sys.executable, "-P", "-m", "prepare"]
 RUN, KILLS, COPIES = "nightly", 5, 2
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
 
 SCRIPT = Path(__file__).with_name("fp4_comparison.py")
 

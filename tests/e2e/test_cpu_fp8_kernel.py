@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.events import NullProgress
-from pipeline.core.hardware import cpu_features
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
+from prepare.hardware import cpu_features
 from recipes.catalog import load_profile
 
 STOCK = "ChannelWiseTorchFP8ScaledMMLinearKernel"

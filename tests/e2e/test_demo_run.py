@@ -27,7 +27,7 @@ from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.deploy.registered import find_version
 from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
-from pipeline.core.hardware import cpu_features
+from prepare.hardware import cpu_features
 from recipes.checkpoints.header_source import read_folder
 from recipes.checkpoints.layers import ELEMENT_BYTES, read_layers, sequence_bytes
 from recipes.checkpoints.model_shape import model_shape
@@ -35,7 +35,7 @@ from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 
-PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
+PREPARE = [sys.executable, "-P", "-m", "prepare"]
 SUITES = {"quiz", "humaneval", "rouge"}
 RECIPES = {"fp8-dynamic", "awq-w4a16"}
 MODEL = ["model", "demo:smollm2-135m", "--profile", "cpu", "--json"]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import UsageError
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.errors import UsageError
+from prepare.events import NullProgress
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

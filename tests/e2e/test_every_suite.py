@@ -47,7 +47,7 @@ def test_every_suite_is_asked_judged_and_verified(tmp_path: Path) -> None:
 
     def prepare(*words: str) -> Any:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "pipeline.cli.main", *words, "--json"],
+            [sys.executable, "-P", "-m", "prepare", *words, "--json"],
             env={**os.environ, "PREPARE_STORE": str(tmp_path / "store")},
             capture_output=True,
             text=True,

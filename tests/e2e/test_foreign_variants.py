@@ -19,10 +19,6 @@ from prepare_command import prepare
 from quiz_policy import quiz_policy
 from weight_comparer import comparer
 
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import PrepareError
-from pipeline.core.events import NullProgress
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.adopted_variants import read_variant
@@ -30,6 +26,10 @@ from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import advance
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
+from prepare.digest import FileDigests
+from prepare.errors import PrepareError
+from prepare.events import NullProgress
+from prepare.store import Store
 from recipes.catalog import load_recipe
 from recipes.checkpoints.folder import inspect_folder
 

@@ -12,16 +12,16 @@ import pytest
 from answering_socket import answering
 
 from eval_gates.speed.rules import SpeedRule
-from pipeline.core.errors import PrepareError
-from pipeline.core.events import NullProgress
-from pipeline.core.stage import StageRecord, StageReference
-from pipeline.core.store import RECORD, Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.attempts import trial_of
 from pipeline.stages.block import BlockArm, BlockParameters, BlockRuntime, block_spec, find_blocks
 from pipeline.stages.context import advance
+from prepare.errors import PrepareError
+from prepare.events import NullProgress
+from prepare.stage import StageRecord, StageReference
+from prepare.store import RECORD, Store
 from recipes.catalog import load_policy
 from recipes.workload import Arrivals, RandomWorkload
 

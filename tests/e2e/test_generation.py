@@ -26,7 +26,7 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from eval_gates.rows import Question
 from eval_gates.suites.json_lines import write_rows
-from pipeline.core.events import NullProgress
+from prepare.events import NullProgress
 from eval_gates.evaluate_worker import OpenSuite, open_client
 
 here, url, model, served_name = Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hostile_server import Answer, HostileServer, serve
 
-from pipeline.core.events import NullProgress
-from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
+from prepare.process_environment import server_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SEND = """
 import asyncio, json, resource, sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.core.errors import ServingError
+from prepare.errors import ServingError
 from eval_gates.speed.load_client import LoadClient, LoadTarget
 from eval_gates.speed.load_prompts import Prompt
 

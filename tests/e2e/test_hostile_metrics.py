@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from hostile_server import Answer, serve
 
-from pipeline.core.events import NullProgress
-from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
+from prepare.process_environment import server_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 

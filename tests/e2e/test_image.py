@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import ExitCode
+from prepare.errors import ExitCode
 
 IMAGE = os.environ.get("PREPARE_IMAGE", "")
 pytestmark = [

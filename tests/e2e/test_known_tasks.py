@@ -9,9 +9,9 @@ import subprocess
 import pytest
 
 from eval_gates.suites.lm_eval_suite import known_tasks
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
 
 pytestmark = pytest.mark.e2e
 SCRIPT = """

@@ -31,8 +31,8 @@ from eval_gates.rows import Reply
 from eval_gates.suites import lm_eval_task
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.presets import presets
-from pipeline.core.errors import PrepareError
-from pipeline.core.events import NullProgress
+from prepare.errors import PrepareError
+from prepare.events import NullProgress
 from eval_gates import questions_worker
 from eval_gates.evaluate_worker import OpenSuite
 

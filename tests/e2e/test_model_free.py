@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
 
 REFERENCE = Path(__file__).with_name("fp8_arithmetic.py")
 

@@ -29,7 +29,7 @@ def test_all_of_them_in_one_run(tmp_path: Path) -> None:
 
     def prepare(*words: str) -> Any:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "pipeline.cli.main", *words, "--json"],
+            [sys.executable, "-P", "-m", "prepare", *words, "--json"],
             env={**os.environ, **variables},
             capture_output=True,
             text=True,

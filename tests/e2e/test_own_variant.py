@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from quiz_policy import quiz_policy
 
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
@@ -53,7 +53,7 @@ def vendor(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepare(store: Path, *words: str) -> tuple[int, Any, str]:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "pipeline.cli.main", *words, "--json"],
+        [sys.executable, "-P", "-m", "prepare", *words, "--json"],
         env={**os.environ, "PREPARE_STORE": str(store)},
         capture_output=True,
         text=True,

@@ -18,7 +18,7 @@ from free_port import free_port
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import RegistryError
+from prepare.errors import RegistryError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from fake_run import FakeRun, judged_run

@@ -18,10 +18,6 @@ from quiz_policy import quiz_policy
 from tiny_llama import HEAD, LAYERS, SCHEMES
 from weight_comparer import comparer
 
-from pipeline.core.digest import FileDigests
-from pipeline.core.events import NullProgress
-from pipeline.core.stage import StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
@@ -29,6 +25,10 @@ from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import advance
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
+from prepare.digest import FileDigests
+from prepare.events import NullProgress
+from prepare.stage import StageSpec
+from prepare.store import Store
 from recipes.catalog import load_recipe
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 from recipes.checkpoints.header_source import read_folder

@@ -17,11 +17,6 @@ import pytest
 from pydantic import TypeAdapter
 from weight_comparer import comparer
 
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import StageError
-from pipeline.core.events import NullProgress
-from pipeline.core.stage import StageRecord
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
@@ -33,6 +28,11 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
+from prepare.digest import FileDigests
+from prepare.errors import StageError
+from prepare.events import NullProgress
+from prepare.stage import StageRecord
+from prepare.store import Store
 from recipes.catalog import load_recipe, recipe_names
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 from recipes.checkpoints.header_source import read_folder

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
 
 SCRIPT = r"""
 import json
@@ -39,8 +39,8 @@ from eval_gates.suites.lm_rows import load_checkers
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.presets import presets
 from eval_gates.suites.suite_kind import kind_named
-from pipeline.core.errors import PrepareError
-from pipeline.core.events import NullProgress
+from prepare.errors import PrepareError
+from prepare.events import NullProgress
 from eval_gates import questions_worker
 from eval_gates.evaluate_worker import OpenSuite
 

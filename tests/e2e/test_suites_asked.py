@@ -18,13 +18,13 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 
-from pipeline.core import limited_call
+from prepare import limited_call
 from eval_gates.ask import Client
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Reply
 from eval_gates.suites import rouge
 from eval_gates.suites.json_lines import read_rows, write_rows
-from pipeline.core.events import NullProgress
+from prepare.events import NullProgress
 from eval_gates import questions_worker
 from eval_gates.evaluate_worker import OpenSuite
 

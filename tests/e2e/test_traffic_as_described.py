@@ -13,10 +13,10 @@ import pytest
 from answering_socket import answering
 
 from eval_gates.speed.load_run import RequestColumns
-from pipeline.core.events import NullProgress
-from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from prepare.events import NullProgress
+from prepare.process_environment import server_environment
 
 # Building the environment is in it, where that is not there yet.
 pytestmark = [

@@ -13,11 +13,11 @@ from answering_socket import answering
 
 from eval_gates.engine_metrics import counts_between
 from eval_gates.speed.load_run import LOADS, read_loads
-from pipeline.core.events import NullProgress
-from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.stages.context import BOOTSTRAP
+from prepare.events import NullProgress
+from prepare.process_environment import server_environment
 from recipes.engines.vllm import Vllm
 from recipes.workload import RandomWorkload
 

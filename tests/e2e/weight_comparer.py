@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import from_dict
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import BOOTSTRAP
+from prepare.errors import from_dict
+from prepare.events import NullProgress
 from recipes.weights.accounting import Compare, WeightComparison
 
 LOOP = """
@@ -23,8 +23,8 @@ import json, runpy, sys, traceback
 from pathlib import Path
 
 runpy.run_path(sys.argv[1])["register_packages"](Path(sys.argv[1]).resolve().parents[2])
-from pipeline.core.errors import PrepareError
-from pipeline.core.events import NullProgress
+from prepare.errors import PrepareError
+from prepare.events import NullProgress
 from recipes.weights.check_weights_worker import run
 
 answers, sys.stdout = sys.stdout, sys.stderr

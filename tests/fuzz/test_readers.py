@@ -30,20 +30,20 @@ from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
-from pipeline.core.errors import PrepareError
-from pipeline.core.stage import StageRecord
-from pipeline.core.untrusted import (
+from pipeline.environments.settings import load_settings
+from pipeline.plan.memory import Model
+from pipeline.stages.screen import SCREEN
+from prepare.errors import PrepareError
+from prepare.stage import StageRecord
+from prepare.untrusted import (
     UntrustedJsonError,
     UntrustedLinesError,
     parse_json,
     parse_record,
     read_flat_rows,
 )
-from pipeline.core.untrusted_yaml import UntrustedYamlError, parse_yaml
-from pipeline.core.user_path import user_path
-from pipeline.environments.settings import load_settings
-from pipeline.plan.memory import Model
-from pipeline.stages.screen import SCREEN
+from prepare.untrusted_yaml import UntrustedYamlError, parse_yaml
+from prepare.user_path import user_path
 from recipes.catalog import RECIPES, load_gpu, load_policy, load_profile, load_recipe
 from recipes.checkpoints.header_source import read_folder
 from recipes.checkpoints.reference import parse_reference

@@ -15,12 +15,12 @@ from listener import Listener
 from quantized_checkpoint import source_files
 from small_checkpoint import write_files
 
-from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.core.hardware import NodeInfo
-from pipeline.core.stage import StageSpec
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose
+from prepare.errors import CheckpointError, UsageError
+from prepare.hardware import NodeInfo
+from prepare.stage import StageSpec
 from recipes.catalog import RECIPES
 from recipes.checkpoints.folder import Checkpoint, parse_reference
 from recipes.policy import Policy

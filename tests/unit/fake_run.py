@@ -38,10 +38,6 @@ from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.release import PromotionRequest, find_candidate, make_version, promote_run
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.suites.sources import QuestionSource, SuiteSource
-from pipeline.core.digest import FileDigests
-from pipeline.core.lots import Node
-from pipeline.core.private_files import write_atomically
-from pipeline.core.store import RUN_RECORD, Store
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.model_plan import ModelPlanner
@@ -53,6 +49,10 @@ from pipeline.run.recorder import RunRecorder
 from pipeline.run.screening import run_screening
 from pipeline.run.serving import Serving
 from pipeline.run.work import Copy
+from prepare.digest import FileDigests
+from prepare.lots import Node
+from prepare.private_files import write_atomically
+from prepare.store import RUN_RECORD, Store
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 from recipes.checkpoints.source_info import CheckpointReport, find_source
 from recipes.checkpoints.weight_files import BUNDLE

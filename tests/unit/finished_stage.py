@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.private_files import write_atomically
-from pipeline.core.stage import StageRecord
-from pipeline.core.store import PARTIAL, RECORD, Store
+from prepare.private_files import write_atomically
+from prepare.stage import StageRecord
+from prepare.store import PARTIAL, RECORD, Store
 
 
 def stage_record(**changes: Any) -> StageRecord:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.stage import StageReference, StageSpec, stage_key
 from pipeline.stages import newest_revision
+from prepare.stage import StageReference, StageSpec, stage_key
 
 
 def stage_spec(

@@ -13,9 +13,9 @@ import json, re, sys, time
 module, _, function = sys.argv[1].partition(":")
 from importlib import import_module
 from pathlib import Path
-sys.path[:0] = ["tests", "tests/unit", "tests/unit/core"]
+sys.path[:0] = ["tests", "tests/unit", "tests/unit/prepare"]
 read = getattr(import_module(module), function)
-from pipeline.core.errors import PrepareError
+from prepare.errors import PrepareError
 started, error = time.process_time(), None
 try:
     read(Path(sys.argv[2]))

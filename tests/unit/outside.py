@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core import plugins
+from prepare import plugins
 
 PACKAGE = Path(__file__).parents[1] / "outside_package"
 

@@ -24,17 +24,17 @@ from eval_gates.speed.load_run import LoadLog
 from eval_gates.speed.speed_worker import measure_loads
 from eval_gates.stopping import PLAN
 from eval_gates.suites.json_lines import read_rows, write_rows
-from pipeline.core.digest import digest_bytes, digest_json
-from pipeline.core.errors import ServingError, StageError
-from pipeline.core.private_files import write_atomically
-from pipeline.core.stage import StageRecord, StageSpec
-from pipeline.core.store import RECORD, Store
 from pipeline.plan.plan import Arm
 from pipeline.run.recorder import RecordingProgress
 from pipeline.run.stage_run import StageRunner
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS, check_variant
 from pipeline.stages.context import Servers, StageContext
+from prepare.digest import digest_bytes, digest_json
+from prepare.errors import ServingError, StageError
+from prepare.private_files import write_atomically
+from prepare.stage import StageRecord, StageSpec
+from prepare.store import RECORD, Store
 from recipes.checkpoints.weight_files import digest_auxiliary_files
 
 Rows = list[dict[str, Any]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from small_checkpoint import checkpoint_files, safetensors
 
-from pipeline.core.digest import FileDigests
+from prepare.digest import FileDigests
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from artifacts.registry import MANIFEST_TAG, Cause, Move, Registry
-from pipeline.core.errors import RegistryError, UsageError
+from prepare.errors import RegistryError, UsageError
 
 FILES = {"model.safetensors": b"w", "config.json": b"{}", "README.md": b"", "deeper/file": b"text"}
 WRITES = ("create_", "set_", "delete_")

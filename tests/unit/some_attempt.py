@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.core.store import Store
 from pipeline.stages.attempts import Attempt, Trial
+from prepare.store import Store
 
 
 def some_trial(**changes: Any) -> Trial:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.core.gpus import VisibleGpu
-from pipeline.core.hardware import FEATURES, NodeInfo
+from prepare.gpus import VisibleGpu
+from prepare.hardware import FEATURES, NodeInfo
 
 NODE = NodeInfo(
     name="n1",

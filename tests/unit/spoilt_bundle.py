@@ -14,10 +14,10 @@ from artifacts.evidence import verify as bundle_check
 from artifacts.evidence.bundle import VERDICT, pack, unpack
 from artifacts.evidence.manifest import MANIFEST, list_files
 from artifacts.evidence.verify import BundleCheck
-from pipeline.core.errors import EvidenceError
-from pipeline.core.stage import StageRecord, stage_key
-from pipeline.core.store import RECORD
 from pipeline.stages import newest_revision
+from prepare.errors import EvidenceError
+from prepare.stage import StageRecord, stage_key
+from prepare.store import RECORD
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE
 
 

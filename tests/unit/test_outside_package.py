@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.cli.main import app
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import UsageError
-from pipeline.core.plugins import PLUGINS
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import BOOTSTRAP
 from pipeline.stages.quantize import WeightsProvenance
 from pipeline.stages.questions import QuestionsParameters
+from prepare.digest import FileDigests
+from prepare.errors import UsageError
+from prepare.plugins import PLUGINS
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.engines import LaunchSpec, find_engine
 from recipes.policy import Policy

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TREES = ("artifacts", "benchmarks", "docs", "eval_gates", "pipeline", "recipes", "scripts", "tests")
+TREES = (
+    "artifacts",
+    "benchmarks",
+    "docs",
+    "eval_gates",
+    "pipeline",
+    "prepare",
+    "recipes",
+    "scripts",
+    "tests",
+)
 MAX_SENTENCE_WORDS = 30
 MAX_LINE_CHARACTERS = 120
 

@@ -9,14 +9,14 @@ import time
 from datetime import UTC, datetime
 
 from artifacts.run_record import RunReport, read_run
-from pipeline.core.errors import StageError
-from pipeline.core.events import Progress
-from pipeline.core.store import RUN_RECORD, RunFolders
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.copies import join_run, write_request
 from pipeline.run.launchers.ray import RayLauncher
 from pipeline.run.launchers.slurm import SlurmLauncher
+from prepare.errors import StageError
+from prepare.events import Progress
+from prepare.store import RUN_RECORD, RunFolders
 
 POLL_S = 2.0
 GRACE_S = 60.0  # as long as NFS may keep what another node has written from being seen

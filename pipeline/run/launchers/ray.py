@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UsageError
-from pipeline.core.private_files import make_folder, open_log
-from pipeline.core.process_environment import registry_variables, without_registry
-from pipeline.core.supervisor import SupervisedProcess
 from pipeline.environments.settings import Settings
+from prepare.errors import UsageError
+from prepare.private_files import make_folder, open_log
+from prepare.process_environment import registry_variables, without_registry
+from prepare.supervisor import SupervisedProcess
 
 TRIES = 3
 PASSED = ("PREPARE_", "HF_", "UV_", "PIP_", "MLFLOW_", "DATABRICKS_")
@@ -85,7 +85,7 @@ def run_copy(index: int, run: str, store: str, folder: str, variables: dict[str,
     base = {**os.environ, **variables, "PREPARE_COPY": str(index)}
     for name in registry_variables(base) if index else ():
         del base[name]
-    command = [sys.executable, "-P", "-m", "pipeline.cli.main", "model", "--run", run]
+    command = [sys.executable, "-P", "-m", "prepare", "model", "--run", run]
     with open_log(Path(folder) / f"ray.{index}.log") as output:
         process = SupervisedProcess([*command, "--store", store], environment=base, output=output)
     with process:

@@ -14,10 +14,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from pipeline.core.errors import UsageError
-from pipeline.core.private_files import make_folder, write_atomically
-from pipeline.core.process_environment import registry_variables
 from pipeline.environments.settings import Settings
+from prepare.errors import UsageError
+from prepare.private_files import make_folder, write_atomically
+from prepare.process_environment import registry_variables
 
 JOB = "slurm-job"
 TIMEOUT_S = 90
@@ -75,7 +75,7 @@ class SlurmLauncher:
     def _submit(self, count: int) -> str:
         make_folder(self._folder / "copies")
         slurm = self._settings.slurm
-        command = [slurm.python or sys.executable, "-P", "-m", "pipeline.cli.main", "model"]
+        command = [slurm.python or sys.executable, "-P", "-m", "prepare", "model"]
         command += ["--run", self._folder.name, "--store", str(self._settings.store)]
         registry = " ".join(registry_variables(os.environ)) or "MLFLOW_TRACKING_TOKEN"
         answer = subprocess.run(

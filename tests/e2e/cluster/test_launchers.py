@@ -20,7 +20,7 @@ from store_processes import left_after
 
 pytestmark = pytest.mark.e2e
 NAME, SECRET = "MLFLOW_TRACKING_TOKEN", "s3cret-of-the-registry"
-PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
+PREPARE = [sys.executable, "-P", "-m", "prepare"]
 
 
 def run_on(
@@ -62,7 +62,7 @@ def note_credentials(store: Path, seen: dict[str, set[bool]]) -> None:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"pipeline.cli.main" in words[:5] and os.fsencode(store) in words:
+            if b"prepare" in words[:5] and os.fsencode(store) in words:
                 given = (entry / "environ").read_bytes().split(b"\0")
                 for index, found in seen.items():
                     if f"PREPARE_COPY={index}".encode() in given:

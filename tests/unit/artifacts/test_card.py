@@ -20,7 +20,7 @@ from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.card import Card, fence
 from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import read_verdict
-from pipeline.core.stage import TypedStageRecord
+from prepare.stage import TypedStageRecord
 from recipes.checkpoints.source_info import find_source, front_matter
 from recipes.checkpoints.weight_files import RESULTS
 

@@ -22,7 +22,7 @@ from artifacts.ci import (
     markdown_summary,
     outputs,
 )
-from pipeline.core.escape import junit_text
+from prepare.escape import junit_text
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
 HOSTILE = "a|b <script>x</script> `c` *d* [e](http://f) &amp; \\ | $x$ #1\n\n# heading\n- item"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sample_reports import COMMAND
 
 from artifacts.command_line import RunKind, command_line
-from pipeline.core.errors import StoreError
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.run.gate import GateRequest
 from pipeline.run.recheck import RecheckRequest
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from prepare.errors import StoreError
 
 POLICY = """name: strict
 summary: s

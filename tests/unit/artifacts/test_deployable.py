@@ -17,9 +17,9 @@ from artifacts.deploy.registered import open_version
 from artifacts.deployable import Deployable
 from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.registry import TUPLE_TAG
-from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.stages.screen import SCREEN
+from prepare.digest import digest_json
+from prepare.errors import EvidenceError, RegistryError
 
 DEEP = "[" * 200_000
 

@@ -18,8 +18,8 @@ from spoilt_bundle import RECIPE, check_bundle, found, opened, rewrite_manifest,
 
 from artifacts.evidence.bundle import VERDICT, pack, unpack
 from artifacts.evidence.manifest import MANIFEST
-from pipeline.core.errors import EvidenceError
-from pipeline.core.store import RECORD
+from prepare.errors import EvidenceError
+from prepare.store import RECORD
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE
 
 

@@ -30,9 +30,9 @@ from spoilt_bundle import (
 from artifacts.evidence import verify
 from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.manifest import MANIFEST
-from pipeline.core.digest import digest_bytes, digest_json
-from pipeline.core.errors import EvidenceError
-from pipeline.core.store import RECORD
+from prepare.digest import digest_bytes, digest_json
+from prepare.errors import EvidenceError
+from prepare.store import RECORD
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE
 
 # Answers lost, with which it passes alone and not next to another, and the first of them.

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from artifacts.push import fetch
 from pipeline.cli.main import app
-from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import RegistryError, UsageError
+from prepare.digest import digest_bytes
+from prepare.errors import RegistryError, UsageError
 from recipes.checkpoints.weight_files import ARCHIVE
 
 # huggingface_hub 2.4 uploads by an option that its HTTP library is about to give up.

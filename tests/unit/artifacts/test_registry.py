@@ -15,7 +15,7 @@ from small_disk import fill, small_disk
 
 from artifacts import mlflow_store
 from artifacts.registry import MANIFEST_TAG, Registry
-from pipeline.core.errors import RegistryError, UsageError
+from prepare.errors import RegistryError, UsageError
 
 NAME = "model"
 
@@ -136,7 +136,7 @@ def test_a_full_disk_is_named_with_its_cure(tmp_path: Path) -> None:
             register(Registry(uri), "m", files, letter)
             promote(Registry(uri), "m", str(number + 1), str(number) if number else None)
         fill(disk)
-        command = [sys.executable, "-P", "-m", "pipeline.cli.main", "rollback", "m"]
+        command = [sys.executable, "-P", "-m", "prepare", "rollback", "m"]
         done = subprocess.run(
             [*command, "--registry", uri], capture_output=True, text=True, check=False
         )

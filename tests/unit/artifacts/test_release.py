@@ -26,8 +26,8 @@ from artifacts.mlflow_store import MlflowStore
 from artifacts.registry import Cause, Registry
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
-from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
-from pipeline.core.store import RECORD, RUN_RECORD, RunFolders
+from prepare.errors import EvidenceError, RegistryError, StoreError, UsageError
+from prepare.store import RECORD, RUN_RECORD, RunFolders
 from recipes.checkpoints.weight_files import BUNDLE
 
 

@@ -19,9 +19,9 @@ from artifacts.run_outcome import (
     verdict_of,
 )
 from pipeline.cli.tables import last_line
-from pipeline.core.errors import ExitCode
-from pipeline.core.escape import markdown
-from pipeline.core.store import Store
+from prepare.errors import ExitCode
+from prepare.escape import markdown
+from prepare.store import Store
 from recipes import catalog
 
 

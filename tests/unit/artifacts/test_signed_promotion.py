@@ -26,13 +26,13 @@ from artifacts.evidence.signing import Signer, find_signer, fingerprint_of
 from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.registry import MANIFEST_TAG, TUPLE_TAG, WEIGHTS_TAG, Registry
 from pipeline.cli.main import app
-from pipeline.core.digest import digest_file, digest_json
-from pipeline.core.errors import EvidenceError, UsageError
-from pipeline.core.stage import StageRecord, stage_key
-from pipeline.core.store import RECORD
 from pipeline.environments.settings import load_settings
 from pipeline.run.recheck import RecheckRequest, run_recheck
 from pipeline.stages import newest_revision
+from prepare.digest import digest_file, digest_json
+from prepare.errors import EvidenceError, UsageError
+from prepare.stage import StageRecord, stage_key
+from prepare.store import RECORD
 from recipes.checkpoints.weight_files import BUNDLE, SIGNATURE, weights_digest
 
 Forge = Callable[[Path], None]

@@ -14,7 +14,7 @@ from key_pair import key_pair
 from small_checkpoint import checkpoint_files, write_files
 
 from artifacts.evidence.signing import PASSWORD_VARIABLE, check_with_key, sign_with_key
-from pipeline.core.errors import EvidenceError, UsageError
+from prepare.errors import EvidenceError, UsageError
 from recipes.checkpoints.weight_files import SIGNATURE
 
 

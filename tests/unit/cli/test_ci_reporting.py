@@ -22,11 +22,11 @@ from typer.testing import CliRunner, Result
 from artifacts.run_record import RunReport
 from pipeline.cli.ci import CiReporting, is_in_ci
 from pipeline.cli.main import app
-from pipeline.core.errors import StoreError
 from pipeline.run import gate as endpoint_gate
 from pipeline.run import model as whole_run
+from prepare.errors import StoreError
 
-PREPARE = (sys.executable, "-m", "pipeline.cli.main")
+PREPARE = (sys.executable, "-m", "prepare")
 NOT_PASSED: dict[str, Any] = {"promoted": False, "registry_version": None}
 
 

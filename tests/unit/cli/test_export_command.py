@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from artifacts.deploy.export import WEIGHTS, Export, read_version
 from artifacts.registry import MANIFEST_TAG
 from pipeline.cli.main import app
-from pipeline.core.errors import PrepareError, UsageError
 from pipeline.environments.settings import load_settings
+from prepare.errors import PrepareError, UsageError
 
 OCI = "oci://registry.example.com/models/some@sha256:" + "c" * 64
 

@@ -20,16 +20,16 @@ from sample_reports import run_report
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app, main, report_error
-from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.interruption import INTERRUPTIONS
-from pipeline.core.store import RUN_RECORD, RunFolders, Store
+from prepare.errors import ExitCode, UsageError
+from prepare.interruption import INTERRUPTIONS
+from prepare.store import RUN_RECORD, RunFolders, Store
 
 HEAVY = {
     *("torch", "transformers", "vllm", "llmcompressor", "awq", "lm_eval", "rouge_score"),
     *("mlflow", "sqlalchemy", "numpy", "scipy", "huggingface_hub", "datasets", "httpx"),
-    *("pipeline.core.record", "yaml", "eval_gates", "artifacts", "pipeline.plan", "pipeline.run"),
+    *("prepare.record", "yaml", "eval_gates", "artifacts", "pipeline.plan", "pipeline.run"),
 }
-PREPARE = (sys.executable, "-m", "pipeline.cli.main")
+PREPARE = (sys.executable, "-m", "prepare")
 
 
 # Adding a flag is a decision: it is a promise to everyone's scripts.
@@ -146,7 +146,7 @@ WAITS = """
 import sys
 from pathlib import Path
 from pipeline.cli.main import main
-from pipeline.core.store import RUN_RECORD, RunFolders, Store
+from prepare.store import RUN_RECORD, RunFolders, Store
 
 def command(standalone_mode):
     with Store(Path(sys.argv[1])).hold("key", lambda text: print(text, flush=True)):

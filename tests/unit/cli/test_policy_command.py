@@ -13,7 +13,7 @@ from small_checkpoint import write_files
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import UsageError
+from prepare.errors import UsageError
 from recipes import catalog
 
 QUESTION = {"subject": "s", "question": "q", "choices": list("abcd"), "answer": 0}

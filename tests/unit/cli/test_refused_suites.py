@@ -13,7 +13,7 @@ from small_checkpoint import write_files
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import PrepareError
+from prepare.errors import PrepareError
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if strict %}!{% endif %}"
 ROW = {"question": "How many is 1 and 1?", "answer": "#### 2"}

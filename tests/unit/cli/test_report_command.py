@@ -9,9 +9,9 @@ from sample_reports import run_report
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import UsageError
-from pipeline.core.private_files import write_atomically
-from pipeline.core.store import RUN_RECORD, RunFolders, Store
+from prepare.errors import UsageError
+from prepare.private_files import write_atomically
+from prepare.store import RUN_RECORD, RunFolders, Store
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from artifacts.registry import MANIFEST_TAG, Cause, Registry
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
-from pipeline.core import file_locks
-from pipeline.core.errors import PrepareError, StoreError, UsageError
-from pipeline.core.private_files import write_atomically
-from pipeline.core.store import RUN_RECORD, RunFolders, Store
 from pipeline.run.recorder import RunRecorder
+from prepare import file_locks
+from prepare.errors import PrepareError, StoreError, UsageError
+from prepare.private_files import write_atomically
+from prepare.store import RUN_RECORD, RunFolders, Store
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 
@@ -79,7 +79,7 @@ def test_the_running_stage_is_shown_and_the_next_command_has_the_store(tmp_path:
 def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> None:
     log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
     log.note("before")
-    attach = [sys.executable, "-P", "-m", "pipeline.cli.main", "runs", "latest", "--follow"]
+    attach = [sys.executable, "-P", "-m", "prepare", "runs", "latest", "--follow"]
     with subprocess.Popen(
         [*attach, "--store", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
     ) as follower:

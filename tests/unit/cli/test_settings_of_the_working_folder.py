@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_checkpoint import checkpoint_files, write_files
 
-PREPARE = (sys.executable, "-m", "pipeline.cli.main")
+PREPARE = (sys.executable, "-m", "prepare")
 
 
 @pytest.fixture

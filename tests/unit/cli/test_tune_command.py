@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import UsageError
+from prepare.errors import UsageError
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -33,7 +33,7 @@ def run(*words: str) -> tuple[int, str]:
 def test_what_is_not_there_is_refused_at_once(
     words: tuple[str, str], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.core.hardware.visible_gpus", lambda _: [])
+    monkeypatch.setattr("prepare.hardware.visible_gpus", lambda _: [])
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", *words)
     assert error.value.where == where

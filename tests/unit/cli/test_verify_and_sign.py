@@ -18,7 +18,7 @@ from artifacts.evidence.verify import BundleCheck, VariantCheck
 from artifacts.run_record import VariantReport
 from pipeline.cli.main import app
 from pipeline.cli.verify import print_folder
-from pipeline.core.errors import EvidenceError
+from prepare.errors import EvidenceError
 
 
 def call(*arguments: object) -> Any:

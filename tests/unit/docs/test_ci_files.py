@@ -115,7 +115,7 @@ def test_the_judging_step_does_what_it_says(file: Path, tmp_path: Path) -> None:
     """The step's own script, with a checkpoint that is not there."""
     place = tmp_path / "home" / "bin"
     place.mkdir(parents=True)
-    (place / "prepare").write_text(f'#!/bin/sh\nexec {sys.executable} -m pipeline.cli.main "$@"\n')
+    (place / "prepare").write_text(f'#!/bin/sh\nexec {sys.executable} -m prepare "$@"\n')
     (place / "prepare").chmod(0o755)
     clean = {name: v for name, v in os.environ.items() if not name.startswith("PREPARE_")}
     given = {

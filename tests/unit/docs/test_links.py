@@ -19,6 +19,7 @@ NAMED_IN_CODE = re.compile(r"(?<![\w/.])docs/[\w/-]+\.md(?:#[\w-]+)?")
 PLACES = (
     "docs/ci",
     "docs/cluster",
+    "prepare",
     "pipeline",
     "recipes",
     "eval_gates",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_environment import Heard, TinySource, let_uv_find, make_tiny_source
 
-from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Environment, ensure_defined
+from prepare.events import NullProgress
 
 
 @pytest.fixture

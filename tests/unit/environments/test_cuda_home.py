@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from listener import Listener
 
-from pipeline.core.errors import ServingError
 from pipeline.environments.cuda_home import compiler_variables, make_cuda_home
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.errors import ServingError
 
 
 @pytest.fixture

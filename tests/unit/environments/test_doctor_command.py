@@ -9,8 +9,8 @@ from tiny_environment import TinySource
 from typer.testing import CliRunner, Result
 
 from pipeline.cli.main import app
-from pipeline.core.errors import UsageError
 from pipeline.environments.environment import Environment
+from prepare.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,6 @@ from pathlib import Path
 import pytest
 from tiny_environment import Heard, TinySource, write_torch, write_wheel
 
-from pipeline.core.errors import EnvironmentBuildError
-from pipeline.core.events import NullProgress
-from pipeline.core.file_locks import locked
 from pipeline.environments.build import RECORD_NAME, read_record
 from pipeline.environments.definition import (
     Accelerator,
@@ -34,6 +31,9 @@ from pipeline.environments.environment import (
     status,
 )
 from pipeline.environments.settings import EnvironmentOverride, Settings
+from prepare.errors import EnvironmentBuildError
+from prepare.events import NullProgress
+from prepare.file_locks import locked
 
 
 def site_packages(environment: Environment) -> Path:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments import installer
 from pipeline.environments.build import describe
 from pipeline.environments.installer import (
@@ -20,6 +19,7 @@ from pipeline.environments.installer import (
     pip_settings,
     run_uv,
 )
+from prepare.errors import EnvironmentBuildError
 
 
 def test_lines_are_heard_and_a_failure_quotes_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
-from pipeline.core.errors import EvaluationDataError
+from prepare.errors import EvaluationDataError
 
 IDS = [f"anatomy/{number}" for number in range(20_000)]
 QUICK = settings(

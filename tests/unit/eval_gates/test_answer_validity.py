@@ -9,7 +9,7 @@ import pytest
 
 from eval_gates.answer_validity import check_answers
 from eval_gates.rows import Answer
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 
 Rows = list[Answer]
 FINE = {"truncated": 0, "unclosed": 0, "refused": 0, "thoughts_only": 0, "unread": 0}

@@ -17,7 +17,7 @@ from eval_gates.ask import Client
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.replies import find_choice
 from eval_gates.rows import Answer, Asked, Question, Reply, Score
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 
 Responder = Callable[[str, dict[str, Any]], tuple[int, Any]]
 CHOICES = Question("c", "Which?\nAnswer:", continuations=(" A", " B"))

@@ -8,7 +8,7 @@ from eval_gates.answer_log import AnswerLog
 from eval_gates.evaluate_worker import ask_until_over
 from eval_gates.rows import Answer
 from eval_gates.stopping import StoppingPlan
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 
 IDS = [f"q/{number}" for number in range(200)]
 

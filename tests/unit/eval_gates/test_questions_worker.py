@@ -16,8 +16,8 @@ from eval_gates.questions_worker import run, shuffle, with_clusters, without_cop
 from eval_gates.rows import Question
 from eval_gates.suites.mbpp import Mbpp
 from eval_gates.suites.mmlu import Mmlu
-from pipeline.core.errors import EvaluationDataError
 from pipeline.stages.questions import QuestionsParameters
+from prepare.errors import EvaluationDataError
 from recipes.policy import Suite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}

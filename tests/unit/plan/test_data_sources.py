@@ -22,13 +22,13 @@ from eval_gates.suites.mbpp import Mbpp
 from eval_gates.suites.mmlu import Mmlu
 from eval_gates.suites.rouge import Rouge
 from eval_gates.suites.suite_kind import kind_named
-from pipeline.core.digest import FileDigests, digest_bytes
-from pipeline.core.errors import EvaluationDataError
 from pipeline.plan.data_sources import (
     BUILTIN_CALIBRATION,
     SourceResolver,
     note_repeated_fields,
 )
+from prepare.digest import FileDigests, digest_bytes
+from prepare.errors import EvaluationDataError
 from recipes.policy import AnySuite, Margin, Policy
 from recipes.quantization import Calibration
 from recipes.schema import CalibrationLimit
@@ -42,8 +42,8 @@ import json, sys
 from listener import Listener
 from pathlib import Path
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.core.digest import (FileDigests)
-from pipeline.core.errors import PrepareError
+from prepare.digest import (FileDigests)
+from prepare.errors import PrepareError
 from eval_gates.suites.lm_eval_suite import LmEval
 from eval_gates.suites.mmlu import Mmlu
 from recipes.quantization import Calibration

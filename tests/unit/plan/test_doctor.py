@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.gpus import VisibleGpu
-from pipeline.core.hardware import CPU_FEATURES_VARIABLE
 from pipeline.environments.definition import (
     Accelerator,
     define,
@@ -24,6 +22,8 @@ from pipeline.plan.doctor import (
     diagnose,
     processor_finding,
 )
+from prepare.gpus import VisibleGpu
+from prepare.hardware import CPU_FEATURES_VARIABLE
 from recipes.catalog import load_profile
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.core.errors import CheckpointError
 from pipeline.plan.generation_settings import (
     form_notes,
     generation_faults,
     resolve_generation,
 )
+from prepare.errors import CheckpointError
 from recipes.catalog import load_policy, load_profile, policy_names
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.policy import Policy

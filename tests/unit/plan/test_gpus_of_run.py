@@ -11,11 +11,11 @@ from asked_run import request_for
 from published_models import LLAMA_3_8B, LLAMA_3_70B, QWEN_3_235B, Shapes, dense, qwen3_moe, source
 from some_node import NODE
 
-from pipeline.core.errors import UsageError
-from pipeline.core.gpus import VisibleGpu
 from pipeline.environments.settings import Settings
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.resolved_options import choose
+from prepare.errors import UsageError
+from prepare.gpus import VisibleGpu
 from recipes.schema import ServingProfile
 
 

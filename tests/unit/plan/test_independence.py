@@ -8,9 +8,9 @@ import pytest
 from listener import Listener
 
 from eval_gates.suites.lm_eval_suite import known_tasks
-from pipeline.core.errors import UsageError
 from pipeline.plan.data_sources import check_independence
 from pipeline.stages.questions import QuestionsResult
+from prepare.errors import UsageError
 from recipes.policy import Policy
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.hardware import this_node
 from pipeline.plan.machine import machine_of
+from prepare.hardware import this_node
 
 
 @pytest.fixture(autouse=True)

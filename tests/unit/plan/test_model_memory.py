@@ -23,9 +23,9 @@ from published_models import (
     qwen3_moe,
 )
 
-from pipeline.core.errors import CheckpointError
 from pipeline.plan.host_memory import serving_bytes
 from pipeline.plan.memory import Fit, Gpus, Model, divisors, variants_of
+from prepare.errors import CheckpointError
 from recipes import catalog
 from recipes.checkpoints.header_source import read_config_alone
 from recipes.checkpoints.variant_size import VariantWeights

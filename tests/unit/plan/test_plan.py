@@ -17,16 +17,16 @@ from small_checkpoint import checkpoint_files, safetensors, write_files
 from some_node import NODE
 from three_suites import three_suites
 
-from pipeline.core.digest import FileDigests
-from pipeline.core.hardware import NodeInfo
-from pipeline.core.stage import StageSpec
-from pipeline.core.store import Store
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.plan.progress import PlanProgress
 from pipeline.stages.attempts import JudgeParameters
+from prepare.digest import FileDigests
+from prepare.hardware import NodeInfo
+from prepare.stage import StageSpec
+from prepare.store import Store
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.checkpoints.folder import Checkpoint
 from recipes.policy import RESERVED_SUITE_NAMES, Policy

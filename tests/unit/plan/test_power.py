@@ -11,7 +11,6 @@ from listener import Listener
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import find
-from pipeline.core.errors import UsageError
 from pipeline.plan.power import (
     chances,
     check_power,
@@ -21,6 +20,7 @@ from pipeline.plan.power import (
     speed_chance,
     speed_power,
 )
+from prepare.errors import UsageError
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.policy import Policy
 

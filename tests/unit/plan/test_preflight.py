@@ -29,9 +29,6 @@ from published_models import (
 from small_checkpoint import safetensors, write_files
 from some_node import NODE
 
-from pipeline.core.errors import ExitCode, HubError, PrepareError, UsageError
-from pipeline.core.gpus import VisibleGpu
-from pipeline.core.hardware import FEATURES
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_faults import find_missing_matrix
 from pipeline.plan.machine import Machine
@@ -41,6 +38,9 @@ from pipeline.plan.serving_profile import check_processor
 from pipeline.plan.survey import line
 from pipeline.run.model import run_model
 from pipeline.run.plan_report import forecast
+from prepare.errors import ExitCode, HubError, PrepareError, UsageError
+from prepare.gpus import VisibleGpu
+from prepare.hardware import FEATURES
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import Recipe

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from asked_run import refused, request_for, write_policy
 
-from pipeline.core.errors import CheckpointError
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import choose
+from prepare.errors import CheckpointError
 from recipes.catalog import load_profile
 
 pytestmark = pytest.mark.usefixtures("programs")

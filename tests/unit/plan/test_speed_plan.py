@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from eval_gates.speed.rules import SpeedRule
-from pipeline.core.errors import UsageError
-from pipeline.core.stage import StageSpec
 from pipeline.plan.build import Builder
 from pipeline.plan.plan import Arm
 from pipeline.plan.speed_plan import find_claims
 from pipeline.serving.served_model import ServedModel
+from prepare.errors import UsageError
+from prepare.stage import StageSpec
 from recipes.catalog import load_policy, load_profile, policy_names, profile_names
 from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.core.errors import ExitCode, UsageError
+from prepare.errors import ExitCode, UsageError
 from recipes import catalog
 from recipes.config_model import ConfigModel
 

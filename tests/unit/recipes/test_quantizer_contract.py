@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.core.plugins import QUANTIZERS, plugin_names
 from pipeline.environments.definition import EnvironmentName
+from prepare.plugins import QUANTIZERS, plugin_names
 from recipes.quantization import AnyQuantization, Quantization, for_worker
 from recipes.weights.layouts import layer_parts
 

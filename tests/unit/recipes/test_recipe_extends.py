@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.core.errors import UsageError
+from prepare.errors import UsageError
 from recipes import catalog
 from recipes.quantizers.awq import AwqQuantization
 from recipes.quantizers.gptq import GptqQuantization

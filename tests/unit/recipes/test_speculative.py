@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.core.errors import UsageError
 from pipeline.serving.serving_arguments import ServingArguments, draft_counters
+from prepare.errors import UsageError
 from recipes.catalog import RECIPES, load_profile
 from recipes.schema import ServingProfile
 from recipes.speculative import SpeculativeConfig

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.digest import digest_file
-from pipeline.core.errors import UsageError
-from pipeline.core.untrusted import MAX_VALUES
+from prepare.digest import digest_file
+from prepare.errors import UsageError
+from prepare.untrusted import MAX_VALUES
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import Arrivals, RequestsWorkload
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from some_node import NODE
 
-from pipeline.core.errors import UsageError
 from pipeline.plan.tuned_arm import add_candidate, make_defaults
+from prepare.errors import UsageError
 from recipes.catalog import load_profile
 from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
 from recipes.tuning_candidates import ServingCandidate, load_candidates

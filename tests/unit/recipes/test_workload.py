@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from pipeline.core.errors import UsageError
+from prepare.errors import UsageError
 from recipes import catalog
 from recipes.traffic_file import check_workload
 from recipes.workload import AnyWorkload, Arrivals, RequestsWorkload, change_arrivals

@@ -17,13 +17,13 @@ from word_tokenizer import WordTokenizer
 from eval_gates import evaluate_worker as evaluate
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.suites.json_lines import write_rows
-from pipeline.core.errors import PrepareError, ServingError, StageError
-from pipeline.core.stage import StageRecord
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.run.gate import GateRequest, check_policy, model_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.consistency import find_other_forms
 from pipeline.stages.evaluate import EvaluateParameters
+from prepare.errors import PrepareError, ServingError, StageError
+from prepare.stage import StageRecord
 from recipes.catalog import load_policy
 from recipes.policy import Policy
 

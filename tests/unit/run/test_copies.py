@@ -15,15 +15,15 @@ from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import StageReport, read_run
-from pipeline.core.errors import StageError, StoreError, UsageError
-from pipeline.core.lots import Node
-from pipeline.core.store import Store
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
 from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.work import FAILED, TRIED, TRIES, Copy, Failures, Piece, empty
 from pipeline.stages.block import BLOCK
+from prepare.errors import StageError, StoreError, UsageError
+from prepare.lots import Node
+from prepare.store import Store
 from recipes.speed import SpeedPolicy
 
 REQUEST = ModelRequest(

@@ -12,8 +12,6 @@ from listener import Listener
 from sample_stages import RESULTS
 from some_node import NODE
 
-from pipeline.core.errors import UsageError
-from pipeline.core.store import Store
 from pipeline.environments import environment
 from pipeline.environments.settings import Settings
 from pipeline.plan.plan import Plan
@@ -22,6 +20,8 @@ from pipeline.run.gate import GateRequest, plan_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
+from prepare.errors import UsageError
+from prepare.store import Store
 from recipes.catalog import load_policy
 
 

@@ -13,13 +13,13 @@ from loose_stage import stage_spec
 from model_server_stand_in import stand_in_python
 
 from eval_gates.ask import TooLongError
-from pipeline.core.errors import ServingError
-from pipeline.core.stage import StageSpec
-from pipeline.core.store import Store
 from pipeline.run import serving as endpoints
 from pipeline.run.serving import LocalServers
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.evaluate import EVALUATE
+from prepare.errors import ServingError
+from prepare.stage import StageSpec
+from prepare.store import Store
 from recipes.catalog import load_profile
 
 

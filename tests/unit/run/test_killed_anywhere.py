@@ -23,8 +23,8 @@ from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import read_run
-from pipeline.core.stage import StageSpec
-from pipeline.core.store import RECORD, RUN_RECORD, RunFolders, Store
+from prepare.stage import StageSpec
+from prepare.store import RECORD, RUN_RECORD, RunFolders, Store
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.chmod"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -11,9 +11,6 @@ from quantized_checkpoint import source_files
 from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
-from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.stage import StageSpec
-from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.model_plan import make_plan
@@ -22,6 +19,9 @@ from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.survey import survey
 from pipeline.run import plan_report
 from pipeline.run.plan_report import PlanReport, forecast
+from prepare.errors import ExitCode, UsageError
+from prepare.stage import StageSpec
+from prepare.store import Store
 
 RECIPE = "fp8-dynamic"
 SUITES = ("quiz", "humaneval", "rouge")

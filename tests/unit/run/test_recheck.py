@@ -24,20 +24,20 @@ from artifacts.release import PromotionRequest, promote_run
 from artifacts.run_record import RunReport, find_run
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.cli.main import app
-from pipeline.core.errors import (
-    CheckpointError,
-    ExitCode,
-    PrepareError,
-    RegistryError,
-    UsageError,
-)
-from pipeline.core.store import Store
 from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import load_settings
 from pipeline.plan import model_plan
 from pipeline.run import recheck, session
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
+from prepare.errors import (
+    CheckpointError,
+    ExitCode,
+    PrepareError,
+    RegistryError,
+    UsageError,
+)
+from prepare.store import Store
 from recipes.catalog import RECIPES
 
 RECIPE = "fp8-dynamic"

@@ -13,9 +13,9 @@ from sample_reports import COMMAND, failed_variant_report, stage_report, variant
 from small_disk import fill, small_disk
 
 from artifacts.run_record import RunReport, find_run, read_run
-from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.store import ALIVE, RUN_RECORD, RunFolders, Store, is_alive
 from pipeline.run.recorder import RESERVE, RunRecorder
+from prepare.errors import StoreError, UsageError
+from prepare.store import ALIVE, RUN_RECORD, RunFolders, Store, is_alive
 from recipes.checkpoints.source_info import CheckpointReport
 
 
@@ -88,7 +88,7 @@ RUN = """
 import os, signal
 from pathlib import Path
 from pipeline.run.recorder import RunRecorder
-from pipeline.core.store import Store
+from prepare.store import Store
 import sys
 
 log = RunRecorder(Store(Path(sys.argv[1])), "model", {"checkpoint": "x"})

@@ -17,11 +17,11 @@ from artifacts.evidence.verify import check_run
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from eval_gates.speed.schedule import arrival_times
-from pipeline.core.digest import digest_file
-from pipeline.core.errors import PrepareError, ServingError
-from pipeline.core.store import Store
 from pipeline.stages.judge import JUDGE, rule_of
 from pipeline.stages.speed import SPEED
+from prepare.digest import digest_file
+from prepare.errors import PrepareError, ServingError
+from prepare.store import Store
 from recipes.catalog import load_policy
 from recipes.speed import SpeedPolicy
 

@@ -19,8 +19,8 @@ from artifacts.run_outcome import (
     screened_rows,
 )
 from pipeline.cli.tables import print_run
-from pipeline.core.errors import ExitCode, ServingError
 from pipeline.plan.screening import screening_policy
+from prepare.errors import ExitCode, ServingError
 from recipes.catalog import load_policy, policy_names
 from recipes.policy import Policy
 

@@ -8,11 +8,11 @@ from listener import Listener
 
 from artifacts.command_line import RunKind
 from artifacts.run_record import find_run
-from pipeline.core.errors import ExitCode, PrepareError, StoreError
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.run.session import RunInterrupted, RunSession
+from prepare.errors import ExitCode, PrepareError, StoreError
+from prepare.store import Store
 
 
 @pytest.fixture

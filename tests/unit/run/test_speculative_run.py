@@ -15,8 +15,8 @@ from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import check_run
 from artifacts.run_outcome import side_lines
 from artifacts.run_record import RunReport
-from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.environments.settings import Settings
+from prepare.errors import EvidenceError, UsageError
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}

@@ -13,14 +13,14 @@ from artifacts.release import PromotionRequest, choose_variants
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
-from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.lots import Node
-from pipeline.core.store import Store
 from pipeline.plan.machine import Machine
 from pipeline.plan.tuned_arm import add_candidate, claim_gain, make_defaults
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.tune import PROFILE, Tuning
+from prepare.errors import ExitCode, UsageError
+from prepare.lots import Node
+from prepare.store import Store
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import CandidateFile

@@ -10,12 +10,12 @@ from sample_reports import failed_variant_report, variant_report
 
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
 from pipeline.cli.tables import last_line
-from pipeline.core.errors import ExitCode
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run import model as whole_run
+from prepare.errors import ExitCode
 from recipes.catalog import load_policy
 from recipes.checkpoints.folder import Checkpoint
 

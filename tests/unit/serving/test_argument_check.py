@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import UsageError
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.errors import UsageError
 
 SERVED = [("identity", ServingArguments({"max-num-seqs": 4}, {}))]
 

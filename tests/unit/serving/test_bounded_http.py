@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from eval_gates import ask
-from pipeline.core.errors import ServingError, StageError
 from pipeline.serving.openai_endpoint import OpenAIEndpoint, send_request
 from pipeline.stages import screen
+from prepare.errors import ServingError, StageError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 Answering = Callable[[socket.socket], None]

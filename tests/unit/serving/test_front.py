@@ -14,8 +14,8 @@ import httpx
 import pytest
 from free_port import free_port
 
-from pipeline.core.errors import UsageError
 from pipeline.serving.front import HEAD_SECONDS, LINGER_SECONDS, open_front, reserve
+from prepare.errors import UsageError
 
 KEY = "sk-of-the-clients"
 PATHS = [

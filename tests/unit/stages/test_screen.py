@@ -13,12 +13,12 @@ from loose_stage import stage_spec
 from reading_stand_in import SURE, ReadingStandIn
 
 from eval_gates import ask
-from pipeline.core.errors import StageError
-from pipeline.core.stage import StageRecord, StageReference
-from pipeline.core.store import Store
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.context import advance
 from pipeline.stages.screen import PROMPTS, SCREEN, TOKENS
+from prepare.errors import StageError
+from prepare.stage import StageRecord, StageReference
+from prepare.store import Store
 
 ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "deployment_id": "s", "tokenizer": "t"}
 

@@ -16,11 +16,11 @@ from measured_loads import block
 from eval_gates.speed.load_run import LOADS, LoadLog, LoadRun, read_loads
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.speed.schedule import draw_block
-from pipeline.core.errors import ServingError
-from pipeline.core.store import Store
 from pipeline.stages import speed
 from pipeline.stages.context import StageContext
 from pipeline.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
+from prepare.errors import ServingError
+from prepare.store import Store
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
 RULE = {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 3, "starts": "once"}

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.events import Progress
+from prepare.events import Progress
 
 EMBEDDINGS = "re:.*embed_tokens$"  # the library would quantize them too
 

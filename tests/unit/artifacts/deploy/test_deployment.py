@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from artifacts.deploy.registered import check_files, checked_folder, find_version, pull_version
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from pipeline.cli.main import app
-from pipeline.core.errors import RegistryError, UsageError
 from pipeline.environments.settings import Settings
+from prepare.errors import RegistryError, UsageError
 from recipes.checkpoints.weight_files import BUNDLE
 
 

@@ -19,11 +19,11 @@ from artifacts.deploy.recheck_record import RecheckRecord
 from artifacts.deploy.serve import Deployment
 from artifacts.deployable import Deployable
 from artifacts.registry import Version
-from pipeline.core.errors import CheckpointError, RegistryError, UsageError
-from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
+from prepare.errors import CheckpointError, RegistryError, UsageError
+from prepare.hardware import Hardware
 
 PORT = free_port()
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}

@@ -13,7 +13,7 @@ import yaml
 from some_export import deployable, exported, files
 
 from artifacts.deploy.export import TARGETS
-from pipeline.core.errors import UsageError
+from prepare.errors import UsageError
 
 
 def documents(made: dict[str, str]) -> list[dict[str, Any]]:

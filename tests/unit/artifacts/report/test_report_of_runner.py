@@ -12,7 +12,7 @@ from pretend_stages import PretendModels
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
-from pipeline.core.store import Store
+from prepare.store import Store
 
 
 @pytest.fixture

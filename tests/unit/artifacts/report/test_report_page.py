@@ -14,7 +14,7 @@ from sample_reports import failed_variant_report, gate_report, run_report, varia
 
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
-from pipeline.core.store import Store
+from prepare.store import Store
 
 HOSTILE = "</script></pre><img src=x onerror=alert(1)><script>alert(2)</script>\"'>{{7*7}}"
 HALF_A_PAIR = "\ud800"

@@ -15,7 +15,7 @@ import pytest
 from eval_gates.speed.load_client import ClientClock, LoadClient, LoadTarget
 from eval_gates.speed.load_prompts import Prompt, PromptSource
 from eval_gates.speed.load_run import RequestColumns
-from pipeline.core.errors import ServingError
+from prepare.errors import ServingError
 
 TARGET = LoadTarget("http://m", "model", None, {"prefix_cache_hits": "hits"})
 CHOICE = {"choices": [{"text": " a"}]}

@@ -21,7 +21,7 @@ from eval_gates.speed.load_run import (
     parse_loads,
 )
 from eval_gates.speed.rules import SpeedRule
-from pipeline.core.errors import StoreError
+from prepare.errors import StoreError
 
 FAILED = {
     "start_s": [0.0],

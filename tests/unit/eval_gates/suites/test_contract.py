@@ -19,9 +19,9 @@ from eval_gates.rows import Answer, Asked, Question, Reply, ToolCall
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, SuiteKind, kind_named
-from pipeline.core.errors import EvaluationDataError, UsageError
-from pipeline.core.limited_call import call_limited
-from pipeline.core.plugins import Plugin
+from prepare.errors import EvaluationDataError, UsageError
+from prepare.limited_call import call_limited
+from prepare.plugins import Plugin
 
 QUIZ = {
     "subject": "high_school_physics",
@@ -234,7 +234,7 @@ def test_a_malformed_line_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipeline.core.limited_call.CPU_SECONDS", 1.0)
+    monkeypatch.setattr("prepare.limited_call.CPU_SECONDS", 1.0)
     settings = {"num_fewshot": 0} if kind == "mmlu" else {"prompt_format": "chat"}
     with pytest.raises(EvaluationDataError, match=message) as caught:
         lay_out(kind, file, [good, {**good, **change}], tmp_path, settings)

@@ -17,7 +17,7 @@ from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.suites.fidelity import Fidelity, FidelityTask, read_chat_row
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
-from pipeline.core.errors import EvaluationDataError, StageError
+from prepare.errors import EvaluationDataError, StageError
 
 SECRET = "my password is hunter2"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}

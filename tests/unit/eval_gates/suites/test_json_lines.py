@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites.json_lines import read_rows, write_rows
-from pipeline.core.errors import EvaluationDataError
+from prepare.errors import EvaluationDataError
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eval_gates.suites.lm_eval_files import read_task_file
-from pipeline.core.errors import EvaluationDataError
+from prepare.errors import EvaluationDataError
 
 TASK = """
 task: mine

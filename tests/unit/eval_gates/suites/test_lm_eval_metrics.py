@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites.lm_eval_task import Metric, choose_metric
-from pipeline.core.errors import EvaluationDataError
+from prepare.errors import EvaluationDataError
 
 PERPLEXITY = Metric("perplexity", "perplexity", False)
 ACC = Metric("acc", "mean", True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eval_gates.sandbox import Program, run_many
 from eval_gates.suites.code_suite import prompt_of
 from eval_gates.suites.mbpp import problem_of, select_usable
-from pipeline.core.errors import EvaluationDataError
+from prepare.errors import EvaluationDataError
 
 PLACE = "mbpp.jsonl, line 1"
 # As MBPP+'s programs are: a comparison of their own, then inputs and results at the top level.

@@ -11,8 +11,8 @@ import pytest
 from eval_gates.suites import mmlu
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
-from pipeline.core.errors import EvaluationDataError
-from pipeline.core.events import NullProgress
+from prepare.errors import EvaluationDataError
+from prepare.events import NullProgress
 
 ROW = {
     "subject": "high_school_physics",

@@ -14,8 +14,8 @@ from eval_gates.suites import needles
 from eval_gates.suites.needles import NEEDLES, Needles, NeedlesKind, NeedlesTask
 from eval_gates.suites.sources import QuestionSource, Row
 from eval_gates.suites.suite_kind import QuestionOrder
-from pipeline.core.errors import EvaluationDataError, UsageError
-from pipeline.core.events import NullProgress
+from prepare.errors import EvaluationDataError, UsageError
+from prepare.events import NullProgress
 
 KINDS = st.sampled_from(NEEDLES)
 SHORT = NeedlesTask(lengths=[512, 1024], cases=12, prompt_format="completion")

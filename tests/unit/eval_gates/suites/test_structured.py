@@ -66,6 +66,6 @@ def test_a_number_beyond_floats_is_no_crash() -> None:
 def test_an_answer_that_takes_years_to_grade_scores_0(
     answer: Any, schema: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.core.limited_call.CPU_SECONDS", 1.0)
+    monkeypatch.setattr("prepare.limited_call.CPU_SECONDS", 1.0)
     found = row(json.dumps(answer), schema=schema)
     assert found.score == 0

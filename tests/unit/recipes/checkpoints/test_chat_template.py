@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes.checkpoints.chat_template import MAX_TEMPLATE_BYTES, folder_generation
 
 NAMED = [{"name": "default", "template": "{{ messages }}"}]

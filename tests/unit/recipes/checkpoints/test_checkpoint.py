@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import CheckpointError, UsageError
+from prepare.digest import FileDigests
+from prepare.errors import CheckpointError, UsageError
 from recipes.checkpoints.folder import (
     Checkpoint,
     CheckpointReference,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes import catalog
 from recipes.checkpoints.dequantized_source import dequantized, planned_weights
 from recipes.checkpoints.header_source import HeaderSource

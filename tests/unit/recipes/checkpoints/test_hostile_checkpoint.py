@@ -12,9 +12,9 @@ import pytest
 from measured_refusal import refusal
 from small_checkpoint import checkpoint_files, write_files
 
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import CheckpointError
 from pipeline.plan.memory import Model
+from prepare.digest import FileDigests
+from prepare.errors import CheckpointError
 from recipes.checkpoints.folder import inspect_folder
 from recipes.checkpoints.header_source import read_folder
 

@@ -20,15 +20,15 @@ import pytest
 from hub_stand_in import HubStandIn, Repository
 from small_checkpoint import checkpoint_files, safetensors
 
-from pipeline.core.digest import FileDigests
-from pipeline.core.errors import HubError
+from prepare.digest import FileDigests
+from prepare.errors import HubError
 from recipes.checkpoints.folder import inspect_folder
 from recipes.checkpoints.hub import explain_hub_errors
 from recipes.checkpoints.source_info import find_source
 
 CHILD = """
 import json, sys
-from pipeline.core.errors import PrepareError
+from prepare.errors import PrepareError
 from recipes.checkpoints.hub import download, resolve_dataset_revision
 
 class Listener:

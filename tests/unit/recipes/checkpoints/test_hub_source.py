@@ -21,7 +21,7 @@ from recipes.checkpoints.header_source import read_folder
 
 CHILD = """
 import json, sys
-from pipeline.core.errors import PrepareError
+from prepare.errors import PrepareError
 from recipes.checkpoints.header_source import read_hub
 try:
     found = read_hub(sys.argv[1], sys.argv[2] or None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes.checkpoints.layers import (
     ELEMENT_BYTES,
     Layer,

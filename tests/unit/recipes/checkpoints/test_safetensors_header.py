@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes.checkpoints.safetensors_header import (
     DTYPE_BITS,
     read_header,

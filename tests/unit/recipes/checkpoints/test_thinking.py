@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import CheckpointError
+from prepare.errors import CheckpointError
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.template_renderer import render
 from recipes.checkpoints.thinking import argument_names, find_switch, thinks

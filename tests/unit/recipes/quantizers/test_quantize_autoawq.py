@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 from recipes.quantizers.autoawq_worker import (
     check_rows,
     keep_sources_config,

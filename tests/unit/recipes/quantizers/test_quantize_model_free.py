@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.ignored_modules import is_ignored
 from recipes.quantizers.model_free_worker import check_supported, kept_layers

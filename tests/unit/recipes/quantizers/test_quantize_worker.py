@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 from recipes.quantizers.calibration import ROWS, calibration_blocks, read_texts, run
 
 MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]

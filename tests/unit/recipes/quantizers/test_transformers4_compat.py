@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import StageError
+from prepare.errors import StageError
 from recipes.quantizers.transformers4_compat import (
     config_of_4,
     tokenizer_config_of_4,

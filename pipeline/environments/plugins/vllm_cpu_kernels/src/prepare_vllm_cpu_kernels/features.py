@@ -1,6 +1,6 @@
 """Has vLLM run as on a CPU with fewer features: what a user without AVX-512 gets, seen here.
 
-``PREPARE_CPU_FEATURES=avx2`` (or `none`, as in pipeline/core/hardware.py) makes torch deny the
+``PREPARE_CPU_FEATURES=avx2`` (or `none`, as in prepare/hardware.py) makes torch deny the
 others, by which vLLM chooses between its libraries of kernels, `_C`, `_C_AVX512` and `_C_AVX2`, and
 what its attention offers. What torch itself computes with is limited by ATEN_CPU_CAPABILITY and
 others.

@@ -1,1 +1,0 @@
-"""Foundation of every package."""
