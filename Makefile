@@ -52,6 +52,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/deptry prepare pipeline recipes eval_gates artifacts
 	$(BIN)/python scripts/check_imports.py
 	$(BIN)/python scripts/measure.py --check
 

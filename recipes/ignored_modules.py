@@ -13,8 +13,10 @@ from typing import Any
 
 try:
     import re2
-except ImportError:  # in a worker's environment, whose lists the command has compiled
-    re2 = None
+except ModuleNotFoundError as error:
+    if error.name != "re2":
+        raise
+    re2 = None  # in a worker's environment, whose lists the command has compiled
 
 _ANY = {"*": ".*", "?": "."}
 # Every module of a checkpoint is compared with all of them.

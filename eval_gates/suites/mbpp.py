@@ -202,6 +202,10 @@ class Mbpp(CodeKind[MbppTask]):
             return found
         return humaneval.PROBLEMS + (found or 0)
 
+    def check_rows(self, task: MbppTask, order: QuestionOrder) -> None:
+        for place, row in self.read(order.source, order.folder):
+            problem_of(row, place)
+
     def questions(self, task: MbppTask, order: QuestionOrder) -> Read:
         source, left_out = order.source, list[str]()
         problems: list[Problem] = []

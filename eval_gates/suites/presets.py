@@ -111,6 +111,12 @@ class PresetKind(TextKind[Any]):
         changes = self.preset.typical_change
         return changes.get(_metric(self.preset, task)) or super().typical_change(task)
 
+    def check_rows(self, task: Any, order: QuestionOrder) -> None:
+        """Check all but what lm-eval's checkers refuse, which is in `evaluate` only."""
+        found = self.read(order.source, order.folder)
+        documents = [self.preset.document(row, place) for place, row in found]
+        self._read_examples(task, order, set(map(self._subject, documents)))
+
     def questions(self, task: Any, order: QuestionOrder) -> Read:
         self.prepare_scoring(task)
         found = self.read(order.source, order.folder)

@@ -28,7 +28,7 @@ PROMPT = (
     "{prompt}\n\nAnswer with one JSON value and nothing else. It must fit this JSON schema:\n"
     "{schema}"
 )
-ENDS = {"chat": "", "completion": "\n\nJSON: "}
+COMPLETION_END = "\n\nJSON: "
 
 _REPEATS = re.compile(r"[{,](\d+)(?=[,}])")
 _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)\n?```", re.DOTALL)
@@ -112,7 +112,8 @@ def _question(row: dict[str, Any], number: int, place: str, task: StructuredTask
     prompt, schema = row["prompt"], row["schema"]
     _check_schema(schema, place)
     shown = PROMPT.format(prompt=prompt, schema=json.dumps(schema, ensure_ascii=False))
-    name, asked = str(row.get("id") or f"request/{number}"), shown + ENDS[task.prompt_format]
+    name = str(row.get("id") or f"request/{number}")
+    asked = shown + (COMPLETION_END if task.prompt_format == "completion" else "")
     if not task.guided:
         return Question(name, asked, data={"schema": schema})
     messages = ({"role": "user", "content": asked},)

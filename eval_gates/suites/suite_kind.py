@@ -90,6 +90,14 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         EvaluationDataError for none or malformed ones.
         """
 
+    def check_rows(self, task: Task, order: QuestionOrder) -> None:
+        """Raise EvaluationDataError for malformed rows of a folder.
+
+        It runs before the environments are built. A kind whose `questions` imports packages of
+        `evaluate` overrides this.
+        """
+        self.questions(task, order)
+
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
         """Read what rendering and scoring need; runs in `evaluate`, with all laid-out questions.
 

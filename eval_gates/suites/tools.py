@@ -117,6 +117,11 @@ class Tools(TextKind[ToolsTask]):
         live = any(name.startswith("live_") for name in task.categories)
         return "functions" if live or not task.categories else None
 
+    def check_rows(self, task: ToolsTask, order: QuestionOrder) -> None:
+        """Check the form; BFCL's checker, which reads values, is in `evaluate` only."""
+        for number, (place, row) in enumerate(self.read(order.source, order.folder)):
+            _read_case(row, number, place)
+
     def questions(self, task: ToolsTask, order: QuestionOrder) -> Read:
         if order.folder:
             rows = enumerate(self.read(order.source, order.folder))
@@ -181,8 +186,8 @@ def _question(case: BfclCase, task: ToolsTask) -> Question:
     )
 
 
-def _own_case(row: Row, number: int, place: str) -> BfclCase:
-    """Return a case, else EvaluationDataError."""
+def _read_case(row: Row, number: int, place: str) -> BfclCase:
+    """Return a case of the right form, else EvaluationDataError."""
     question: Any = row.get("question")
     if isinstance(question, str) and question.strip():
         question = [{"role": "user", "content": question}]
@@ -194,7 +199,12 @@ def _own_case(row: Row, number: int, place: str) -> BfclCase:
     if category == "simple" and len(functions) > 1:
         category = "multiple"
     name = str(row.get("id") or f"request/{number}")
-    case = BfclCase(name, category, question, functions, truth)
+    return BfclCase(name, category, question, functions, truth)
+
+
+def _own_case(row: Row, number: int, place: str) -> BfclCase:
+    """Return a case that BFCL's checker takes, else EvaluationDataError."""
+    case = _read_case(row, number, place)
     try:
         fits = call_limited(lambda: _is_usable(case))
     except CallError as error:

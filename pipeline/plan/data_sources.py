@@ -6,7 +6,6 @@ A source is plain data that identifies its content, as a part of stage keys.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -78,13 +77,12 @@ class SourceResolver:
                 continue
             if not is_new or found.identity.kind != "folder" or found.folder is None:
                 continue
-            with TemporaryDirectory() as made, suppress(ImportError):  # read as `questions` does
+            with TemporaryDirectory() as made:
                 order = QuestionOrder(found.identity, found.folder, Path(made), NullProgress())
                 try:
-                    kind_of(suite).questions(suite, order)
+                    kind_of(suite).check_rows(suite, order)
                 except EvaluationDataError as error:
-                    if str(found.folder) in error.where:
-                        yield error
+                    yield error
 
     def digest_of(self, file: Path) -> str:
         return self.digests.digest(file)

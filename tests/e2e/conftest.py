@@ -67,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # policies and commands; each joins this list with the change that runs it.
 RUN_BY_CI = {
     "test_adopted_weights.py",
+    "test_bare_environment.py",
     "test_bfcl_scores.py",
     "test_check_weights.py",
     "test_demo_run.py",

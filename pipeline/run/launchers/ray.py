@@ -27,12 +27,14 @@ class RayLauncher:
     def __init__(self, settings: Settings, folder: Path) -> None:
         try:
             import ray
-        except ImportError:
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
             raise UsageError(
                 "`--on ray` needs the package ray",
                 where="--on ray",
                 hint="install it: pip install 'prepare-model[ray]'",
-            ) from None
+            ) from error
         self._ray: Any = ray
         self._settings, self._folder = settings, folder
         self._tasks: dict[Any, int] = {}

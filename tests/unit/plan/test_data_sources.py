@@ -257,6 +257,46 @@ class TestHowMany:
         assert list(resolver.faults(policy, [("mmlu", source)])) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [
+        ("mmlu", "mmlu_test.jsonl"),
+        ("mmlu_pro", "mmlu_pro_test.jsonl"),
+        ("gsm8k", "gsm8k_test.jsonl"),
+        ("ifeval", "ifeval_test.jsonl"),
+        ("mbpp", "mbpp_test.jsonl"),
+        ("rouge", "summarization_test.jsonl"),
+        ("tools", "tools_test.jsonl"),
+        ("structured", "structured_test.jsonl"),
+        ("fidelity", "conversations.jsonl"),
+    ],
+)
+def test_malformed_rows_of_each_kind_are_faults(tmp_path: Path, kind: str, file: str) -> None:
+    """In an environment without lm-eval and BFCL, such as this one."""
+    folder = write_files(tmp_path / "data", {file: b'{"no": "question"}\n'})
+    suites = {"mine": {"kind": kind, "margins": {"fp8": 0.1}}}
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+    (fault,) = Resolving(tmp_path, folder).resolver.faults(policy)
+    assert fault.where == f"{folder / file}, line 1"
+
+
+def test_rows_are_checked_before_the_form_of_prompts_is_known(tmp_path: Path) -> None:
+    row = {"prompt": "Ada is 34.", "schema": {"type": "object"}}
+    folder = write_files(tmp_path / "data", {"structured_test.jsonl": json.dumps(row).encode()})
+    suites = {"mine": {"kind": "structured", "margins": {"fp8": 0.1}}}
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+    assert list(Resolving(tmp_path, folder).resolver.faults(policy)) == []
+
+
+def test_too_few_worked_examples_are_a_fault(tmp_path: Path) -> None:
+    row = {"subject": "s", "question": "q", "choices": list("abcd"), "answer": 0}
+    files = {"mmlu_test.jsonl": json.dumps(row).encode()}
+    suites = {"mine": {"kind": "mmlu", "num_fewshot": 2, "margins": {"fp8": 0.1}}}
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+    folder = write_files(tmp_path / "data", files)
+    assert len(list(Resolving(tmp_path, folder).resolver.faults(policy))) == 1
+
+
 TASK = b"task: mine\ninclude: base.yaml\n"
 BASE = b"dataset_path: json\ndataset_kwargs: {data_files: {test: qa*.jsonl}}\n"
 TASK_FILES = {"mine.yaml": TASK, "base.yaml": BASE, "qa_1.jsonl": b"{}"}
