@@ -52,7 +52,7 @@ class GateResult(Record):
     p_value: float | None = Field(None, ge=0, le=1, description="of 'the requirement is not met'")
     verdict: Verdict | Literal["error", "skipped"]
     reason: str = Field(description="the verdict in words, with its statistics")
-    suspicious: bool = Field(False, description="better than the baseline by more than the margin")
+    suspicious: bool = Field(False, description="shown to be better, by more than is plausible")
 
     @property
     def lengths(self) -> str:

@@ -67,6 +67,7 @@ def judge_suite(
     baseline, candidate, before, after = baseline[:rows], candidate[:rows], before[:n], after[:n]
     differences = [a - b for a, b in zip(after, before, strict=True)]
     flips = sum(difference != 0 for difference in differences)
+    lengths = answer_lengths(all_of_baseline)
     scores = Scores(
         baseline=sum(before) / n,
         candidate=sum(after) / n,
@@ -74,6 +75,8 @@ def judge_suite(
         sensitivity_checks=tuple(sensitivity_checks),
         full_baseline=mean_of(all_of_baseline, "score"),
         shuffled_score=0.0 if candidate[0].unrelated is None else mean_of(candidate, "unrelated"),
+        cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
+        max_gain=suite.max_gain,
     )
     decision = decide(finding, scores)
     bounds, allowed, kept = (finding.lower, finding.upper), comparison.threshold, None

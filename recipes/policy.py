@@ -113,6 +113,13 @@ class Suite(EvalTask):
     questions: int | None = Field(
         None, ge=1, le=10_000_000, description="largest number; all when absent"
     )
+    max_gain: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="largest plausible gain of the mean score; the margin when absent. A variant "
+        "that is shown to gain, and gains more, is undecided: both sides were not asked alike",
+    )
     usual: dict[Family, UsualChange] = Field(
         default={},
         description="the usual good variant, by recipe family: `prepare plan` says how often it "

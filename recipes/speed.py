@@ -30,7 +30,8 @@ class ThroughputRatioGate(ConfigModel):
         min_length=1,
         validate_default=True,
         description="one number, or one by accelerator, because CPUs emulate FP8; 0.95 for both "
-        "when absent. An accelerator without a number has no gate",
+        "when absent. An accelerator without a number has no gate. `prepare gate` takes "
+        "the number of cuda",
     )
     workloads: list[Name] = Field(min_length=1, max_length=20, description="each is one gate")
     blocks: int = Field(
@@ -56,19 +57,17 @@ class ThroughputRatioGate(ConfigModel):
         return workloads
 
     def is_about(self, accelerator: Accelerator | None) -> bool:
-        """Return whether it applies; None is an unknown machine."""
-        if accelerator is None:
-            return len(self.min_ratio) > 1 and len(set(self.min_ratio.values())) == 1
-        return accelerator in self.min_ratio
+        """Return whether it applies; None is an unknown machine, taken for one with GPUs."""
+        return (accelerator or "cuda") in self.min_ratio
 
     def minimum_on(self, accelerator: Accelerator | None) -> float:
-        """Return the smallest acceptable ratio; None is an unknown machine.
+        """Return the smallest acceptable ratio; None is an unknown machine, as with GPUs.
 
-        ValueError without a minimum, or for None without a common one.
+        ValueError without a minimum.
         """
         if not self.is_about(accelerator):
-            raise ValueError(f"no minimum for {accelerator or 'endpoints on unknown machines'}")
-        return next(v for k, v in self.min_ratio.items() if accelerator in (k, None))
+            raise ValueError(f"no minimum for {accelerator or 'cuda, which endpoints count as'}")
+        return self.min_ratio[accelerator or "cuda"]
 
 
 class SloGate(ConfigModel):
@@ -136,10 +135,7 @@ class SpeedPolicy(ConfigModel):
         return (*ratios, *limits)
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
-        """Return the gates that apply to the accelerator, None for unknown machines.
-
-        There, a ratio needs a common minimum.
-        """
+        """Return the gates that apply to the accelerator, None for unknown machines."""
         return tuple(
             claim
             for claim in self.claims

@@ -34,10 +34,12 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
         return
     if not all(_comes_as_asked(load, asked.workload) for load in loads):
         yield f"{role}: its requests came otherwise than its workload says"
-    if units and (
-        rule.evaluate(loads).state != found.state
-        or rule.needs_more(loads)
-        or not rule.needs_more(loads[:-unit])
+    starts = found.starts
+    is_over = any(count.is_over for count in starts.values())
+    if (units or is_over) and (
+        rule.evaluate(loads, starts).state != found.state
+        or rule.needs_more(loads, starts)
+        or not (is_over or rule.needs_more(loads[:-unit]))
     ):
         yield f"{role}: measuring did not end where its rule ends it"
 

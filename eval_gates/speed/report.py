@@ -12,7 +12,7 @@ from pydantic import Field
 
 from eval_gates.gate_result import RATIO, GateResult, Tier, Verdict
 from eval_gates.speed.load_run import LoadRun, Side
-from eval_gates.speed.rules import Fault, SpeedFinding, SpeedRule
+from eval_gates.speed.rules import Fault, SpeedFinding, SpeedRule, StartCount, StartCounts
 from eval_gates.speed.schedule import Starts
 from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, percentiles
 from prepare.record import Record
@@ -66,6 +66,9 @@ class SpeedGateResult(GateResult):
         [], fail_fast=True, description="why blocks do not count, or the measurement is invalid"
     )
     loads: list[LoadSummary] = Field([], fail_fast=True, description="every load")
+    server_starts: dict[str, StartCount] = Field(
+        {}, description="by side, over all commands since the first good start; empty for endpoints"
+    )
     note: str | None = Field(None, description="the profile's note on its performance")
 
     @property
@@ -103,10 +106,12 @@ def decide_speed_gate(
     loads: Sequence[LoadRun],
     at: str = "",
     note: str | None = None,
+    starts: StartCounts | None = None,
 ) -> SpeedGateResult:
     """Decide one gate; ValueError if the loads do not fit the gate or workload.
 
-    `loads` are in measuring order. `at` describes other arrivals than the workload's.
+    `loads` are in measuring order. `at` describes other arrivals than the workload's. `starts` has
+    those of our servers by side.
     """
     for load in loads:
         if load.workload != workload:
@@ -115,7 +120,8 @@ def decide_speed_gate(
     for unit in units:
         if sorted(load.side for load in unit) != rule.sides or len({x.block for x in unit}) != 1:
             raise ValueError(f"{gate}: block {unit[0].block} does not have one load of each side")
-    found, blocks = rule.evaluate(loads), rule.sort(loads)
+    found = rule.evaluate(loads, starts)
+    blocks = rule.sort(loads, starts)
     counted, is_ratio = {unit[0].block for unit in blocks.quiet}, rule.kind == "ratio"
     shown = [
         _summarize_load(
@@ -128,7 +134,11 @@ def decide_speed_gate(
         verdict = found.state
     description = describe_gate(rule, workload, at)
     within = sum(bool(load.within) and load.counts for load in shown)
-    parts = list(_describe(rule, found, gate)) if loads else ["not measured"]
+    is_measured = bool(loads) or blocks.ended is not None
+    parts = list(_describe(rule, found, gate)) if is_measured else ["not measured"]
+    if starts and is_measured:
+        failed = [f"{side} {each.failed} of {each.tried}" for side, each in starts.items()]
+        parts.append(f"failed server starts: {', '.join(failed)}")
     if not is_ratio and found.quiet:
         beyond = found.quiet - within
         parts.append(f"{beyond} of {found.quiet} {rule.unit} beyond a limit")
@@ -174,6 +184,7 @@ def decide_speed_gate(
         repeats=dict(blocks.repeats),
         faults=blocks.faults,
         loads=shown,
+        server_starts=dict(starts or {}),
         note=note,
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
@@ -52,6 +52,8 @@ DISTURBANCES: frozenset[FaultKind] = frozenset({"throttled", "other_process", "c
 """`unlike` is the measurement's own fault, and all other kinds are a side's."""
 MAX_OWN = 2  # blocks with a fault of the same side that end the gate
 MAX_LATE = 0.1  # of a load's time, or of the limited time, by which the client may be late
+MARGIN_LATE, MARGIN_APART = 1 / 2, 1 / 5  # shares of a ratio's margin that a lag may hide
+MIN_LATE = 0.01  # in ln(tokens/s): a smaller lag, or difference of lags, is no disturbance
 MAX_LOG = 50.0  # largest ln(limit / time); a missing time has the negative
 SUSTAINED = 0.05  # unanswered share of all requests from which on a rate is not sustained
 MAX_BEYOND = 1 / 6  # largest share of starts beyond a limit with which a gate passes
@@ -69,6 +71,27 @@ class Fault(Record):
 
     def __str__(self) -> str:
         return f"{self.side}, number {self.block}: {self.words}"
+
+
+class StartCount(Record):
+    """Starts of one side's server, over all commands."""
+
+    tried: int = Field(0, ge=0)
+    failed: int = Field(0, ge=0, description="that did not serve, or ended under load")
+    why: str = Field("", description="of the last failure")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its failures end the gate."""
+        return self.failed >= MAX_OWN
+
+    @property
+    def words(self) -> str:
+        return f"its server failed in {self.failed} of {self.tried} starts: {self.why}"
+
+
+StartCounts = Mapping[str, StartCount]
+"""By side; empty where the servers are not ours."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +146,21 @@ class SpeedRule(NumericRecord):
         return self.kind == "ratio"
 
     @property
+    def max_lag_gain(self) -> float:
+        """Largest lag of a side of a ratio, in ln(tokens/s)."""
+        return self._late_by(MARGIN_LATE)
+
+    @property
+    def max_lag_difference(self) -> float:
+        """Largest difference of the sides' lags: a hundredth where a ratio may be 5 % less."""
+        return self._late_by(MARGIN_APART)
+
+    def _late_by(self, share: float) -> float:
+        if not self.compares:
+            return MAX_LATE
+        return min(MAX_LATE, max(MIN_LATE, share * abs(math.log(self.min_ratio))))
+
+    @property
     def unit(self) -> str:
         return "blocks" if self.compares else "loads"
 
@@ -142,8 +180,9 @@ class SpeedRule(NumericRecord):
         size = len(self.sides)
         return [loads[end - size : end] for end in range(size, len(loads) + 1, size)]
 
-    def needs_more(self, loads: Sequence[LoadRun]) -> bool:
-        return self.is_open(self.sort(loads))
+    def needs_more(self, loads: Sequence[LoadRun], starts: StartCounts | None = None) -> bool:
+        """Return whether blocks are missing; `starts` may have ended the measurement."""
+        return self.is_open(self.sort(loads, starts))
 
     def is_open(self, blocks: Blocks) -> bool:
         """Return whether blocks are missing; there are as many repeats as blocks."""
@@ -159,8 +198,17 @@ class SpeedRule(NumericRecord):
         rates = {load.side: math.log(steady_state.output_rate(load)) for load in unit}
         return rates["candidate"] - rates.get("baseline", 0.0)
 
-    def sort(self, loads: Sequence[LoadRun]) -> Blocks:
-        """Sort the blocks by their faults."""
+    def sort(self, loads: Sequence[LoadRun], starts: StartCounts | None = None) -> Blocks:
+        """Sort the blocks by their faults, and see whether failed starts end the gate."""
+        found = self._sort(loads)
+        for side in self.sides:
+            count = (starts or {}).get(side)
+            if count is not None and count.is_over:
+                state: State = "fail" if side == "candidate" else "invalid"
+                found.ended = (state, f"{side}: {count.words}")
+        return found
+
+    def _sort(self, loads: Sequence[LoadRun]) -> Blocks:
         found, own = Blocks(), Counter[str]()
         for unit in self.units(loads):
             found.total += 1
@@ -195,9 +243,9 @@ class SpeedRule(NumericRecord):
                     return found
         return found
 
-    def evaluate(self, loads: Sequence[LoadRun]) -> SpeedFinding:
-        """Decide from the loads in measuring order."""
-        blocks = self.sort(loads)
+    def evaluate(self, loads: Sequence[LoadRun], starts: StartCounts | None = None) -> SpeedFinding:
+        """Decide from the loads in measuring order, and from the servers' failed starts."""
+        blocks = self.sort(loads, starts)
         values = [self.value(unit) for unit in blocks.quiet]
         if blocks.ended is not None:
             return SpeedFinding(blocks.ended[0], len(values), why=blocks.ended[1])
@@ -268,9 +316,25 @@ class SpeedRule(NumericRecord):
                 *self._steady_faults(load),
             ):
                 yield Fault(kind=kind, side=load.side, block=load.block, words=words)
+        yield from self._unequal_lags(unit)
         if len({(load.seed, load.prompts_sha256) for load in unit}) > 1:
             words = "the two sides had different prompts"
             yield Fault(kind="unlike", side="candidate", block=unit[0].block, words=words)
+
+    def _unequal_lags(self, unit: Sequence[LoadRun]) -> Iterator[Fault]:
+        """Yield a fault if the sides' lags differ: it would hide that difference of speed."""
+        if not self.compares:
+            return
+        try:
+            gains = {load.side: steady_state.lag_gain(load) for load in unit}
+        except NoSteadyStateError:
+            return  # which is another fault
+        later = max(unit, key=lambda load: gains[load.side])
+        others = [gain for side, gain in gains.items() if side != later.side]
+        apart = gains[later.side] - min(others)
+        if self.max_lag_difference < apart < math.inf:
+            words = f"the client was later by {100 * apart:.1f} % than for the other side"
+            yield Fault(kind="client_lag", side=later.side, block=later.block, words=words)
 
     def _engine_faults(self, load: LoadRun) -> Iterator[tuple[FaultKind, str]]:
         errors = [error for error in load.requests.error if error is not None]
@@ -321,7 +385,7 @@ class SpeedRule(NumericRecord):
     def _is_late(self, load: LoadRun) -> bool:
         if self.kind != "slo":
             # It hides that share of a difference, and its cause may slow one server alone.
-            return steady_state.lag_gain(load) > MAX_LATE
+            return steady_state.lag_gain(load) > self.max_lag_gain
         # The client's lag hardly changes a mean over tokens.
         times = [v for n, v in self.limits.items() if n.startswith(("ttft_ms", "latency_ms"))]
         judged = min(times) / 1e3 if times else steady_state.median_answer_s(load)

@@ -16,6 +16,7 @@ from eval_gates.speed.load_prompts import open_source
 from eval_gates.speed.load_run import LENGTH_FACTOR, MIN_LOAD_WAVES, LoadLog, LoadRun
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.speed.schedule import Timing, arrival_times, draw_block, look_seed, timing_after
+from prepare.errors import ServingError
 from prepare.events import Progress
 from prepare.gpus import disturbances, gpu_states, visible_gpus
 
@@ -66,6 +67,7 @@ def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, ou
     """
     log, rule = LoadLog(output), SpeedRule.model_validate(spec["rule"])
     loads, start = log.loads(), spec["start"]
+    measure = name_side(measure)
     looked: tuple[int, Timing | None] | None = None
     if "side" in start:
         looked = look(spec, rule, [start["side"]], measure, look_seed(start["seed"]))
@@ -88,6 +90,18 @@ def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, ou
         log.append(new)
         loads += new
     progress.advance(task, len(loads) // size, len(loads) // size, rule.unit)
+
+
+def name_side(measure: Measure) -> Measure:
+    """Return the function with the side as the place of its ServingErrors."""
+
+    def measure_side(side: str, requests: int, seed: int, at: Sequence[float]) -> dict[str, Any]:
+        try:
+            return measure(side, requests, seed, at)
+        except ServingError as error:
+            raise ServingError(error.message, where=side) from error
+
+    return measure_side
 
 
 def load_of(

@@ -14,6 +14,7 @@ from eval_gates.statistics.looks import Finding, min_unchanged_values
 
 Verdict = Literal["pass", "fail", "undecided"]
 
+MAX_CUT_OFF = 0.05  # of the baseline's answers
 _MAX_QUESTIONS = 1_000_000  # no benchmark has as many
 _CHANCE_SCORES: dict[ChanceKind, str] = {
     "nothing": "a score of zero",
@@ -35,11 +36,13 @@ class Scores:
     full_baseline: float = 0.0  # mean of all those answers
     # The candidate's mean score on other questions.
     shuffled_score: float = 0.0
+    cut_off: float = 0.0  # share of the baseline's answers that say little, as they were cut off
+    max_gain: float | None = None  # largest plausible one; None: as much as may be lost
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Verdict, its reason, and whether the candidate's gain is implausible."""
+    """Verdict, its reason, and whether a gain is implausible, and shown."""
 
     verdict: Verdict
     reason: str
@@ -50,14 +53,18 @@ def decide(finding: Finding, scores: Scores) -> Decision:
     """Return the verdict that a finding allows.
 
     `pass` needs a sensitive gate, and answers that fit their own questions better than others. A
-    gain above the margin is flagged: quantization does not improve a model.
+    shown gain above the margin does not pass: quantization does not improve a model, so the sides
+    were asked differently. Nor do answers to a baseline that was cut off: their loss is unseen.
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
     if not all(math.isfinite(value) for value in values):
         raise ValueError(f"a gate needs finite scores and bounds, not {values}")
     comparison = finding.comparison
     difference = scores.candidate - scores.baseline
-    suspicious = difference > comparison.allowed_drop(scores.baseline) > 0
+    margin = comparison.allowed_drop(scores.baseline)
+    largest = margin if scores.max_gain is None else scores.max_gain
+    is_gain_shown = finding.lower > comparison.threshold + margin
+    suspicious = difference > largest > 0 and is_gain_shown
     insensitive = [each for each in scores.sensitivity_checks if each.p_insensitive > finding.alpha]
     verdict: Verdict = "undecided"
     if finding.state == "fail":
@@ -78,15 +85,23 @@ def decide(finding: Finding, scores: Scores) -> Decision:
             f" score {scores.shuffled_score:.1%} on other questions: they are not shown to fit"
             " their own questions better, so a drop inside the margin proves nothing"
         )
+    elif finding.state == "pass" and scores.cut_off > MAX_CUT_OFF:
+        reason = (
+            f"{scores.cut_off:.1%} of the baseline's answers were cut off, at most"
+            f" {MAX_CUT_OFF:.0%} may be: what they would have scored is not known; raise"
+            " 'max_tokens' of the suite"
+        )
     elif finding.state == "pass":
         verdict, reason = "pass", _describe(finding, f"inside {comparison.words}")
     else:
         reason = f"{_describe(finding, 'not shown to be inside ' + comparison.words)}; "
         reason += _describe_needs(finding, scores, difference)
     if suspicious:
+        verdict = "undecided" if verdict == "pass" else verdict
         reason += (
-            f"; suspicious: {_points(difference)} better than the baseline, more than the margin:"
-            " check that both answered the same questions, prompted in the same way"
+            f"; suspicious: {_points(difference)} better than the baseline, more than"
+            f" {_points(largest)}: check that both are prompted in the same way and that nothing"
+            " else made the baseline worse; if the gain is real, raise 'max_gain' of the suite"
         )
     return Decision(verdict, reason, suspicious)
 

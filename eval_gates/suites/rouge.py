@@ -107,6 +107,7 @@ class Rouge(TextKind[RougeTask]):
     )
     assumed_baseline = 0.3
     scores_unrelated = True
+    reads_cut_off = True
     stops = STOPS
 
     def questions(self, task: RougeTask, order: QuestionOrder) -> Read:

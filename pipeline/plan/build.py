@@ -120,14 +120,12 @@ class Builder:
                 if tiers[c.gate] == "critical"
             },
         }
-        keys = {
-            arm.recipe.name: digest_json(
-                [arm.stages["screen"].key, arm.recipe.family, arm.max_length, asked]
-            )
-            for arm in variants
-        }
+        keys = {arm.recipe.name: arm.stages["screen"].key for arm in variants}
+        forms = {arm.recipe.name: [arm.recipe.family, arm.max_length] for arm in variants}
         others = {name: "" for name in self.tried if name not in keys}
-        return trial_of(dict(self.reference), {**keys, **others}, pinned)
+        return trial_of(
+            dict(self.reference), {**keys, **others}, pinned, digest_json([asked, forms])
+        )
 
     def _numbered(
         self, name: str, questions: StageSpec, baseline: Arm, variants: Sequence[Arm], trial: Trial

@@ -35,7 +35,7 @@ def screening_policy(policy: Policy) -> Policy:
 
 
 def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
-    """Return the arm's stages by role; no attempt is counted."""
+    """Return the arm's stages by role; they count no attempt, `run_screening` does."""
     (suite,) = plan.policy.suites
     asked = arm.stages[suite]
     stages = {role: arm.stages[role] for role in (*MAKING, "screen") if role in arm.stages}

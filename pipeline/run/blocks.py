@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +17,16 @@ from pipeline.stages.block import (
     BlockArm,
     BlockParameters,
     BlockRuntime,
+    SideLostError,
     block_spec,
     collect,
     digest_of,
     find_blocks,
 )
-from pipeline.stages.speed import SPEED
-from prepare.errors import PrepareError, StageLostError, StoreError
+from pipeline.stages.screen import SCREEN
+from pipeline.stages.speed import SPEED, count_starts
+from pipeline.stages.starts import StartLedger
+from prepare.errors import PrepareError, ServingError, StageLostError, StoreError
 from prepare.interruption import hold_interruptions, is_interruption
 from prepare.lots import NOTHING, Lot, Needs
 from prepare.stage import StageSpec
@@ -78,8 +81,7 @@ class BlockPieces:
         numbers, number = {block.number for block in done}, 0
         while wanted:
             if number not in numbers:
-                died = {arm for block in done for arm in block.result.died}
-                yield self._block(measurement, number, open_gates, died)
+                yield self._block(measurement, number, open_gates)
                 wanted -= 1
             number += 1
 
@@ -98,7 +100,7 @@ class BlockPieces:
         taken, loads = collect(measurement, arm, screens, done)
         rule = measurement.rule
         wanted = 0
-        if rule.needs_more(loads):
+        if rule.needs_more(loads, count_starts(spec, self.serving.stages.store)):
             missing = rule.blocks - len(rule.sort(loads).quiet)
             wanted = max(1, min(missing, 2 * rule.blocks - len(taken)))
         return _Gate(variant, spec, arm, wanted)
@@ -117,7 +119,6 @@ class BlockPieces:
         measurement: BlockParameters,
         number: int,
         gates: Sequence[_Gate],
-        died: Collection[str],
     ) -> Piece:
         plans = {gate.arm: gate.variant for gate in gates}
         first = SPEED.runtime_of(gates[0].spec)
@@ -134,7 +135,7 @@ class BlockPieces:
             counted=first.counted,
         )
         spec = block_spec(measurement, number, runtime, self.serving.stages.store.root)
-        servers = _Servers(self.serving, plans, self.give_up, died)
+        servers = _Servers(self.serving, plans, self.give_up, measurement)
 
         def do(lot: Lot) -> None:
             with ExitStack() as held:
@@ -181,31 +182,39 @@ class _Servers:
     serving: Serving
     plans: Mapping[str, Arm]
     give_up: GiveUp
-    died: Collection[str]
-    """Arms whose server ended under load before: the first time is repeated."""
+    measurement: BlockParameters
 
     @contextmanager
     def up(self, arm: str) -> Iterator[dict[str, Any]]:
-        endpoints, model = self.serving.endpoints, self.plans[arm]
+        model = self.plans[arm]
         try:
-            yield endpoints.open(model)
-            endpoints.check_alive()  # else something else may have answered
-        except PrepareError:
-            endpoints.check_alive()  # a dead server is the better explanation
+            yield self.serving.open(model, self.measurement.identity)
+            self.serving.check_alive()  # else something else may have answered
+        except PrepareError as error:
+            self.serving.check_alive()  # a dead server is the better explanation
+            if isinstance(error, SideLostError):
+                self.serving.note_failure(model.recipe.name, error)
             raise
         finally:
             with hold_interruptions():
-                endpoints.close()
+                self.serving.close()
 
-    def leave(self, arm: str, error: PrepareError, *, under_load: bool) -> None:
-        is_ours = isinstance(error, StoreError | StageLostError) or is_interruption(error)
-        if arm == BASELINE or is_ours:
+    def leave(self, arm: str, error: PrepareError) -> None:
+        if isinstance(error, StoreError | StageLostError) or is_interruption(error):
             raise error
-        if under_load and arm not in self.died:
-            progress = self.serving.stages.progress
-            progress.note(f"{arm}: its server ended under load; once more: {error.message}")
+        if not isinstance(error, ServingError):  # such as the load generator's
+            if arm == BASELINE:
+                raise error
+            self.give_up(self.plans[arm], error)
             return
-        self.give_up(self.plans[arm], error)
+        stages = self.serving.stages
+        model = self.plans[arm]
+        own = self.measurement.identity if self.measurement.measurement > 1 else ""
+        count = StartLedger(stages.store, model.stages[SCREEN.name].key).count(own)
+        if arm == BASELINE and not count.is_over:
+            raise error
+        then = "its gates end" if count.is_over else "once more"
+        stages.progress.note(f"{arm}: a start of its server failed; {then}: {error.message}")
 
 
 def _measurement(spec: StageSpec) -> BlockParameters:

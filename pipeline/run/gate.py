@@ -253,6 +253,7 @@ def check_policy(request: GateRequest) -> Policy:
     """Return the policy, with margins for that family."""
     policy = load_policy(request.policy)
     check_margins(served_recipe("candidate", request.family), policy)
+    refuse_unjudged_ratios(policy)
     find_claims(policy, None)
     find_gates(request.remeasured, policy, None)
     if request.remeasured and request.deployment_id is None:
@@ -271,7 +272,8 @@ def check_policy(request: GateRequest) -> Policy:
         raise UsageError(
             "performance gates send text completions, whose prompts need the models' tokenizer",
             where="policy key speed",
-            hint="name the tokenizer's folder with --tokenizer, or take a policy without 'speed'",
+            hint="name the tokenizer's folder with --tokenizer, or take a policy without 'speed': "
+            f"`prepare show {policy.name} > mine.yaml`, and remove the key",
         )
     if request.tokenizer and not (request.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(
@@ -280,6 +282,19 @@ def check_policy(request: GateRequest) -> Policy:
             hint="name the checkpoint's folder: it holds tokenizer_config.json and tokenizer.json",
         )
     return policy
+
+
+def refuse_unjudged_ratios(policy: Policy) -> None:
+    """Raise UsageError for a throughput ratio that endpoints would not be judged by."""
+    ratio = policy.speed.ratio if policy.speed is not None else None
+    if ratio is not None and not ratio.is_about(None):
+        known = ", ".join(f"{name}: {least:g}" for name, least in ratio.min_ratio.items())
+        raise UsageError(
+            "the hardware of endpoints is unknown, so they are judged by the smallest ratio for "
+            "GPUs, and the policy has none",
+            where="policy key speed.ratio.min_ratio",
+            hint=f"write 'min_ratio: {{{known}, cuda: 0.95}}', or remove 'ratio'",
+        )
 
 
 def resolve_models(request: GateRequest) -> GateRequest:

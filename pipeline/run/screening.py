@@ -15,6 +15,7 @@ from eval_gates.verdicts import check_paired
 from pipeline.plan.plan import MAKING, Arm
 from pipeline.plan.screening import kv_dtype, screening_stages, with_kv_dtype
 from pipeline.run.serving import Serving
+from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.speed import ROLE, SPEED
 from prepare.errors import ExitCode, PrepareError, ServingError
 
@@ -26,6 +27,9 @@ def run_screening(
     plan, stages, log = serving.state.plan, serving.stages, serving.stages.log
     for spec in plan.shared.values():
         stages.run(spec)
+    # The best of the screened may be gated next, so these are tried variants.
+    screened = Counted(trial=plan.trial, gate="", run=plan.run)
+    AttemptLedger(stages.store).begin(screened, kind="screen")
     found: list[ScreenedModel] = []
     for arm in (*plan.arms, *(find_parts(serving) if ablate else ())):
         name, is_made = arm.recipe.name, "quantize" in arm.stages

@@ -19,11 +19,14 @@ from pipeline.run.stage_run import StageRunner
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.served_model import SERVED_NAME, ExternalEndpoint
 from pipeline.serving.server import URL, Server
+from pipeline.stages.block import SideLostError
 from pipeline.stages.evaluate import EVALUATE, is_answered
 from pipeline.stages.screen import SCREEN
-from pipeline.stages.speed import SPEED
+from pipeline.stages.speed import SPEED, count_starts, measurement_of
+from pipeline.stages.starts import ServerStart, StartLedger
 from prepare.errors import PrepareError, ServingError
 from prepare.file_locks import doing
+from prepare.gpus import gpu_states, visible_gpus
 from prepare.interruption import hold_interruptions
 from prepare.lots import NOTHING, Lot, Needs, Node
 from prepare.private_files import private_umask
@@ -35,6 +38,13 @@ from recipes.engines import find_engine
 
 class BrokenModelError(ServingError):
     """A broken variant, by verdict, or baseline, by error."""
+
+
+class ServerEndedError(ServingError):
+    """A server ended by itself."""
+
+    arm = ""
+    """Name of the arm that it served."""
 
 
 @dataclass
@@ -58,13 +68,15 @@ class LocalServers:
         return self._facts[arm.recipe.name]
 
     def check_alive(self) -> None:
-        """Raise ServingError if a server has ended."""
+        """Raise ServerEndedError if a server has ended."""
         for name, server in list(self._servers.items()):
             try:
                 server.check_alive()
-            except ServingError:
+            except ServingError as error:
                 self._stop(name)
-                raise
+                ended = ServerEndedError(error.message, where=error.where, hint=error.hint)
+                ended.arm = name
+                raise ended from error
 
     def close(self) -> None:
         with ThreadPoolExecutor() as threads:
@@ -159,6 +171,54 @@ class Serving:
     stages: StageRunner
     endpoints: LocalServers
     node: Node
+    _up: dict[str, tuple[StartLedger, ServerStart]] = field(default_factory=dict)
+
+    def open(self, arm: Arm, measurement: str = "") -> dict[str, Any]:
+        """Return facts on the arm's endpoint; record a start of our server.
+
+        `measurement` is that of a load. ServingError: it does not start.
+        """
+        name = arm.recipe.name
+        is_ours = (
+            arm.endpoint is None and SCREEN.name in arm.stages
+        )  # parts of an ablation have none
+        if not is_ours or name in self._up:
+            return self.endpoints.open(arm)
+        ledger = StartLedger(self.stages.store, arm.stages[SCREEN.name].key)
+        start = ledger.begin(measurement, self.state.plan.run)
+        try:
+            facts = self.endpoints.open(arm)
+        except ServingError as error:
+            gpus = [gpu.uuid for gpu in visible_gpus()] if self._is_on_gpus else []
+            is_occupied = any(state.processes for state in gpu_states(gpus))
+            ledger.note(start, "disturbed" if is_occupied else "failed", error.message)
+            raise
+        ready = ledger.note(start, "ready")
+        self._up[name] = (ledger, ready)
+        return facts
+
+    def close(self) -> None:
+        """End all our servers."""
+        self._up.clear()
+        self.endpoints.close()
+
+    def check_alive(self) -> None:
+        """Raise ServerEndedError if a server has ended, which is recorded."""
+        try:
+            self.endpoints.check_alive()
+        except ServerEndedError as error:
+            self.note_failure(error.arm, error)
+            raise
+
+    def note_failure(self, name: str, error: PrepareError) -> None:
+        """Record that an arm's server failed under load."""
+        if name in self._up:
+            ledger, start = self._up.pop(name)
+            ledger.note(start, "failed", error.message)
+
+    @property
+    def _is_on_gpus(self) -> bool:
+        return self.stages.accelerator is Accelerator.CUDA
 
     def undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
         """Return stages from the first unfinished one on."""
@@ -214,7 +274,7 @@ class Serving:
         finally:
             # The user may interrupt several times, and the servers must end before us.
             with hold_interruptions():
-                self.endpoints.close()
+                self.close()
 
     def _run(self, variant: Arm, spec: StageSpec, lot: Lot) -> StageRecord:
         if not needs_endpoint(spec, self.stages.store):
@@ -228,14 +288,30 @@ class Serving:
             if variant.arguments is None or EVALUATE.runtime_of(spec).halved:
                 raise
             self.stages.progress.note(f"{error.message}; once more, with half the tokens")
-            self.endpoints.close()
+            self.close()
             halved = {**spec.runtime, "halved": True}
             return self._run(variant, spec.model_copy(update={"runtime": halved}), lot)
-        except PrepareError:
-            self.endpoints.check_alive()  # a dead server is the better explanation
-            raise
-        self.endpoints.check_alive()  # else something else may have answered
+        except PrepareError as error:
+            return self._end_after(error, variant, spec)
+        self.check_alive()  # else something else may have answered
         return record
+
+    def _end_after(self, error: PrepareError, variant: Arm, spec: StageSpec) -> StageRecord:
+        """Raise the error, unless failed starts have ended the speed gate: then return that."""
+        try:
+            self.check_alive()  # a dead server is the better explanation
+            if isinstance(error, SideLostError):
+                names = {"baseline": self.state.plan.baseline, "candidate": variant}
+                self.note_failure(names[error.side].recipe.name if error.side else "", error)
+            raise error
+        except ServingError:
+            if spec.stage != SPEED.name:
+                raise
+            counts = count_starts(spec, self.stages.store)
+            if not any(count.is_over for count in counts.values()):
+                raise
+            self.stages.progress.note(f"{variant.recipe.name}: {error.message}")
+            return self.stages.run(spec)
 
     @property
     def is_alone(self) -> bool:
@@ -249,10 +325,10 @@ class Serving:
     def _open(self, variant: Arm, spec: StageSpec) -> dict[str, Any]:
         """Return the servers that the stage asks."""
         if spec.stage != SPEED.name:
-            return self.endpoints.open(variant)
+            return self.open(variant)
         sides = {"baseline": self.state.plan.baseline, "candidate": variant}
-        wanted = SPEED.parameters_of(spec).sides
-        return {"endpoints": {name: self.endpoints.open(sides[name]) for name in wanted}}
+        wanted, measurement = SPEED.parameters_of(spec).sides, measurement_of(spec)
+        return {"endpoints": {name: self.open(sides[name], measurement) for name in wanted}}
 
 
 def needs_endpoint(spec: StageSpec, store: Store) -> bool:

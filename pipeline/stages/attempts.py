@@ -2,19 +2,23 @@
 
 An **attempt** is a set of variants tried together against one baseline under one policy, or a gate
 of theirs measured again. It is recorded before the first result is stored. `attempts: N` of a
-policy gives each alpha / N.
+policy gives each alpha / N, and counts everything that was tried before: attempts under other
+policies and screenings show which variants are good, too. Each variant that these showed for the
+first time uses up one attempt.
 
     STORE/attempts/<baseline>/<number>.json    one file an attempt, never changed or collected
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from eval_gates.speed.rules import StartCount
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import GateRule, gate_rule_of
 from prepare.digest import digest_json
@@ -40,8 +44,9 @@ class Trial(Record):
 
     baseline: dict[str, str] = Field(description="which model everything is compared with")
     variants: dict[str, str] = Field(
-        min_length=1, description="by recipe, what is served and asked"
+        min_length=1, description="by recipe, the served model, not what it is asked"
     )
+    asked: str = Field("", description="digest of the critical gates' questions and workloads")
     policy: str = Field(description="its name")
     criteria: str = Field(description="digest of the policy's criteria")
     alpha: float = Field(description="the policy's error rate")
@@ -53,15 +58,24 @@ class Trial(Record):
         return gate_level(self.alpha, self.attempts, len(self.variants))
 
     def is_of(self, other: Trial) -> bool:
-        """Return whether variants and criteria are the same."""
-        return (self.variants, self.criteria) == (other.variants, other.criteria)
+        """Return whether variants, questions and criteria are the same."""
+        return (self.variants, self.asked, self.criteria) == (
+            *(other.variants, other.asked),
+            other.criteria,
+        )
+
+    @property
+    def models(self) -> set[str]:
+        """The served models; by name where the model is unknown."""
+        return {served or name for name, served in self.variants.items()}
 
 
 class Attempt(Record):
     """One file of the ledger."""
 
-    schema_version: int = Field(2, description="of this record")
+    schema_version: int = Field(3, description="of this record")
     number: int = Field(ge=1, description="of the attempt against this baseline")
+    kind: Literal["gate", "screen"] = Field("gate", description="screen: without gates")
     trial: Trial
     measured: dict[str, int] = Field(
         {}, description="by gate, the number of its measurement, where it is not the first"
@@ -76,15 +90,23 @@ class History(Record):
     attempt: int = Field(1, description="number of the verdict's attempt")
     variants: int = Field(0, description="variants of earlier attempts")
     measurements: int = Field(0, description="gates that were measured again so far")
+    starts: StartCount = Field(
+        StartCount(), description="of the variant's server, over all commands; none of endpoints"
+    )
 
     @property
     def words(self) -> str:
-        """Note on a verdict; '' if nothing was judged before."""
+        """Note on a verdict; '' if nothing was judged before and no start failed."""
+        starts = self.starts.words if self.starts.failed else ""
+        return "; ".join(filter(None, (self._tried, starts)))
+
+    @property
+    def _tried(self) -> str:
         if self.attempt == 1 and not self.measurements:
             return ""
         again = f" and {self.measurements} gates measured again" if self.measurements else ""
         variants = "1 variant was" if self.variants == 1 else f"{self.variants} variants were"
-        return f"attempt {self.attempt} against this baseline: {variants} judged before{again}"
+        return f"attempt {self.attempt} against this baseline: {variants} tried before{again}"
 
 
 class Counted(Record):
@@ -120,16 +142,34 @@ class JudgeParameters(Record):
         }
 
 
-def trial_of(baseline: dict[str, str], variants: dict[str, str], policy: Policy) -> Trial:
+def trial_of(
+    baseline: dict[str, str], variants: dict[str, str], policy: Policy, asked: str = ""
+) -> Trial:
     """Return the trial of these variants."""
     return Trial(
         baseline=baseline,
         variants=variants,
+        asked=asked,
         policy=policy.name,
         criteria=digest_json(policy.model_dump(mode="json", exclude=_NOT_CRITERIA)),
         alpha=policy.alpha,
         attempts=policy.attempts,
     )
+
+
+def count_used(attempts: Sequence[Attempt]) -> int:
+    """Return how many attempts these use up.
+
+    One under `attempts: N` shares its level among its variants, and is one. Others are as many as
+    they have new variants, and at least one: the best of them may be tried next.
+    """
+    seen = set[str]()
+    used = 0
+    for attempt in attempts:
+        new = attempt.trial.models - seen
+        used += 1 if attempt.trial.attempts is not None else max(1, len(new))
+        seen |= new
+    return used
 
 
 class AttemptLedger:
@@ -145,7 +185,9 @@ class AttemptLedger:
         if not any(trial.is_of(each.trial) for each in earlier):
             self._refuse_more(trial, earlier)
 
-    def begin(self, counted: Counted, number: int = 1) -> None:
+    def begin(
+        self, counted: Counted, number: int = 1, kind: Literal["gate", "screen"] = "gate"
+    ) -> None:
         """Record an attempt, or a gate's measurement with this number, durably.
 
         UsageError: no attempt is left. StoreError: it cannot be recorded.
@@ -161,6 +203,7 @@ class AttemptLedger:
             measured = dict(same[-1].measured) if same else {}
             attempt = Attempt(
                 number=len(earlier) + 1,
+                kind=kind,
                 trial=trial,
                 measured={**measured, gate: number} if number > 1 else measured,
                 run=counted.run,
@@ -189,8 +232,8 @@ class AttemptLedger:
         earlier = self.attempts(trial.baseline)
         own = [each.number for each in earlier if trial.is_of(each.trial)]
         number = own[0] if own else len(earlier) + 1
-        before = [each.trial.variants for each in earlier if each.number < number]
-        variants = {item for each in before for item in each.items()} - trial.variants.items()
+        before = [each.trial.models for each in earlier if each.number < number]
+        variants = set[str]().union(*before) - trial.models
         latest = {digest_json(each.trial.model_dump()): each.measured for each in earlier}
         return History(
             attempt=number,
@@ -206,11 +249,21 @@ class AttemptLedger:
         return latest, {run for number, run in begun if number == latest}
 
     def _refuse_more(self, trial: Trial, earlier: list[Attempt]) -> None:
-        used = sum(each.trial.attempts is not None for each in earlier)
-        if trial.attempts is not None and used >= trial.attempts:
+        allowed = trial.attempts
+        if allowed is None:
+            return
+        first = next((e.trial.attempts for e in earlier if e.trial.attempts is not None), allowed)
+        if first != allowed:
             raise UsageError(
-                f"the policy '{trial.policy}' allows {trial.attempts} attempts against one "
-                f"baseline, and {used} were made",
+                f"the first attempt against this baseline fixed 'attempts: {first}', and the "
+                f"policy '{trial.policy}' has {allowed}",
+                where=str(self._folder(trial.baseline)),
+                hint=f"write 'attempts: {first}', or change the baseline",
+            )
+        if (used := count_used(earlier)) >= allowed:
+            raise UsageError(
+                f"the policy '{trial.policy}' allows {allowed} attempts against one baseline, and "
+                f"{used} were made: each variant that any policy tried or screened counts",
                 where=str(self._folder(trial.baseline)),
                 hint="judge the same variants again, change the baseline, or use another policy",
             )

@@ -1,6 +1,7 @@
 """Measures one block: one arm's server after another, under the same prompts.
 
-A killed block is drawn again. An arm leaves if its server does not start, or ends twice under load.
+A killed block is drawn again. An arm whose server does not start, or ends under load, is missing in
+the block; `starts.py` counts this.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ from recipes.engines import find_engine
 from recipes.traffic_file import prompts_of
 
 BASELINE = "baseline"
+
+
+class SideLostError(ServingError):
+    """A side's server answered no request of a load."""
+
+    side = ""
+    """Its name; '' if it is unknown."""
 
 
 class LoadParameters(Record):
@@ -71,6 +79,11 @@ class BlockParameters(LoadParameters):
         """All arms that a block can have."""
         return [*([BASELINE] if self.rule.compares else []), *sorted(self.trial.variants)]
 
+    @property
+    def identity(self) -> str:
+        """Digest of the measurement, the same for all its blocks."""
+        return digest_json(self.model_copy(update={"number": 0}).model_dump(mode="json"))
+
 
 class BlockArm(Record):
     """An arm that takes part in a block."""
@@ -91,14 +104,14 @@ class BlockResult(Record):
     arms: dict[str, str] = Field(
         description="by arm that was measured, in that order, the digest of its screen"
     )
-    died: list[str] = Field([], description="arms whose server ended under load")
+    failed: list[str] = Field([], description="arms whose server did not start, or ended")
     seed: int = Field(description="that traffic and order of the measurement are drawn with")
     starts: int = Field(description="how often the block was begun; only the last is kept")
     loads_digest: str
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-BLOCK = Stage("block", 4, BlockParameters, BlockRuntime, BlockResult)
+BLOCK = Stage("block", 5, BlockParameters, BlockRuntime, BlockResult)
 
 
 RESUMED = (IN_PROGRESS,)  # how often the block was begun
@@ -118,7 +131,7 @@ def run(context: Context) -> BlockResult:
         AttemptLedger(context.store).begin(runtime.counted, parameters.measurement)
     measured: dict[str, str] = {}
     facts: dict[str, Any] = {}
-    died = []
+    failed = []
     for arm in order:
         if arm not in runtime.arms:
             continue
@@ -128,22 +141,20 @@ def run(context: Context) -> BlockResult:
             **{"order": len(measured), "seed": traffic},
         }
         context.advance(f"speed {parameters.name}, block {parameters.number}", len(measured), None)
-        is_up = False
         try:
             with context.servers.up(arm) as endpoint:
-                is_up = True
                 server = (runtime.arms[arm].served, ServerRuntime.model_validate(endpoint))
                 facts = measure_loads(context, {side: server}, start)
         except PrepareError as error:
-            context.servers.leave(arm, error, under_load=is_up)
-            died += [arm] if is_up else []
+            context.servers.leave(arm, error)
+            failed.append(arm)
             log.cut(len(measured))
             continue
         measured[arm] = digest_of(runtime.arms[arm].screen, context.store)
     return BlockResult(
         **facts,
         arms=measured,
-        died=died,
+        failed=failed,
         seed=begun.seed,
         starts=begun.starts,
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
@@ -152,8 +163,7 @@ def run(context: Context) -> BlockResult:
 
 def seed_of(parameters: BlockParameters) -> int:
     """Return a measurement's seed, which follows from what is measured."""
-    whole = parameters.model_copy(update={"number": 0})
-    return int(digest_json(whole.model_dump(mode="json"))[:12], 16)
+    return int(parameters.identity[:12], 16)
 
 
 def digest_of(screen: StageReference, store: Store) -> str:
@@ -270,11 +280,15 @@ def measure_loads(
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
         except ServingError as error:
-            raise ServingError(
+            named = [server for side, (_, server) in servers.items() if side == error.where]
+            logs = {each.server_log for each in named or [each for _, each in servers.values()]}
+            lost = SideLostError(
                 error.message,
-                where=", ".join(sorted({each.server_log for _, each in servers.values()})),
+                where=", ".join(sorted(logs)),
                 hint="read the server's log; running the same command again goes on from here",
-            ) from error
+            )
+            lost.side = error.where if named else ""
+            raise lost from error
 
 
 @contextmanager

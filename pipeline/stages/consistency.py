@@ -35,7 +35,7 @@ def find_faults(
     EvidenceError: a record has another shape. LookupError: an input is missing.
     """
     trial, policy = parameters.trial, parameters.policy
-    if trial != trial_of(trial.baseline, trial.variants, policy):
+    if trial != trial_of(trial.baseline, trial.variants, policy, trial.asked):
         yield "the trial has other criteria than the policy"
     if parameters.recipe is not None and parameters.recipe not in trial.variants:
         yield f"the trial is of {', '.join(sorted(trial.variants))}, not of {parameters.recipe}"

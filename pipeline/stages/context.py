@@ -39,7 +39,7 @@ class Servers(Protocol):
     def up(self, arm: str) -> AbstractContextManager[dict[str, Any]]:
         """Serve the arm meanwhile; yield facts on its endpoint; raise ServingError."""
 
-    def leave(self, arm: str, error: PrepareError, *, under_load: bool) -> None:
+    def leave(self, arm: str, error: PrepareError) -> None:
         """Continue without the arm, or raise the error."""
 
 

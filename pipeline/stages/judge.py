@@ -27,6 +27,7 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import ROLE, SPEED
+from pipeline.stages.starts import StartLedger
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, EvidenceError, raise_as
 from prepare.record import Record
@@ -65,7 +66,7 @@ def policy_digest(judge: StageRecord) -> str:
     return digest_json(judge.parameters.get("policy"))
 
 
-JUDGE = Stage("judge", 12, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 13, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 class StageInputs:
@@ -170,13 +171,14 @@ def speed_of(parameters: JudgeParameters, inputs: StageInputs) -> Iterable[Speed
     """
     for claim in parameters.policy.claims_on(parameters.accelerator):
         role = ROLE + claim.name
-        is_measured = role in inputs.references
+        measured = inputs.record(role) if role in inputs.references else None
         yield decide_speed_gate(
             claim.name,
-            rule_of(parameters, claim, inputs.record(role) if is_measured else None),
+            rule_of(parameters, claim, measured),
             workload=claim.workload,
             tier=claim.tier,
-            loads=inputs.loads(role) if is_measured else [],
+            loads=inputs.loads(role) if measured is not None else [],
+            starts=SPEED.result_of(measured).starts if measured is not None else None,
             at=claim.at,
             note=parameters.profile.speed_note if parameters.profile is not None else None,
         )
@@ -206,8 +208,15 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
     trial, ledger = context.parameters.trial, AttemptLedger(context.store)
     ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
     inputs = StageInputs(context.store, context.spec.inputs)
+    screens = {
+        inputs.record(f"candidate.{suite}").inputs["screen"].key
+        for suite in context.parameters.policy.suites
+    }
+    (screen,) = screens if len(screens) == 1 else ("",)  # others are refused below
+    starts = StartLedger(context.store, screen).count()
+    history = ledger.history(trial).model_copy(update={"starts": starts})
     try:
-        return judge_evidence(context.parameters, inputs, ledger.history(trial))
+        return judge_evidence(context.parameters, inputs, history)
     except ValueError as error:
         raise EvaluationDataError(
             f"the answers of baseline and variant cannot be compared: {error}",

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog
+from eval_gates.speed.rules import StartCount
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.block import (
@@ -25,9 +26,11 @@ from pipeline.stages.block import (
     seed_of,
 )
 from pipeline.stages.context import StageContext
+from pipeline.stages.starts import StartLedger
 from prepare.digest import digest_bytes
 from prepare.record import Record
-from prepare.stage import Stage
+from prepare.stage import Stage, StageSpec
+from prepare.store import Store
 
 # Prefix of these stages' roles, before the gate's name.
 ROLE = "speed."
@@ -66,9 +69,12 @@ class SpeedResult(Record):
     arm: str = Field(description="the candidate's name among them")
     loads_digest: str
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
+    starts: dict[str, StartCount] = Field(
+        {}, description="of our servers by side, over all commands; two failed ones end the gate"
+    )
 
 
-SPEED = Stage("speed", 9, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 10, SpeedParameters, SpeedRuntime, SpeedResult)
 
 
 Context = StageContext[SpeedParameters, SpeedRuntime]
@@ -79,13 +85,14 @@ def run(context: Context) -> SpeedResult:
     """Measure, or collect blocks."""
     parameters, runtime, rule = context.parameters, context.runtime, context.parameters.rule
     log = LoadLog(context.folder)
+    starts = count_starts(context.spec, context.store)
     if parameters.is_fresh:
         found = _collect(context, log)
     else:
         begun = log.open(context.input_digests())
         loads = [load for unit in rule.units(log.loads()) for load in unit]
         facts: dict[str, Any] = {}
-        if rule.needs_more(loads):
+        if rule.needs_more(loads, starts):
             if begun.starts:
                 done = f"{len(loads) // len(rule.sides)} {rule.unit}"
                 context.note(f"goes on after {done} that were measured before")
@@ -103,9 +110,30 @@ def run(context: Context) -> SpeedResult:
     return SpeedResult(
         **found,
         units=len(rule.units(loads)),
-        state=rule.evaluate(loads).state,
+        state=rule.evaluate(loads, starts).state,
+        starts=starts,
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
     )
+
+
+def measurement_of(spec: StageSpec) -> str:
+    """Return the identity of a gate's measurement, which its servers' starts are recorded by."""
+    measurement = SPEED.runtime_of(spec).measurement
+    return measurement.identity if measurement is not None else spec.key
+
+
+def count_starts(spec: StageSpec, store: Store) -> dict[str, StartCount]:
+    """Count the starts of a gate's servers by side; {} for endpoints.
+
+    A gate that is measured again counts the starts of its last measurement alone.
+    """
+    parameters = SPEED.parameters_of(spec)
+    own = measurement_of(spec) if parameters.measurement > 1 else ""
+    return {
+        side: StartLedger(store, spec.inputs[side].key).count(own)
+        for side, served in parameters.sides.items()
+        if served.endpoint is None
+    }
 
 
 def _collect(context: Context, log: LoadLog) -> dict[str, Any]:

@@ -111,11 +111,14 @@ class PretendModels:
     dies_at_load: int | None = None
     dies_under_load: set[str] = field(default_factory=set)
     dies_once: set[str] = field(default_factory=set)
+    is_lost: Callable[[str, str], bool] = lambda variant, when: False
+    """(variant, 'start' or 'load'): whether its server fails then."""
     disturbed_loads: int = 0  # from the first one on
 
     def open(self, arm: Arm) -> dict[str, Any]:
         """Bring the arm's pretended server up."""
-        if arm.recipe.name in self.broken:
+        is_down = arm.recipe.name not in self.open_now
+        if arm.recipe.name in self.broken or (is_down and self.is_lost(arm.recipe.name, "start")):
             raise ServingError(f"the server of {arm.recipe.name} does not come up")
         if arm.recipe.name not in self.open_now:
             self.open_now.add(arm.recipe.name)
@@ -198,6 +201,7 @@ class PretendContext(StageContext[Any, Any]):
             models.loads += 1
             is_dead = variants[side] in models.dies_under_load | models.dies_once
             models.dies_once.discard(variants[side])
+            is_dead = is_dead or models.is_lost(variants[side], "load")
             if is_dead or models.loads == models.dies_at_load:
                 raise ServingError("not one of 8 requests was answered")
             seconds = models.seconds.get(variants[side], 1.0)

@@ -141,7 +141,7 @@ class TestBlind:
 
     def test_too_good_is_suspicious(self) -> None:
         report = judged(*flipped(100, 0, 40, 50), HUMANEVAL)
-        assert (report.verdict, report.suspicious) == ("pass", True)
+        assert (report.verdict, report.suspicious) == ("undecided", True)
         assert "suspicious: " in report.reason
         assert not judged(*flipped(100, 0, 4, 50), HUMANEVAL).suspicious
 

@@ -49,7 +49,6 @@ def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
     assert support.rule.hit_rate == 0.88
     assert slo.workload.arrivals.rate == 2.0
     assert [claim.rule.compares for claim in claims] == [True, True, False]
-    assert find_claims(load_policy("demo"), None) == []
 
 
 @pytest.mark.parametrize("name", policy_names())
@@ -62,12 +61,19 @@ def test_what_carried_policies_claim_can_be_asked_with_every_carried_profile(nam
 
 def test_a_ratio_claims_nothing_on_a_machine_that_its_minimum_does_not_name() -> None:
     by_machine = policy(ratio={"min_ratio": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat"]})
-    assert find_claims(by_machine, None) == []  # of endpoints nobody knows the machine
+    (claim,) = find_claims(by_machine, None)  # endpoints count as GPUs
+    assert claim.rule.min_ratio == 1.0
     assert by_machine.claims_on("cpu") == by_machine.claims_on("cuda") != ()
     only = policy(ratio={"min_ratio": {"cuda": 1.0}, "workloads": ["chat"]}, slo=[SLO])
     assert [claim.gate for claim in find_claims(only, profile(chat=SMALL))] == ["slo.0"]
-    assert [claim.name for claim in only.claims_on(None)] == ["slo.0"]
+    assert [claim.name for claim in only.claims_on(None)] == ["ratio.chat", "slo.0"]
     assert only.claims_on("cuda")[0].name == "ratio.chat"
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_endpoints_are_judged_by_the_ratio_of_a_carried_policy(name: str) -> None:
+    claims = find_claims(load_policy(name), None)
+    assert any(claim.rule.kind == "ratio" and claim.rule.min_ratio >= 0.8 for claim in claims)
 
 
 @pytest.mark.parametrize(

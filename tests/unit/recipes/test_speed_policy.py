@@ -21,8 +21,9 @@ def test_a_minimum_is_one_number_or_by_accelerator() -> None:
     assert [one.minimum_on(each) for each in ("cpu", "cuda", None)] == [1.2, 1.2, 1.2]
     two = ThroughputRatioGate.model_validate({**RATIO, "min_ratio": {"cuda": 1.0, "cpu": 0.02}})
     assert two.minimum_on("cpu") == 0.02
+    assert two.minimum_on(None) == 1.0
     with pytest.raises(ValueError, match="endpoints"):
-        two.minimum_on(None)
+        ThroughputRatioGate.model_validate({**RATIO, "min_ratio": {"cpu": 1.0}}).minimum_on(None)
     with pytest.raises(ValueError, match="cpu"):
         ThroughputRatioGate.model_validate({**RATIO, "min_ratio": {"cuda": 1.0}}).minimum_on("cpu")
 

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_run import ONE, FakeRun, equal, lost
+from fake_run import ONE, FakeRun, equal, lost, policy
 from pretend_stages import PretendModels
 from some_attempt import attempts_in
 
 from artifacts.run_record import VariantReport
+from pipeline.plan.screening import screening_policy
 
 
 def levels(run: FakeRun, variant: str = ONE) -> dict[int, float]:
@@ -51,7 +53,7 @@ def test_another_variant_is_another_attempt_at_the_same_level(tmp_path: Path) ->
     second = FakeRun(tmp_path / "store", recipes=("two",))
     found = second.verdict("two")
     assert attempt(found) == 2
-    assert "attempt 2 against this baseline: 1 variant was judged before" in found.reason
+    assert "attempt 2 against this baseline: 1 variant was tried before" in found.reason
     assert levels(second, "two") == {1: pytest.approx(0.05)}
 
 
@@ -94,3 +96,28 @@ def test_the_verdict_records_an_attempt_that_nothing_else_did(tmp_path: Path) ->
     run.run()
     (found,) = attempts_in(run.store)
     assert found.run == run.report.run
+
+
+def test_a_screened_variant_is_a_tried_one(tmp_path: Path) -> None:
+    """Else the best of many that were screened would be a first attempt."""
+    models = PretendModels(equal, 64, nats=dict.fromkeys(("baseline", ONE, "two"), 1.0))
+    screened = FakeRun(tmp_path / "store", models, recipes=(ONE, "two"), screen=True)
+    screened.policy = screening_policy(screened.policy)
+    screened.run()
+    (attempt_file,) = attempts_in(screened.store)
+    assert (attempt_file.kind, set(attempt_file.trial.variants)) == ("screen", {ONE, "two"})
+    made = FakeRun(tmp_path / "store")
+    made.policy = made.policy.model_copy(update={"attempts": 2})
+    found = made.verdict()
+    assert (found.verdict, "allows 2 attempts" in found.reason) == ("error", True)
+    assert FakeRun(tmp_path / "store").verdict().history is not None
+
+
+@pytest.mark.parametrize("changes", [{"margins": {"fp8": 0.15}}, {"questions": 300}])
+def test_the_same_model_by_other_rules_is_the_same_variant(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    FakeRun(tmp_path / "store").run()
+    found = FakeRun(tmp_path / "store", policy=policy(**changes)).verdict()
+    assert found.history is not None
+    assert (found.history.attempt, found.history.variants) == (2, 0)

@@ -315,14 +315,17 @@ class TestSpeed:
         assert "blocks begun again after a kill: 1" in report.variants[0].speed[0].reason
         assert all(not check.differences for check in check_run(report, Store(fast.root)))
 
-    def test_an_arm_that_dies_leaves_and_the_others_blocks_stay(self, fast: FakeRun) -> None:
+    def test_an_arm_that_dies_twice_fails_and_the_others_blocks_stay(self, fast: FakeRun) -> None:
         fast.hardware = {**fast.hardware, "accelerator": "cuda"}
         fast.models.dies_under_load = {ONE}
         report = fast.run()
         assert {each.recipe: each.verdict for each in report.variants} == {
-            ONE: "error",
+            ONE: "fail",
             TWO: "pass",
         }
+        gate = next(each for each in report.variants if each.recipe == ONE).speed[0]
+        assert gate.server_starts["candidate"].failed == 2
+        assert all(not check.differences for check in check_run(report, Store(fast.root)))
         assert fast.models.served.count("baseline") == 5 + 1
         assert fast.models.served.count(ONE) == 1 + 2
 
@@ -332,7 +335,7 @@ class TestSpeed:
         report = fast.run()
         assert [each.verdict for each in report.variants] == ["pass", "pass"]
         assert fast.models.served.count(ONE) == 1 + 6
-        assert any(note.startswith(f"{ONE}: its server ended under load") for note in report.notes)
+        assert any(note.startswith(f"{ONE}: a start of its server failed") for note in report.notes)
         assert all(not check.differences for check in check_run(report, Store(fast.root)))
 
     def test_a_variant_that_is_added_gets_fresh_starts_of_the_baseline(self, fast: FakeRun) -> None:

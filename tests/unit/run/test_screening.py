@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fake_run import ONE, SERVING, TWO, FakeRun, equal, lost, policy
 from pretend_stages import PretendModels
+from some_attempt import attempts_in
 
 from artifacts.evidence.verify import check_run
 from artifacts.report.page import run_page
@@ -69,7 +70,8 @@ def test_every_variant_is_served_once_and_nothing_is_gated(
     assert report.exit_code == 0
     assert run.models.served == ["baseline", ONE, TWO]
     assert report.variants == []
-    assert not (run.root / "attempts").exists()
+    (attempt,) = attempts_in(run.store)
+    assert (attempt.kind, set(attempt.trial.variants)) == ("screen", {ONE, TWO})
     assert not (run.root / "registry.db").exists()
     assert {stage.stage for stage in report.stages}.isdisjoint({"judge", "block"})
     baseline, one, two = report.screened

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from some_attempt import some_trial
@@ -39,7 +40,7 @@ def test_other_variants_or_criteria_are_another(ledger: AttemptLedger) -> None:
 def test_history_counts_what_was_judged_before(ledger: AttemptLedger) -> None:
     assert ledger.history(some_trial()).words == ""
     ledger.begin(counted())
-    other = some_trial(variants={"a": "2", "b": "1"})
+    other = some_trial(variants={"a": "2", "b": "3"})
     ledger.begin(Counted(trial=other, gate="mmlu"))
     assert ledger.history(some_trial()).attempt == 1
     found = ledger.history(other)
@@ -56,11 +57,10 @@ def test_a_gate_measured_again_is_an_attempt(ledger: AttemptLedger) -> None:
     assert (first.measured, second.measured) == ({}, {"mmlu": 2})
     assert ledger.measurement(some_trial(), "mmlu") == (2, {"r2"})
     assert ledger.measurement(some_trial(), "code")[0] == 1
-    assert "0 variants were judged before and 1 gates" in ledger.history(some_trial()).words
+    assert "0 variants were tried before and 1 gates" in ledger.history(some_trial()).words
 
 
 def test_a_policy_with_attempts_refuses_more(ledger: AttemptLedger) -> None:
-    ledger.begin(counted(criteria="unlimited"))  # of a policy without the key
     for number in (1, 2):
         trial = some_trial(attempts=2, variants={"a": str(number)})
         ledger.check_allowed(trial)
@@ -75,6 +75,37 @@ def test_a_policy_with_attempts_refuses_more(ledger: AttemptLedger) -> None:
     with pytest.raises(UsageError, match="allows 2 attempts"):
         ledger.begin(Counted(trial=some_trial(attempts=2, variants={"a": "1"}), gate="mmlu"), 2)
     ledger.check_allowed(third.model_copy(update={"baseline": {"checkpoint": "other"}}))
+
+
+SERVED = {f"v{n}": str(n) for n in range(4)}
+
+
+@pytest.mark.parametrize("kind", ["gate", "screen"])
+def test_variants_that_others_showed_use_up_attempts(ledger: AttemptLedger, kind: Any) -> None:
+    """The five best of 20 that were seen before passed `strict` in three times its rate."""
+    ledger.begin(Counted(trial=some_trial(variants=SERVED), gate=""), kind=kind)
+    best = some_trial(attempts=4, variants={"v0": "0"})
+    with pytest.raises(UsageError, match="allows 4 attempts"):
+        ledger.check_allowed(best)
+    roomy = some_trial(attempts=5, variants={"v0": "0"})
+    ledger.begin(Counted(trial=roomy, gate="mmlu"))
+    with pytest.raises(UsageError, match="5 were made"):
+        ledger.check_allowed(some_trial(attempts=5, variants={"v1": "1"}))
+
+
+def test_the_first_attempt_fixes_their_number(ledger: AttemptLedger) -> None:
+    ledger.begin(Counted(trial=some_trial(attempts=2), gate="mmlu"))
+    for other in (1, 5):
+        with pytest.raises(UsageError, match="fixed 'attempts: 2'"):
+            ledger.check_allowed(some_trial(attempts=other, criteria="y"))
+    ledger.check_allowed(some_trial(attempts=2, criteria="y"))
+
+
+def test_a_gate_measured_again_by_another_policy_uses_up_an_attempt(ledger: AttemptLedger) -> None:
+    ledger.begin(counted())
+    ledger.begin(counted(), 2)
+    with pytest.raises(UsageError, match="2 were made"):
+        ledger.check_allowed(some_trial(attempts=2, criteria="y"))
 
 
 def test_concurrent_runs_get_different_numbers(tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         return {"prompts_drawn_by": "vllm 0.32.0"}
 
 
+def running(side: str) -> dict[str, Any]:
+    asked = {"chat": False, "deployment_id": "d", "tokenizer": "t"}
+    return {"side": side, "url": "http://localhost", "model": "model", **asked}
+
+
 def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context:
     endpoint = {"url": "http://localhost", "model": "model", "server_log": "server.log"}
     endpoints = {"baseline": {**endpoint, "socket": "a"}, "candidate": {**endpoint, "socket": "b"}}
@@ -61,7 +66,7 @@ def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context
         "fp8",
         {
             **{"name": "chat", "workload": workload, "rule": rule},
-            "sides": {"baseline": {}, "candidate": {}},
+            "sides": {side: {"endpoint": running(side)} for side in endpoints},
         },
         {},
         {"endpoints": endpoints, "tokenizer": "t", **runtime},

@@ -109,6 +109,33 @@ class TestDisturbances:
         assert [RATIO.needs_more(loads[: 2 * n]) for n in (9, 10)] == [True, False]
         assert state_of(RATIO, loads) == "undecided"
 
+    @pytest.mark.parametrize("side", ["baseline", "candidate"])
+    @pytest.mark.parametrize(
+        ("late", "least", "voids"),
+        [(0.085, 0.95, True), (0.015, 0.95, True), (0.009, 0.95, False), (0.015, 0.8, False)],
+    )
+    def test_a_client_that_is_later_on_one_side_voids_the_block(
+        self, side: str, late: float, least: float, voids: bool
+    ) -> None:
+        """A lag of 8.5 % of the baseline alone passed a true 0.90."""
+        loads = blocks(EQUAL)
+        for place, load in enumerate(loads):
+            start, end = steady_window(load)
+            slow = late * (end - start) if load.side == side else 0.0
+            lag = {"client_lag_s": 9.0, "client_late_s": slow}
+            loads[place] = load.model_copy(update=lag)
+        rule = RATIO.model_copy(update={"min_ratio": least})
+        assert rule.sort(loads).repeats["disturbed"] == (5 if voids else 0)
+
+    def test_a_lag_of_half_the_margin_voids_the_block_though_both_have_it(self) -> None:
+        loads = blocks(EQUAL)
+        for place, load in enumerate(loads):
+            start, end = steady_window(load)
+            lag = {"client_lag_s": 9.0, "client_late_s": 0.03 * (end - start)}
+            loads[place] = load.model_copy(update=lag)
+        assert RATIO.sort(loads).quiet == []
+        assert len(RATIO.model_copy(update={"min_ratio": 0.9}).sort(loads).quiet) == 5
+
     @pytest.mark.parametrize("least", [0.02, 0.95])
     def test_a_client_that_is_late_by_a_tenth_passes_nothing(self, least: float) -> None:
         """It hides a part of a difference, and what delays it may slow one server alone."""

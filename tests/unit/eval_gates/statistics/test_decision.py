@@ -137,12 +137,16 @@ class TestAnswersThatSayNothing:
 
 
 class TestSuspicious:
-    @pytest.mark.parametrize("verdict", ["pass", "open"])
-    def test_a_gain_beyond_the_margin(self, verdict: str) -> None:
-        decision = decide(finding(verdict), scores(0.6, 0.66))
+    def test_a_shown_gain_beyond_the_margin_is_undecided(self) -> None:
+        decision = decide(finding("pass", lower=0.03), scores(0.6, 0.66))
+        assert (decision.verdict, decision.suspicious) == ("undecided", True)
+        assert "max_gain" in decision.reason
+        raised = decide(finding("pass", lower=0.03), scores(0.6, 0.66, max_gain=0.1))
+        assert (raised.verdict, raised.suspicious) == ("pass", False)
 
-        assert decision.suspicious
-        assert "; suspicious: 6.00 points better than the baseline" in decision.reason
+    def test_a_gain_that_is_not_shown_is_chance(self) -> None:
+        assert decide(finding("pass", lower=-0.001), scores(0.6, 0.66)).verdict == "pass"
+        assert not decide(finding("open"), scores(0.6, 0.66)).suspicious
 
     def test_a_gain_within_the_margin(self) -> None:
         decision = decide(finding("pass"), scores(0.6, 0.615))
@@ -150,11 +154,20 @@ class TestSuspicious:
         assert "suspicious" not in decision.reason
 
     def test_a_recovery_margin_is_a_share_of_the_baseline(self) -> None:
-        found = finding("pass", comparison=RECOVERY)
+        found = finding("pass", comparison=RECOVERY, lower=0.031)
         assert not decide(found, scores(0.6, 0.629)).suspicious
         assert decide(found, scores(0.6, 0.631)).suspicious
 
     def test_it_is_told_of_a_blind_gate_too(self) -> None:
-        insensitive = decide(finding("pass"), scores(0.2, 0.6, sensitivity_checks=(GUESSING,)))
+        gained = finding("pass", lower=0.3)
+        insensitive = decide(gained, scores(0.2, 0.6, sensitivity_checks=(GUESSING,)))
         assert insensitive.suspicious
         assert insensitive.verdict == "undecided"
+
+
+def test_a_baseline_that_was_cut_off_is_undecided() -> None:
+    assert decide(finding("pass"), scores(cut_off=0.05)).verdict == "pass"
+    cut = decide(finding("pass"), scores(cut_off=0.06))
+    assert cut.verdict == "undecided"
+    assert "max_tokens" in cut.reason
+    assert decide(finding("fail"), scores(cut_off=0.9)).verdict == "fail"

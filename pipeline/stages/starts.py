@@ -1,0 +1,108 @@
+"""The record of server starts: each start of an arm, over all commands.
+
+A server that fails in some of its starts would pass if it were measured until it works. So each
+start is recorded before it begins, and the second failure ends the arm's speed gates.
+
+    STORE/starts/<arm>/<number>.json    one file a start, never collected
+
+A start that failed before the arm's first good start does not count: its installation may be
+incomplete. A killed start has no end, and is no failure.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from eval_gates.speed.rules import StartCount
+from prepare.errors import StoreError, raise_as
+from prepare.private_files import create_exclusively, make_folder, write_atomically
+from prepare.record import Record
+from prepare.store import Store
+from prepare.untrusted import read_record
+
+UNREADABLE = "a record of a server's start cannot be read"
+RESTORE = "restore it: without it the number of failed starts is not known"
+State = Literal["begun", "ready", "disturbed", "failed"]
+
+
+class ServerStart(Record):
+    """One file of the record."""
+
+    number: int = Field(ge=1, description="of the start of this arm")
+    measurement: str = Field("", description="digest of the measurement; '' for questions")
+    run: str = Field("", description="id of the run")
+    when: str = Field("", description="time of the start, UTC")
+    state: State = Field(
+        "begun",
+        description="ready: it served; disturbed: something outside kept it from starting; failed: "
+        "it did not start, or ended under load",
+    )
+    was_ready: bool = Field(False, description="whether it served before it failed")
+    why: str = Field("", max_length=2000, description="of a failure")
+
+
+class StartLedger:
+    """One arm's starts in a store; StoreError if a file is damaged or cannot be written.
+
+    `arm` is the key of its screen, so of the served model.
+    """
+
+    def __init__(self, store: Store, arm: str) -> None:
+        self._root = store.root / "starts"
+        self._folder = self._root / arm
+
+    def begin(self, measurement: str, run: str) -> ServerStart:
+        """Record a start durably, before it begins."""
+        with raise_as(StoreError, "the server's start cannot be recorded", self._folder):
+            for folder in (self._root.parent, self._root, self._folder):
+                make_folder(folder)
+            number = len(self.starts()) + 1
+            while True:  # several copies may start the same arm
+                start = ServerStart(
+                    number=number,
+                    measurement=measurement,
+                    run=run,
+                    when=datetime.now(UTC).isoformat(timespec="seconds"),
+                )
+                if create_exclusively(self._path(number), start.model_dump_json().encode()):
+                    return start
+                number += 1
+
+    def note(self, start: ServerStart, state: State, why: str = "") -> ServerStart:
+        """Record what became of the start."""
+        was_ready = start.was_ready or state == "ready"
+        changes = {"state": state, "was_ready": was_ready, "why": why[:2000]}
+        changed = start.model_copy(update=changes)
+        with raise_as(StoreError, "the server's start cannot be recorded", self._folder):
+            write_atomically(self._path(start.number), changed.model_dump_json())
+        return changed
+
+    def starts(self) -> list[ServerStart]:
+        """Return all starts by number."""
+        found: list[ServerStart] = []
+        for path in sorted(self._folder.glob("[!.]*.json")):
+            with raise_as(StoreError, UNREADABLE, path, RESTORE, errors=(OSError, ValueError)):
+                start = read_record(path, ServerStart)
+                found.append(start)
+                if start.number != len(found):
+                    raise ValueError(f"the record of start {len(found)} is gone")
+        return found
+
+    def count(self, measurement: str = "") -> StartCount:
+        """Count the starts that have an end; of one measurement, or all."""
+        starts = [each for each in self.starts() if each.state in ("ready", "failed")]
+        first = next((n for n, each in enumerate(starts) if each.was_ready), len(starts))
+        counted = starts[first:]
+        if measurement:
+            counted = [each for each in starts if each.measurement == measurement]
+        failed = [each for each in counted if each.state == "failed"]
+        return StartCount(
+            tried=len(counted), failed=len(failed), why=failed[-1].why if failed else ""
+        )
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:06d}.json"
