@@ -47,6 +47,10 @@ def differences(
         changed = generator.random(n) < usual.flips
         change = np.where(changed, generator.normal(0, 0.1, n), 0.0) - usual.loss
         return np.round(change * 1000) / 1000  # a bound takes as long as there are values
+    if suite.kind == "gsm8k" and suite.samples == 4:  # half an answer of some problems
+        lost = usual.flips / 2 + usual.loss
+        chances = [lost, 1 - usual.flips, usual.flips - lost]
+        return generator.choice([-0.5, 0.0, 0.5], size=n, p=chances)
     if suite.kind == "mbpp":
         solved = generator.beta(0.6, 0.4, n)
         after = (solved - 2 * usual.loss * generator.random(n)).clip(0, 1)

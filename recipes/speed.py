@@ -12,6 +12,7 @@ from recipes.workload import AnyWorkload
 
 Accelerator = Literal["cpu", "cuda"]
 ClaimKind = Literal["ratio", "slo"]
+ALSO_BLOCKS = 3
 # fmt: off
 LimitName = Literal[
     "ttft_ms_p50", "ttft_ms_p90", "ttft_ms_p95", "ttft_ms_p99",
@@ -35,13 +36,24 @@ class ThroughputRatioGate(ConfigModel):
     )
     workloads: list[Name] = Field(min_length=1, max_length=20, description="each is one gate")
     blocks: int = Field(
-        5,
+        7,
         ge=3,
         le=100,
         description="number that decides; a block has a server start and a load of each side, in "
-        "drawn order (with `starts: once` a load of each side)",
+        "balanced order (with `starts: once` a load of each side)",
+    )
+    also: list[Name] = Field(
+        [],
+        max_length=5,
+        description="workloads that are measured in the same server starts, on GPUs: other loads "
+        "have other ratios. Each is a supporting gate of three blocks",
     )
     tier: Tier = "critical"
+
+    @property
+    def supporting(self) -> ThroughputRatioGate:
+        """The gate of `also`."""
+        return self.model_copy(update={"tier": "supporting", "blocks": ALSO_BLOCKS})
 
     @field_validator("min_ratio", mode="before")
     @classmethod
@@ -49,12 +61,12 @@ class ThroughputRatioGate(ConfigModel):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return {"cpu": value, "cuda": value} if is_number else value
 
-    @field_validator("workloads")
-    @classmethod
-    def _each_is_named_once(cls, workloads: list[str]) -> list[str]:
-        if len(set(workloads)) < len(workloads):
+    @model_validator(mode="after")
+    def _each_is_named_once(self) -> ThroughputRatioGate:
+        named = [*self.workloads, *self.also]
+        if len(set(named)) < len(named):
             raise ValueError("a workload is named twice")
-        return workloads
+        return self
 
     def is_about(self, accelerator: Accelerator | None) -> bool:
         """Return whether it applies; None is an unknown machine, taken for one with GPUs."""
@@ -131,6 +143,9 @@ class SpeedPolicy(ConfigModel):
         """All gates: the ratios, then the limits."""
         names = self.ratio.workloads if self.ratio is not None else []
         ratios = [SpeedGate(f"ratio.{each}", each, self.ratio) for each in names if self.ratio]
+        if self.ratio is not None:
+            first, gate = ratios[0].name, self.ratio.supporting
+            ratios += [SpeedGate(f"ratio.{each}", each, gate, first) for each in self.ratio.also]
         limits = [SpeedGate(f"slo.{n}", each.workload, each) for n, each in enumerate(self.slo)]
         return (*ratios, *limits)
 
@@ -139,7 +154,8 @@ class SpeedPolicy(ConfigModel):
         return tuple(
             claim
             for claim in self.claims
-            if not isinstance(claim.gate, ThroughputRatioGate) or claim.gate.is_about(accelerator)
+            if not isinstance(claim.gate, ThroughputRatioGate)
+            or (claim.gate.is_about(accelerator) and (not claim.main or accelerator == "cuda"))
         )
 
     @property
@@ -155,6 +171,8 @@ class SpeedGate:
     name: str
     workload: str
     gate: ThroughputRatioGate | SloGate
+    main: str = ""
+    """The gate whose server starts it shares; '' if it has separate ones."""
 
     @property
     def kind(self) -> ClaimKind:

@@ -38,6 +38,13 @@ class Arrivals(ConfigModel):
             return f"{self.rate:g} requests/s"
         return f"{self.concurrency} requests in flight"
 
+    @property
+    def load(self) -> str:
+        """The load of a server: `64 concurrent requests`."""
+        if self.rate is not None:
+            return self.words
+        return f"{self.concurrency} concurrent request{'s' * (self.concurrency != 1)}"
+
 
 class WorkloadBase(ConfigModel):
     """Keys that all workloads have."""
@@ -69,6 +76,16 @@ class WorkloadBase(ConfigModel):
         """Share of prompt tokens from the prefix cache."""
         return None
 
+    @property
+    def load(self) -> str:
+        """What a server is measured under: concurrent requests, tokens in and out."""
+        return f"{self.arrivals.load}, {self.tokens}"
+
+    @property
+    def tokens(self) -> str:
+        """Tokens of a prompt and of an answer, as text."""
+        return ""
+
 
 class RandomWorkload(WorkloadBase):
     """Random prompts without a common prefix."""
@@ -84,6 +101,10 @@ class RandomWorkload(WorkloadBase):
     @property
     def declared_hit_rate(self) -> float:
         return 0.0
+
+    @property
+    def tokens(self) -> str:
+        return f"{self.input_tokens:,} tokens in, {self.output_tokens:,} out"
 
 
 class SharedPrefixWorkload(WorkloadBase):
@@ -119,6 +140,12 @@ class SharedPrefixWorkload(WorkloadBase):
     @property
     def declared_hit_rate(self) -> float:
         return self.hit_rate
+
+    @property
+    def tokens(self) -> str:
+        whole = self.prefix_tokens + self.suffix_tokens
+        shared = f"{self.prefix_tokens:,} shared"
+        return f"{whole:,} tokens in ({shared}), {self.output_tokens:,} out"
 
 
 class FileWorkload(WorkloadBase):
@@ -167,6 +194,11 @@ class RequestsWorkload(FileWorkload):
         "natural: an answer ends where the model ends it; the ratio is then of tokens/s at these "
         "lengths, and requests/s depend on both. Prompts without content have no natural answers",
     )
+
+    @property
+    def tokens(self) -> str:
+        most = "at most " * (self.output == "natural")
+        return f"prompts of a file in, {most}{self.output_tokens:,} tokens out"
 
 
 AnyWorkload = Annotated[

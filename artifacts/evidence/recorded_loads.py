@@ -12,6 +12,7 @@ from eval_gates.speed.schedule import Timing, are_consecutive, arrival_times, re
 from pipeline.stages.block import BASELINE
 from pipeline.stages.speed import SPEED
 from prepare.stage import StageRecord
+from recipes.workload import read_pinned
 
 
 def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
@@ -26,7 +27,7 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
     units, rest = divmod(len(loads), unit)
     if rest or units != found.units:
         yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
-    drawn = list(redraw(found.seed, loads, found.arms, names))
+    drawn = list(redraw(found.seed, loads, found.arms, names, found.also))
     measured = [(each.side, each.block, each.order, each.seed) for each in loads]
     if measured != drawn or not are_consecutive(loads, unit, rule.starts, found.server_runs):
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
@@ -61,5 +62,11 @@ def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateResul
     """Judge a tuning's winner against the defaults."""
     told = SPEED.parameters_of(record)
     return decide_speed_gate(
-        f"ratio.{told.name}", told.rule, workload=told.name, tier="critical", loads=loads
+        f"ratio.{told.name}",
+        told.rule,
+        workload=told.name,
+        tier="critical",
+        loads=loads,
+        traffic=read_pinned(told.workload).load,
+        starts=SPEED.result_of(record).starts,
     )

@@ -107,11 +107,12 @@ def decide_speed_gate(
     at: str = "",
     note: str | None = None,
     starts: StartCounts | None = None,
+    traffic: str = "",
 ) -> SpeedGateResult:
     """Decide one gate; ValueError if the loads do not fit the gate or workload.
 
     `loads` are in measuring order. `at` describes other arrivals than the workload's. `starts` has
-    those of our servers by side.
+    those of our servers by side. `traffic` is the workload's load in words.
     """
     for load in loads:
         if load.workload != workload:
@@ -132,7 +133,7 @@ def decide_speed_gate(
     verdict: Verdict = "undecided"
     if found.state == "pass" or found.state == "fail":
         verdict = found.state
-    description = describe_gate(rule, workload, at)
+    description = describe_gate(rule, workload, at, traffic)
     within = sum(bool(load.within) and load.counts for load in shown)
     is_measured = bool(loads) or blocks.ended is not None
     parts = list(_describe(rule, found, gate)) if is_measured else ["not measured"]
@@ -153,12 +154,17 @@ def decide_speed_gate(
         parts.append(f"{found.with_disturbed:.3f} with the disturbed {rule.unit}")
     if rule.starts == "fresh" and (killed := sum(unit[0].server_run for unit in units)):
         parts.append(f"blocks begun again after a kill: {killed}")
+    about = (
+        f"{found.quiet} {rule.unit}",
+        OF_THESE_STARTS if rule.starts == "once" else "",
+        traffic,
+    )
     return SpeedGateResult(
         name=f"{NAME}{gate}",
         metric="output tokens/s" if is_ratio else "limit over time",
         tier=tier,
         n=found.quiet,
-        counted=f"{found.quiet} {rule.unit}" + f", {OF_THESE_STARTS}" * (rule.starts == "once"),
+        counted=", ".join(filter(None, about)),
         unit="tokens/s" if is_ratio else f"of {found.quiet} within limits",
         baseline=find_typical(shown, "baseline", "output_tokens_per_s") if is_ratio else None,
         candidate=find_typical(shown, "candidate", "output_tokens_per_s")
@@ -189,9 +195,9 @@ def decide_speed_gate(
     )
 
 
-def describe_gate(rule: SpeedRule, workload: str, at: str = "") -> str:
-    """Return 'at most ttft_ms_p95 800 in the typical start'."""
-    traffic = f"{workload}{f' at {at}' if at else ''}"
+def describe_gate(rule: SpeedRule, workload: str, at: str = "", load: str = "") -> str:
+    """Return 'chat (64 concurrent requests): at most ttft_ms_p95 800 in the typical start'."""
+    traffic = f"{workload}{f' at {at}' if at else ''}{f' ({load})' if load else ''}"
     starts = "in the typical start" if rule.starts == "fresh" else OF_THESE_STARTS
     if rule.kind == "slo":
         limits = ", ".join(f"{name} {limit:g}" for name, limit in rule.limits.items())

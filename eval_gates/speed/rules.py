@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -197,6 +197,11 @@ class SpeedRule(NumericRecord):
             return min(margins, default=MAX_LOG)
         rates = {load.side: math.log(steady_state.output_rate(load)) for load in unit}
         return rates["candidate"] - rates.get("baseline", 0.0)
+
+    def deviation(self, loads: Sequence[LoadRun]) -> float | None:
+        """Return the standard deviation of the quiet blocks' values; None of fewer than two."""
+        values = [self.value(unit) for unit in self.sort(loads).quiet]
+        return stdev(values) if len(values) > 1 else None
 
     def sort(self, loads: Sequence[LoadRun], starts: StartCounts | None = None) -> Blocks:
         """Sort the blocks by their faults, and see whether failed starts end the gate."""

@@ -32,13 +32,24 @@ class Timing(NamedTuple):
 def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[list[str], int]:
     """Return a block's arms in order, and its loads' seed.
 
-    `start` counts the block's earlier fresh starts, else it is the start's number. Absent arms keep
-    the others' order.
+    `start` counts the block's earlier fresh starts, else it is the start's number. Orders are
+    balanced, so that a slower place weighs on all arms: each arm has each place once in as many
+    blocks as there are arms, and then once more in the opposite order. Absent arms keep the
+    others' order.
     """
     chance = random.Random(f"{seed} {block} {start}")  # noqa: S311  # traffic, no secret
-    traffic, order = chance.getrandbits(32), sorted(arms)
-    chance.shuffle(order)
-    return order, traffic
+    traffic = chance.getrandbits(32)
+    order = sorted(arms)
+    cycle, turn = divmod(block, len(order))
+    random.Random(f"order {seed} {cycle // 2}").shuffle(order)  # noqa: S311
+    if cycle % 2:
+        order.reverse()
+    return order[turn:] + order[:turn], traffic
+
+
+def load_seed(traffic: int, also: str) -> int:
+    """Return the seed of a further load of a block; prompts must not be in the cache."""
+    return random.Random(f"{traffic} {also}").getrandbits(32) if also else traffic  # noqa: S311
 
 
 def look_seed(traffic: int) -> int:
@@ -47,11 +58,19 @@ def look_seed(traffic: int) -> int:
 
 
 def redraw(
-    seed: int, loads: Sequence[LoadRun], arms: Sequence[str], sides: Mapping[str, str]
+    seed: int,
+    loads: Sequence[LoadRun],
+    arms: Sequence[str],
+    sides: Mapping[str, str],
+    also: str = "",
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yield side, block, place and seed of each load, if blocks are complete."""
+    """Yield side, block, place and seed of each load, if blocks are complete.
+
+    `also` is the workload if it is not the blocks' first.
+    """
     for first in loads[:: len(sides)]:
         order, traffic = draw_block(seed, first.block, first.server_run, arms)
+        traffic = load_seed(traffic, also)
         mine = [sides[arm] for arm in order if arm in sides]
         yield from ((side, first.block, place, traffic) for place, side in enumerate(mine))
 

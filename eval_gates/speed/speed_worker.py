@@ -71,8 +71,9 @@ def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, ou
     looked: tuple[int, Timing | None] | None = None
     if "side" in start:
         looked = look(spec, rule, [start["side"]], measure, look_seed(start["seed"]))
-        if loads and looked[1] is None:
-            looked = len(loads[0].requests), None  # all arms of a block are asked the same
+        others = [load for load in loads if load.workload == spec["name"]]
+        if others and looked[1] is None:
+            looked = (len(others[0].requests), None)  # all arms of a block are asked the same
         log.append([load_of(spec, measure, looked, **start)])
         return
     task, size = f"speed {spec['name']}", len(rule.sides)

@@ -50,6 +50,9 @@ class QuestionOrder:
     progress: Progress
 
 
+FEW_SAMPLES = 8
+
+
 class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     """Kind of suite; a subclass sets `task`, and writes `questions`, `score` and `metric`.
 
@@ -149,8 +152,10 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
 
     def typical_change(self, task: Task) -> float:
         """Return the typical size of a change, under 1 for graded scores."""
-        # Several samples: a standard deviation of 0.2 if 55 % of the questions' scores change.
-        return 0.27 if isinstance(task, Generation) and task.samples > 1 else 1.0
+        if not isinstance(task, Generation) or task.samples == 1:
+            return 1.0
+        # 16 samples: a standard deviation of 0.2 if 55 % of the scores change. 4: half an answer.
+        return 0.27 if task.samples > FEW_SAMPLES else 0.5
 
     def check_machine(self, task: Task) -> None:
         """Raise PrepareError if this machine cannot score."""

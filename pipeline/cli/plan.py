@@ -75,7 +75,9 @@ def check_policy(
         note_repeated_fields(policy, sources, progress)
         refuse(sources.faults(policy))
         check_power(policy, recipes, counts, progress)
-        power = policy_power(policy, recipes, counts) + speed_power(policy, len(recipes), served)
+        power = policy_power(policy, recipes, counts) + speed_power(
+            policy, len(recipes), served, families=[each.family for each in recipes]
+        )
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
             print_json(answer | {"gates": [asdict(gate) for gate in power]})
@@ -85,7 +87,7 @@ def check_policy(
 
 def print_power(power: Sequence[GatePower]) -> None:
     """Print the chances of each gate and family."""
-    from pipeline.plan.power import format_chance, joint_power
+    from pipeline.plan.power import RATIO, format_chance, joint_power, promotion_power
 
     for gate in power:
         print(gate.words)
@@ -95,6 +97,13 @@ def print_power(power: Sequence[GatePower]) -> None:
             f"all suites, {family}: {format_chance(passes)} of variants that lose nothing "
             f"pass{of_usual}"
         )
+    if any(gate.family is None for gate in power):
+        for family, chances in promotion_power(power).items():
+            pairs = zip(chances, RATIO, strict=True)
+            shown = ", ".join(
+                f"{format_chance(chance)} at a true ratio of {ratio:.2f}" for chance, ratio in pairs
+            )
+            print(f"promotion, {family}, all suites and speed: {shown}")
 
 
 def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:

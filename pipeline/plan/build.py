@@ -14,7 +14,7 @@ from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims, pin_files
 from pipeline.serving.served_model import ServerRuntime
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
-from pipeline.stages.block import BlockParameters
+from pipeline.stages.block import BlockParameters, LoadParameters
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from pipeline.stages.screen import SCREEN
@@ -212,33 +212,57 @@ class Builder:
     def _speed(self, arm: Arm, baseline: Arm, trial: Trial) -> dict[str, StageSpec]:
         """Return the speed gates' stages by role."""
         level, longest, stages = trial.level, arm.max_length, {}
-        for claim in find_claims(self.policy, self.profile, alpha=level, max_length=longest):
+        claims = find_claims(self.policy, self.profile, alpha=level, max_length=longest)
+        for claim in claims:
 
             def load(number: int, claim: SpeedGatePlan = claim) -> list[StageSpec]:
-                return [self._load(claim, arm, baseline, number, trial)]
+                return [self._load(claim, claims, arm, baseline, number, trial)]
 
             (stages[ROLE + claim.gate],) = load(self._number(trial, claim.gate, load))
         return stages
 
-    def _load(
-        self, claim: SpeedGatePlan, arm: Arm, baseline: Arm, number: int, trial: Trial
-    ) -> StageSpec:
-        """Return the stage of a speed gate."""
-        sides = {"candidate": arm, **({"baseline": baseline} if claim.rule.compares else {})}
-        workload, file = dump_workload(claim)
-        load: dict[str, Any] = {
+    def _measured(self, claim: SpeedGatePlan, number: int) -> dict[str, Any]:
+        """Return the parameters of a gate's loads."""
+        return {
             "name": claim.name,
-            "workload": workload,
+            "workload": dump_workload(claim)[0],
             "rule": claim.rule,
             "environment": self.identities.get("serve", ""),
             "machine": self.machine,
             "other_weights": list(self.other_weights),
             "measurement": number,
         }
+
+    def _load(
+        self,
+        claim: SpeedGatePlan,
+        claims: Sequence[SpeedGatePlan],
+        arm: Arm,
+        baseline: Arm,
+        number: int,
+        trial: Trial,
+    ) -> StageSpec:
+        """Return the stage of a speed gate; `claims` are all of the arm."""
+        sides = {"candidate": arm, **({"baseline": baseline} if claim.rule.compares else {})}
+        file = dump_workload(claim)[1]
+        load = self._measured(claim, number)
         runtime: dict[str, Any] = {}
         if claim.rule.starts == "fresh":  # one measurement for all variants of the trial
-            measured = BlockParameters(**load, baseline=baseline.identity, trial=trial)
-            runtime = {"measurement": measured.model_dump(mode="json"), "arm": arm.recipe.name}
+            # A gate that is measured again has separate starts.
+            is_first = number == 1
+            main = next((c for c in claims if is_first and c.gate == claim.main), claim)
+            others = [c for c in claims if is_first and c.main == main.gate]
+            measured = BlockParameters(
+                **self._measured(main, number),
+                baseline=baseline.identity,
+                trial=trial,
+                also=[LoadParameters(**self._measured(other, number)) for other in others],
+            )
+            runtime = {
+                "measurement": measured.model_dump(mode="json"),
+                "arm": arm.recipe.name,
+                "first_file": dump_workload(main)[1],
+            }
         spec = SPEED.spec(
             arm.recipe.name,
             SpeedParameters(**load, sides={side: each.identity for side, each in sides.items()}),

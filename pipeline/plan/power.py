@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -20,7 +21,7 @@ from eval_gates.speed.report import describe_gate
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import min_unchanged_values, planned_looks
+from eval_gates.statistics.looks import Look, min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.statistics.paired_t import chance_above
 from eval_gates.stopping import comparison_of
@@ -30,6 +31,7 @@ from pipeline.plan.speed_plan import find_claims
 from pipeline.stages.questions import QuestionsResult
 from prepare.errors import UsageError
 from prepare.events import Progress
+from recipes.measured_ratios import find_measured
 from recipes.policy import AnySuite, Policy
 from recipes.schema import Family, Recipe, ServingProfile
 
@@ -40,11 +42,14 @@ MIN_CHANCE = 0.2
 _FLIPS, _GRADED_FLIPS = 0.04, 0.6  # share of changed scores, where the policy states none
 START_SECONDS = 120.0
 """Assumed start time of a server that was not measured here."""
-NOISE = 0.02
-"""Assumed standard deviation of ln(output tokens/s) of a load, and of a start.
+LOAD_NOISE, START_NOISE = 0.029, 0.019
+"""Assumed standard deviations of ln(output tokens/s): of a load, and of a start.
 
-1 to 3 % are usual. A percentile of latency varies by twice as much.
+Ratios inside one start of an H100 varied by 4.1 %; that of starts is not measured. A ratio of fresh
+starts then varies by 4.9 %. A percentile of latency varies by twice as much as a load.
 """
+_MAX_COUNTED_FLIPS = 30.0
+_DRAWS = 4_000  # so that a chance is known to 0.8 points
 RATIO, ROOM = (1.0, 1.05), (1.1, 1.25)
 """True ratios, and limits over times: if nothing changes, and of a usual good variant."""
 
@@ -55,6 +60,14 @@ class Chances:
 
     passes: float
     fails: float
+
+
+@dataclass(frozen=True)
+class BlockNoise:
+    """Standard deviation of a block's value, measured on this machine."""
+
+    deviation: float
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -89,9 +102,13 @@ def chances(
     from eval_gates.statistics.bound import counted_bounds
 
     outcomes = _outcomes(comparison, flips, loss, size, baseline)
+    looks = planned_looks(values)
+    is_counted = comparison.kind == "points" and size == 1
+    if is_counted and values * max(flips, loss) <= _MAX_COUNTED_FLIPS:
+        return _draw_chances(comparison, alpha, looks, outcomes[0][1], outcomes[2][1])
     mean = sum(value * chance for value, chance in outcomes)
     variance = sum((value - mean) ** 2 * chance for value, chance in outcomes)
-    above, below, looks = [], [], planned_looks(values)
+    above, below = list[float](), list[float]()
     for look in looks:
         bounds = counted_bounds(
             [value for value, _ in outcomes],
@@ -104,6 +121,58 @@ def chances(
         below.append(comparison.threshold - bounds.upper)
     counts = [look.n for look in looks]
     return Chances(_any_above(above, variance, counts), _any_above(below, variance, counts))
+
+
+def _draw_chances(
+    comparison: Comparison, alpha: float, looks: Sequence[Look], lost: float, gained: float
+) -> Chances:
+    """Return the chances by drawing counts: few flips are not normal.
+
+    `lost` and `gained` are chances of a question.
+    """
+    import numpy as np
+
+    chance = np.random.default_rng(0)
+    counts = np.zeros((_DRAWS, 2), dtype=int)
+    is_open = np.ones(_DRAWS, dtype=bool)
+    ended = {"pass": 0, "fail": 0}
+    before = 0
+    for look in looks:
+        new = look.n - before
+        counts += chance.multinomial(new, [lost, gained, 1 - lost - gained], _DRAWS)[:, :2]
+        before = look.n
+        found = [
+            _decide_counts(comparison, alpha * look.share, look.n, int(down), int(up))
+            for down, up in np.unique(counts[is_open], axis=0)
+        ]
+        _, which = np.unique(counts[is_open], axis=0, return_inverse=True)
+        states = np.array(found)[which.ravel()]
+        for state in ended:
+            ended[state] += int((states == state).sum())
+        is_open[np.flatnonzero(is_open)[states != "open"]] = False
+    least = 0.5 / _DRAWS  # what no draw showed is rare, and not impossible
+    passes, fails = (
+        min(1 - least, max(least, count / _DRAWS)) if lost + gained else count / _DRAWS
+        for count in ended.values()
+    )
+    return Chances(passes, fails)
+
+
+@lru_cache(maxsize=10_000)
+def _decide_counts(comparison: Comparison, level: float, n: int, lost: int, gained: int) -> str:
+    """Return what a look at these counts decides."""
+    import numpy as np
+
+    from eval_gates.statistics.gaffke import log_chance_below
+
+    counts = np.array([lost + 1, n - lost - gained, gained], dtype=float)
+    points = np.array([-1.0, 0.0, 1.0])
+    inside = log_chance_below(points, counts, comparison.threshold)
+    if inside < math.log(level):
+        return "pass"
+    counts = np.array([lost, n - lost - gained, gained + 1], dtype=float)
+    outside = log_chance_below(-points, counts, -comparison.threshold)
+    return "fail" if outside < math.log(level) else "open"
 
 
 def _outcomes(
@@ -154,6 +223,28 @@ def joint_power(gates: Sequence[GatePower]) -> dict[Family, tuple[float | None, 
         nothing, usual = [gate.passes for gate in of], [gate.usual for gate in of]
         found[family] = _product(nothing), _product(usual)
     return found
+
+
+def promotion_power(gates: Sequence[GatePower]) -> dict[Family, list[float | None]]:
+    """Return each family's chance of a promotion, at each true ratio of :data:`RATIO`.
+
+    All suites and speed gates together, for the policy's usual variant, or one that loses nothing.
+    Limits are of a usual variant. None: a number is unknown.
+    """
+    found: dict[Family, list[float | None]] = {}
+    speed = [gate for gate in gates if gate.family is None and gate.tier != "advisory"]
+    for family, (nothing, usual) in joint_power(gates).items():
+        suites = nothing if usual is None else usual
+        found[family] = [
+            _product([suites, *(_at_ratio(gate, place) for gate in speed)])
+            for place in range(len(RATIO))
+        ]
+    return found
+
+
+def _at_ratio(gate: GatePower, place: int) -> float | None:
+    is_ratio = gate.gate.startswith("ratio.")
+    return (gate.passes, gate.usual)[place] if is_ratio else gate.usual
 
 
 def _product(chances: Sequence[float | None]) -> float | None:
@@ -378,10 +469,13 @@ def speed_power(
     profile: ServingProfile,
     level: float | None = None,
     start_seconds: float | None = None,
+    measured: BlockNoise | None = None,
+    families: Sequence[str] = (),
 ) -> tuple[GatePower, ...]:
     """Compute each speed gate's chances; raises as `find_claims`.
 
-    `level` None means a first attempt's.
+    `level` None means a first attempt's. `measured` is the noise of ratios on this machine, with
+    fresh starts. Ratios that were measured before are told for the families.
     """
     alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
     start = START_SECONDS if start_seconds is None else start_seconds
@@ -390,11 +484,16 @@ def speed_power(
     for claim, planned in zip(claims, find_claims(policy, profile, alpha=alpha), strict=True):
         rule, workload = planned.rule, planned.workload
         of, truths = ("ratio", RATIO) if rule.compares else ("limit over time", ROOM)
-        both = [speed_chance(rule, truth) for truth in truths]
+        own = measured if rule.compares and rule.starts == "fresh" else None
+        deviation = own.deviation if own is not None else assumed_noise(rule)
+        source = f"measured here in {own.blocks} blocks" if own is not None else "assumed"
+        both = [speed_chance(rule, truth, deviation) for truth in truths]
         is_supporting = claim.tier == "supporting"
         let_in = [1 - each.fails if is_supporting else each.passes for each in both]
         loads = rule.blocks * len(rule.sides)
         starts = loads if rule.starts == "fresh" else len(rule.sides)
+        if shares := bool(claim.main) and rule.starts == "fresh":
+            starts = 0
         is_steady = workload.arrivals.concurrency is not None
         around = LENGTH_FACTOR * workload.seconds
         seconds = around if is_steady else workload.seconds + 2 * workload.warmup_seconds
@@ -402,12 +501,16 @@ def speed_power(
             f"{format_chance(each)} at {truth:g}"
             for each, truth in zip(let_in, truths, strict=True)
         )
+        described = describe_gate(rule, claim.workload, claim.at, workload.load)
+        verb = "does not fail" if is_supporting else "passes"
+        takes = f"the starts of {claim.main}" if shares else f"{starts} starts of servers"
         words = (
-            f"speed {claim.name}, {claim.tier}: {describe_gate(rule, claim.workload, claim.at)}; "
-            f"{rule.blocks} {rule.unit}; {'does not fail' if is_supporting else 'passes'} by true "
-            f"{of}: {chance}, if starts and loads each vary by {100 * NOISE:g} %; {starts} starts "
-            f"of servers, about {(loads * seconds + starts * start) / 60:.0f} minutes"
+            f"speed {claim.name}, {claim.tier}: {described}; {rule.blocks} {rule.unit}; {verb} by "
+            f"true {of}: {chance}, if a block varies by {100 * deviation:.1f} % ({source}); "
+            f"{takes}, about {(loads * seconds + starts * start) / 60:.0f} minutes"
         )
+        if rule.compares and not shares and rule.starts == "fresh":
+            words += describe_measured(profile.name, families)
         found.append(
             GatePower(
                 gate=claim.name,
@@ -423,11 +526,25 @@ def speed_power(
     return tuple(found)
 
 
-def speed_chance(rule: SpeedRule, truth: float) -> Chances:
-    """Return chances at a true ratio, or limit over time."""
-    noise = NOISE * (math.sqrt(2) if rule.compares else 2)
-    if rule.starts == "fresh":
-        noise *= math.sqrt(2)
+def describe_measured(profile: str, families: Sequence[str]) -> str:
+    """Return what was measured before for these formats on the profile's GPU."""
+    measured = find_measured(profile)
+    if measured is None:
+        return ""
+    shown = [measured.words(family) for family in dict.fromkeys(families)]
+    known = "; ".join(filter(None, shown))
+    return f"; measured before ({measured.what}), by concurrent requests: {known}" if known else ""
+
+
+def assumed_noise(rule: SpeedRule) -> float:
+    """Return the standard deviation of a block's value that is assumed."""
+    start = START_NOISE if rule.starts == "fresh" else 0.0
+    return math.hypot(LOAD_NOISE, start) * (math.sqrt(2) if rule.compares else 2)
+
+
+def speed_chance(rule: SpeedRule, truth: float, deviation: float | None = None) -> Chances:
+    """Return chances at a true ratio, or limit over time; `deviation` is a block's."""
+    noise = assumed_noise(rule) if deviation is None else deviation
     away = math.log(truth / rule.min_ratio)
     up, down = (chance_above(s * away, 0.0, noise, rule.blocks, rule.alpha) for s in (1, -1))
     return Chances(up, down)

@@ -40,6 +40,7 @@ class SpeedGatePlan:
     workload: AnyWorkload
     where: str  # the workload's place, for messages
     rule: SpeedRule
+    main: str = ""  # the gate whose server starts it shares
 
 
 def find_claims(
@@ -84,7 +85,7 @@ def find_claims(
                 hint=f"ask for fewer {'blocks' if rule.kind == 'ratio' else 'starts'}, or give the "
                 "workload fewer 'seconds'",
             )
-        planned.append(SpeedGatePlan(claim.name, claim.workload, workload, where, rule))
+        planned.append(SpeedGatePlan(claim.name, claim.workload, workload, where, rule, claim.main))
     return planned
 
 

@@ -78,11 +78,13 @@ class BlockPieces:
             else:
                 yield self._collecting(spec)
         wanted = max((gate.wanted for gate in open_gates), default=0)
-        numbers, number = {block.number for block in done}, 0
-        while wanted:
-            if number not in numbers:
-                yield self._block(measurement, number, open_gates)
-                wanted -= 1
+        numbers = {block.number for block in done}
+        number = 0
+        for place in range(wanted):
+            while number in numbers:
+                number += 1
+            needing = [gate for gate in open_gates if gate.wanted > place]
+            yield self._block(measurement, number, needing)
             number += 1
 
     def _gate(
@@ -97,8 +99,9 @@ class BlockPieces:
             BASELINE if side == BASELINE else arm: digest_of(each, self.serving.stages.store)
             for side, each in spec.inputs.items()
         }
-        taken, loads = collect(measurement, arm, screens, done)
-        rule = measurement.rule
+        parameters = SPEED.parameters_of(spec)
+        taken, loads = collect(parameters, arm, screens, done)
+        rule = parameters.rule
         wanted = 0
         if rule.needs_more(loads, count_starts(spec, self.serving.stages.store)):
             missing = rule.blocks - len(rule.sort(loads).quiet)
@@ -126,12 +129,14 @@ class BlockPieces:
         if measurement.rule.compares:
             plans[BASELINE] = self.serving.state.plan.baseline
             arms[BASELINE] = _arm(gates[0].spec, BASELINE)
+        others = [gate.spec for gate in gates if _name(gate.spec) != measurement.name]
         runtime = BlockRuntime(
             environment="serve",
             arms=arms,
+            also={_name(spec): SPEED.runtime_of(spec).file for spec in others},
             tokenizer=first.tokenizer,
             claim=first.claim,
-            file=first.file,
+            file=first.first_file,
             counted=first.counted,
         )
         spec = block_spec(measurement, number, runtime, self.serving.stages.store.root)
@@ -221,6 +226,10 @@ def _measurement(spec: StageSpec) -> BlockParameters:
     found = SPEED.runtime_of(spec).measurement
     assert found is not None
     return found
+
+
+def _name(spec: StageSpec) -> str:
+    return SPEED.parameters_of(spec).name
 
 
 def _arm(spec: StageSpec, side: str) -> BlockArm:

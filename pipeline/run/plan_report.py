@@ -5,6 +5,7 @@ Weights are hashed last: cached stages are unknown before.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from pipeline.plan.checkpoint_resolver import Locator, demo_stage
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.model_plan import make_plan
-from pipeline.plan.power import GatePower, policy_power, speed_power
+from pipeline.plan.power import BlockNoise, GatePower, policy_power, speed_power
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, ModelRequest, choose
 from pipeline.plan.serving_profile import draft_reference
@@ -30,7 +31,7 @@ from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.evaluate import is_answered
 from pipeline.stages.screen import ScreenResult
-from pipeline.stages.speed import SpeedParameters
+from pipeline.stages.speed import SPEED, SpeedParameters
 from prepare.errors import ExitCode, HubError, PrepareError
 from prepare.events import Progress
 from prepare.hardware import Hardware, this_node
@@ -47,6 +48,7 @@ SERVER = ("serve", "")
 NOT_MEASURED = "not measured here"
 LIKE_SIZE = 0.2  # relative difference of two checkpoints' weights
 HASHED_BYTES = 2 * 10**9  # at 250 MB/s and more, below 8 s
+MIN_NOISE_BLOCKS = 6  # fewer values show too little of a spread
 HASH_RATE = 250e6  # bytes a second
 
 
@@ -197,7 +199,15 @@ def forecast(
     if all(isinstance(fault, HubError) for fault in faults):  # they do not depend on the checkpoint
         power = (
             *policy_power(policy, tried, sources.counts(policy), level),
-            *speed_power(choices.policy, len(tried), profile, level, _median(seen, SERVER)),
+            *speed_power(
+                choices.policy,
+                len(tried),
+                profile,
+                level,
+                _median(seen, SERVER),
+                _measured_noise(store, choices.node.machine),
+                [recipe.family for recipe in tried],
+            ),
         )
     return PlanReport(
         choices=choices,
@@ -219,6 +229,18 @@ def forecast(
         attempt=attempt,
         notes=early.notes,
     )
+
+
+def _measured_noise(store: Store, machine: str) -> BlockNoise | None:
+    """Return the noise of this machine's ratios of fresh starts, pooled over its gates."""
+    squares, free = 0.0, 0
+    for record in store.records(SPEED.name, leave_out_damaged=True):
+        asked, found = SPEED.parameters_of(record), SPEED.result_of(record)
+        is_alike = asked.machine == machine and asked.rule.compares and asked.is_fresh
+        if is_alike and found.deviation is not None and found.units > 1:
+            squares += (found.units - 1) * found.deviation**2
+            free += found.units - 1
+    return BlockNoise(math.sqrt(squares / free), free) if free >= MIN_NOISE_BLOCKS else None
 
 
 def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:

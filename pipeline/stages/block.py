@@ -17,7 +17,7 @@ from pydantic import Field
 
 from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog, LoadRun, read_loads
 from eval_gates.speed.rules import SpeedRule
-from eval_gates.speed.schedule import draw_block
+from eval_gates.speed.schedule import draw_block, load_seed
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial
 from pipeline.stages.context import StageContext
@@ -72,6 +72,9 @@ class BlockParameters(LoadParameters):
 
     baseline: ServedModel
     trial: Trial = Field(description="the variants that are judged together")
+    also: list[LoadParameters] = Field(
+        [], fail_fast=True, description="further loads of the same starts"
+    )
     number: int = Field(0, ge=0, description="of the block")
 
     @property
@@ -96,6 +99,9 @@ class BlockRuntime(LoadRuntime):
     """The arms, and the workload's files."""
 
     arms: dict[str, BlockArm] = Field({}, description="by name")
+    also: dict[str, str | None] = Field(
+        {}, description="further loads that a gate needs, with their files, by workload"
+    )
 
 
 class BlockResult(Record):
@@ -104,6 +110,7 @@ class BlockResult(Record):
     arms: dict[str, str] = Field(
         description="by arm that was measured, in that order, the digest of its screen"
     )
+    workloads: list[str] = Field([], description="of each arm's loads, in order")
     failed: list[str] = Field([], description="arms whose server did not start, or ended")
     seed: int = Field(description="that traffic and order of the measurement are drawn with")
     starts: int = Field(description="how often the block was begun; only the last is kept")
@@ -111,7 +118,7 @@ class BlockResult(Record):
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-BLOCK = Stage("block", 5, BlockParameters, BlockRuntime, BlockResult)
+BLOCK = Stage("block", 6, BlockParameters, BlockRuntime, BlockResult)
 
 
 RESUMED = (IN_PROGRESS,)  # how often the block was begun
@@ -129,6 +136,10 @@ def run(context: Context) -> BlockResult:
     order, traffic = draw_block(begun.seed, parameters.number, before, parameters.arms)
     if runtime.counted is not None:
         AttemptLedger(context.store).begin(runtime.counted, parameters.measurement)
+    loads: list[tuple[LoadParameters, str | None, str]] = [(parameters, runtime.file, "")]
+    for load in parameters.also:
+        if load.name in runtime.also:
+            loads.append((load, runtime.also[load.name], load.name))
     measured: dict[str, str] = {}
     facts: dict[str, Any] = {}
     failed = []
@@ -138,22 +149,25 @@ def run(context: Context) -> BlockResult:
         side = BASELINE if arm == BASELINE else "candidate"
         start = {
             **{"side": side, "block": parameters.number, "server_run": before},
-            **{"order": len(measured), "seed": traffic},
+            "order": len(measured),
         }
         context.advance(f"speed {parameters.name}, block {parameters.number}", len(measured), None)
         try:
             with context.servers.up(arm) as endpoint:
                 server = (runtime.arms[arm].served, ServerRuntime.model_validate(endpoint))
-                facts = measure_loads(context, {side: server}, start)
+                for load, file, also in loads:
+                    drawn = {**start, "seed": load_seed(traffic, also)}
+                    facts = measure_loads(context, {side: server}, drawn, load, file)
         except PrepareError as error:
             context.servers.leave(arm, error)
             failed.append(arm)
-            log.cut(len(measured))
+            log.cut(len(measured) * len(loads))
             continue
         measured[arm] = digest_of(runtime.arms[arm].screen, context.store)
     return BlockResult(
         **facts,
         arms=measured,
+        workloads=[load.name for load, _, _ in loads],
         failed=failed,
         seed=begun.seed,
         starts=begun.starts,
@@ -214,13 +228,13 @@ def block_spec(
 
 
 def collect(
-    measurement: BlockParameters, variant: str, screens: Mapping[str, str], blocks: Sequence[Block]
+    gate: LoadParameters, variant: str, screens: Mapping[str, str], blocks: Sequence[Block]
 ) -> tuple[list[Block], list[LoadRun]]:
     """Return the blocks that a gate needs, and both sides' loads.
 
     Loads whose arm has another digest than in `screens` do not count.
     """
-    rule = measurement.rule
+    rule = gate.rule
     arms = [variant, *([BASELINE] if rule.compares else [])]
     taken, loads = [], list[LoadRun]()
     for block in blocks:
@@ -228,9 +242,11 @@ def collect(
             break
         if any(block.result.arms.get(arm) != screens[arm] for arm in arms):
             continue
-        own = [
-            load for arm, load in zip(block.result.arms, block.loads, strict=True) if arm in arms
-        ]
+        workloads = block.result.workloads
+        if gate.name not in workloads:
+            continue
+        every = block.loads[workloads.index(gate.name) :: len(workloads)]
+        own = [load for arm, load in zip(block.result.arms, every, strict=True) if arm in arms]
         loads += [load.model_copy(update={"order": place}) for place, load in enumerate(own)]
         taken.append(block)
     return taken, loads
@@ -246,18 +262,20 @@ def measure_loads(
     context: StageContext[Any, Any],
     servers: Mapping[str, tuple[ServedModel, ServerRuntime]],
     start: Mapping[str, Any],
+    load: LoadParameters,
+    file: str | None,
 ) -> dict[str, Any]:
     """Have the worker measure on running servers; return its facts.
 
     `start` is described in eval_gates/speed/speed_worker.py.
     """
-    parameters, runtime = context.parameters, context.runtime
+    runtime = context.runtime
     is_ours = all(endpoint.socket is not None for _, endpoint in servers.values())
-    with _prompts_in_place(context.folder / PROMPTS, parameters.workload, runtime.file) as workload:
+    with _prompts_in_place(context.folder / PROMPTS, load.workload, file) as workload:
         spec = {
-            "name": parameters.name,
+            "name": load.name,
             "workload": workload,
-            "rule": parameters.rule.model_dump(),
+            "rule": load.rule.model_dump(),
             "start": dict(start),
             "endpoints": {
                 side: {

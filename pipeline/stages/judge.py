@@ -66,7 +66,7 @@ def policy_digest(judge: StageRecord) -> str:
     return digest_json(judge.parameters.get("policy"))
 
 
-JUDGE = Stage("judge", 13, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 14, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 class StageInputs:
@@ -179,6 +179,7 @@ def speed_of(parameters: JudgeParameters, inputs: StageInputs) -> Iterable[Speed
             tier=claim.tier,
             loads=inputs.loads(role) if measured is not None else [],
             starts=SPEED.result_of(measured).starts if measured is not None else None,
+            traffic=read_pinned(SPEED.parameters_of(measured).workload).load if measured else "",
             at=claim.at,
             note=parameters.profile.speed_note if parameters.profile is not None else None,
         )

@@ -53,6 +53,7 @@ class SpeedRuntime(LoadRuntime):
     endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
     measurement: BlockParameters | None = Field(None, description="of fresh starts: its blocks")
     arm: str = Field("", description="the candidate's name in them")
+    first_file: str | None = Field(None, description="of the blocks' first workload, if it has one")
 
 
 class SpeedResult(Record):
@@ -69,12 +70,16 @@ class SpeedResult(Record):
     arm: str = Field(description="the candidate's name among them")
     loads_digest: str
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
+    also: str = Field("", description="its workload, if it shares another gate's server starts")
+    deviation: float | None = Field(
+        None, description="standard deviation of ln(ratio), or ln(limit / time), over quiet blocks"
+    )
     starts: dict[str, StartCount] = Field(
         {}, description="of our servers by side, over all commands; two failed ones end the gate"
     )
 
 
-SPEED = Stage("speed", 10, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 11, SpeedParameters, SpeedRuntime, SpeedResult)
 
 
 Context = StageContext[SpeedParameters, SpeedRuntime]
@@ -103,7 +108,7 @@ def run(context: Context) -> SpeedResult:
             servers = {
                 side: (parameters.sides[side], each) for side, each in runtime.endpoints.items()
             }
-            facts = measure_loads(context, servers, start)
+            facts = measure_loads(context, servers, start, parameters, runtime.file)
         arms = {"arms": rule.sides, "arm": "candidate"}
         found = {**facts, **arms, "seed": begun.seed, "server_runs": begun.starts}
     loads = log.loads()
@@ -111,6 +116,7 @@ def run(context: Context) -> SpeedResult:
         **found,
         units=len(rule.units(loads)),
         state=rule.evaluate(loads, starts).state,
+        deviation=rule.deviation(loads),
         starts=starts,
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
     )
@@ -144,7 +150,7 @@ def _collect(context: Context, log: LoadLog) -> dict[str, Any]:
         for side, reference in context.spec.inputs.items()
     }
     found = list(find_blocks(measurement, context.store, {}))
-    blocks, loads = collect(measurement, runtime.arm, screens, found)
+    blocks, loads = collect(context.parameters, runtime.arm, screens, found)
     log.cut(0)
     log.append(loads)
     context.earlier_seconds = sum(block.seconds for block in blocks)
@@ -153,5 +159,6 @@ def _collect(context: Context, log: LoadLog) -> dict[str, Any]:
         "server_runs": sum(block.result.starts for block in blocks),
         "arms": measurement.arms,
         "arm": runtime.arm,
+        "also": context.parameters.name if context.parameters.name != measurement.name else "",
         "prompts_drawn_by": next((block.result.prompts_drawn_by for block in blocks), ""),
     }

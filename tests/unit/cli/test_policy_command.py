@@ -50,7 +50,12 @@ def mine(tmp_path: Path, **suite: Any) -> str:
         "name": "mine",
         "summary": "mine",
         "suites": {
-            "mmlu": {"kind": "mmlu", "margins": {"fp8": 0.02, "int4": 0.03}, **suite},
+            "mmlu": {
+                "kind": "mmlu",
+                "num_fewshot": 0,
+                "margins": {"fp8": 0.02, "int4": 0.03},
+                **suite,
+            },
             "humaneval": {"kind": "humaneval", "margins": {"fp8": 0.2, "int4": 0.2}},
         },
     }
@@ -91,10 +96,17 @@ class TestCheck:
         Path(path).write_text(yaml.safe_dump(content))
         asked = ("plan", "--policy", path, "--recipe", "fp8-dynamic", "--eval-data", data)
         said = prepare(*asked, "--profile", "h100")
-        for word in ("speed ratio.chat", "5 blocks", "speed slo.0", "6 starts", "by true ratio"):
+        for word in (
+            "speed ratio.chat",
+            "7 blocks",
+            "speed slo.0",
+            "6 starts",
+            "by true ratio",
+            "promotion, fp8",
+        ):
             assert word in said
         *_, ratio, slo = json.loads(prepare(*asked, "--profile", "h100", "--json"))["gates"]
-        assert (ratio["gate"], ratio["units"]) == ("ratio.chat", 5)
+        assert (ratio["gate"], ratio["units"]) == ("ratio.chat", 7)
         assert slo["alpha"] == pytest.approx(0.05)
 
     def test_where_it_cannot_decide_it_says_so_and_is_refused(

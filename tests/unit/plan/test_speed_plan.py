@@ -44,7 +44,7 @@ def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
     chat, support, slo = claims
     assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
     common: dict[str, Any] = {"alpha": 0.01, "hit_rate": 0.0, "starts": "once"}
-    assert chat.rule == SpeedRule(kind="ratio", min_ratio=0.5, blocks=5, **common)
+    assert chat.rule == SpeedRule(kind="ratio", min_ratio=0.5, blocks=7, **common)
     assert slo.rule == SpeedRule(kind="slo", limits={"ttft_ms_p95": 800.0}, blocks=6, **common)
     assert support.rule.hit_rate == 0.88
     assert slo.workload.arrivals.rate == 2.0

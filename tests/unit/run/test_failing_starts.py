@@ -27,7 +27,7 @@ CHAT = {
 
 
 def bench(root: Path, accelerator: str, models: PretendModels | None = None) -> FakeRun:
-    ratio = {"min_ratio": 0.8, "workloads": ["chat"]}
+    ratio = {"min_ratio": 0.8, "workloads": ["chat"], "blocks": 5}
     speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": CHAT}})
     made = FakeRun(root / "store", models or PretendModels(equal, 64), policy())
     made.policy = made.policy.model_copy(update={"speed": speed})

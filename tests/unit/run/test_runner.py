@@ -23,6 +23,7 @@ from prepare.digest import digest_file
 from prepare.errors import PrepareError, ServingError
 from prepare.store import Store
 from recipes.catalog import load_policy
+from recipes.policy import Policy
 from recipes.speed import SpeedPolicy
 
 
@@ -85,7 +86,7 @@ class TestRounds:
 class TestSpeed:
     @pytest.fixture
     def fast(self, bench: FakeRun) -> FakeRun:
-        ratio = {"min_ratio": 0.8, "workloads": ["chat"]}
+        ratio = {"min_ratio": 0.8, "workloads": ["chat"], "blocks": 5}
         chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
         chat |= {"arrivals": {"concurrency": 4}, "seconds": 1}
         speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
@@ -337,6 +338,30 @@ class TestSpeed:
         assert fast.models.served.count(ONE) == 1 + 6
         assert any(note.startswith(f"{ONE}: a start of its server failed") for note in report.notes)
         assert all(not check.differences for check in check_run(report, Store(fast.root)))
+
+    def test_other_loads_share_the_starts_and_support_the_verdict(self, fast: FakeRun) -> None:
+        """4 bits are fast at one request and slow at 256: one load shows neither."""
+        fast.hardware = {**fast.hardware, "accelerator": "cuda"}
+        plain = fast.policy.model_dump(mode="json")
+        plain["speed"]["ratio"]["also"] = ["single"]
+        one = {**plain["speed"]["workloads"]["chat"], "arrivals": {"concurrency": 1}}
+        plain["speed"]["workloads"]["single"] = one
+        fast.policy = Policy.model_validate(plain)
+        fast.models.seconds = {ONE: 0.9, TWO: 2.0}
+        report = fast.run()
+        chat, single = next(each for each in report.variants if each.recipe == ONE).speed
+        assert (chat.n, single.n, single.tier) == (5, 3, "supporting")
+        assert "4 concurrent requests, 8 tokens in, 4 out" in chat.counted
+        assert "1 concurrent request" in single.counted
+        for variant in ("baseline", ONE, TWO):
+            assert fast.models.served.count(variant) == 5 + 1
+        records = [r for r in Store(fast.root).records("speed") if r.variant == ONE]
+        files = [fast.store.stage_folder("speed", record.key) / LOADS for record in records]
+        first, second = ({load.seed for load in read_loads(file)} for file in files)
+        assert first.isdisjoint(second)  # else the second's prompts would be in the cache
+        assert all(not check.differences for check in check_run(report, Store(fast.root)))
+        fast.models.served.clear()
+        assert {stage.status for stage in fast.run().stages} == {"reused"}
 
     def test_a_variant_that_is_added_gets_fresh_starts_of_the_baseline(self, fast: FakeRun) -> None:
         fast.hardware = {**fast.hardware, "accelerator": "cuda"}

@@ -106,7 +106,7 @@ def test_a_gain_is_confirmed_on_lives_and_prompts_of_its_own(tmp_path: Path) -> 
     assert report.confirmation is not None
     assert report.min_gain is not None
     assert 1 < report.min_gain <= 1 / 0.7 + 1e-9
-    assert (report.confirmation.starts, report.confirmation.n) == ("fresh", 5)
+    assert (report.confirmation.starts, report.confirmation.n) == ("fresh", 7)
     assert load_profile(str(tmp_path / "tuned.yaml")).starts == made.profile.starts == "once"
     # Stock raced, and is served again next to the winner.
     assert made.models.served[:3] == ["baseline", "fast", "other"]
