@@ -62,6 +62,8 @@ def load_policy(name: str) -> Policy:
     """Return a policy by name or file."""
     path = _find(name, RECIPES / "policies", "policy")
     policy = parse(path, "policy", Policy)
+    suites = {name: suite.find_in(path.parent) for name, suite in policy.suites.items()}
+    policy = policy.model_copy(update={"suites": suites})
     if policy.speed is None:
         return policy
     speed = policy.speed.model_copy(update={"workloads": _find_files(policy.speed.workloads, path)})

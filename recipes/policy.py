@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from prepare.plugins import SUITES, load_class
+from prepare.user_path import user_path
 from recipes.config_model import ConfigModel, Name, Tier
 from recipes.generation import Generation
 from recipes.of_kind import OfKind
@@ -102,6 +104,12 @@ class Suite(EvalTask):
     """Settings of the decision only: after a change, the same answers are decided again."""
 
     sources: list[Source] = Field(default=["eval-data"], description=SOURCES)
+    data: str | None = Field(
+        None,
+        min_length=1,
+        description="file or folder with the suite's own questions, in the place of `sources`. A "
+        "relative path starts from the policy's directory",
+    )
     margins: dict[Family, Margin] = Field(
         description="largest acceptable loss by recipe family, in points or as a recovery"
     )
@@ -133,6 +141,37 @@ class Suite(EvalTask):
         "quantization",
     )
     concurrency: int = Field(32, ge=1, le=10_000, description="requests in flight")
+
+    # Not a key: records do not name local directories.
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def has_paths(self) -> bool:
+        """Whether a key names a file or folder."""
+        return self.data is not None
+
+    def find_in(self, folder: Path) -> Self:
+        """Return the suite with paths relative to that directory."""
+        if not self.has_paths:
+            return self
+        written = Path(self.data or "")
+        if not written.is_absolute():
+            found = self.model_copy()
+            found._folder = folder
+            return found
+        found = self.model_copy(update={"data": written.name})
+        found._folder = written.parent
+        return found
+
+    def with_paths_of(self, other: Suite) -> Self:
+        """Return the suite with paths relative to the other's directory."""
+        found = self.model_copy()
+        found._folder = other._folder
+        return found
+
+    def path_of(self, written: str, where: str) -> Path:
+        """Return a path of the policy; UsageError if no file can have it."""
+        return self._folder / user_path(written, where)
 
 
 class SuiteModels(ABC):
@@ -229,6 +268,11 @@ class Policy(ConfigModel):
     )
     cost: CostGate | None = Field(
         None, description="gate on tokens per solved task, which has an error rate"
+    )
+    undecided_supporting: Literal["pass", "hold"] = Field(
+        "pass",
+        description="pass: an undecided supporting gate blocks nothing, and the verdict names it. "
+        "hold: it keeps the variant undecided",
     )
     broken: float = Field(
         1.0,

@@ -5,6 +5,7 @@ A kind is a subclass of :class:`Quantization` in the entry point group `prepare.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Annotated, ClassVar, Literal
@@ -30,7 +31,9 @@ class Calibration(ConfigModel):
     column: str = Field("text", description="column or JSON key that holds the text or messages")
     revision: str | None = Field(None, description="commit or tag of a Hub dataset")
     fallback: Literal["builtin"] | None = Field(
-        None, description="texts to use when the Hub cannot be reached; the run reports it"
+        None,
+        description="texts to use on a machine without a Hub, or where a profile chooses so; the "
+        "run reports it. A Hub that is late is an error",
     )
     samples: int = Field(
         256, ge=1, le=1_000_000, description="blocks of max_tokens tokens, cut from the texts"
@@ -45,9 +48,15 @@ class Calibration(ConfigModel):
     seed: Seed = Field(20240814, description="seed of the shuffle, and of torch while quantizing")
 
 
+# A name that ends so is a file's: forms that are not read are refused, not asked of the Hub.
+_FILE_NAME = re.compile(
+    r"\.(jsonl|json|ndjson|txt|md|csv|tsv|parquet|arrow|gz|bz2|xz|zst|zip)$", re.IGNORECASE
+)
+
+
 def names_file(dataset: str) -> bool:
     """Return whether a dataset is a file."""
-    return dataset.startswith((".", "/", "~")) or dataset.endswith((".jsonl", ".txt"))
+    return dataset.startswith((".", "/", "~")) or _FILE_NAME.search(dataset) is not None
 
 
 class Quantization(ConfigModel):

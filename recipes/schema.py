@@ -115,6 +115,10 @@ class CalibrationLimit(ConfigModel):
         le=1_000_000,
         description="blocks that go through a layer together, in the recipe's place",
     )
+    fallback: bool = Field(
+        False,
+        description="calibrate with the recipe's `fallback`, if it has one, without the Hub",
+    )
 
     def limit(self, calibration: Calibration) -> Calibration:
         """Return the calibration within these limits."""

@@ -24,14 +24,12 @@ from eval_gates.prompt_scores import (
     thought_end,
 )
 from eval_gates.rows import Answer, Question, Reply, Score
-from eval_gates.suites.json_lines import find_files, read_rows, write_rows
-from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
+from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
 from prepare.digest import digest_json
-from prepare.errors import EvaluationDataError, StageError, UsageError
-from prepare.user_path import user_path
+from prepare.errors import EvaluationDataError, StageError
 from recipes.generation import Form, TemplateArgument
-from recipes.policy import EvalTask, Suite
+from recipes.policy import EvalTask
 
 STEM = "conversations"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
@@ -57,18 +55,10 @@ class FidelityTask(EvalTask):
     chat_template_kwargs: dict[str, TemplateArgument] = Field({}, max_length=50)
 
 
-class FidelityDecision(Suite):
-    """Keys that no answer depends on."""
-
-    data: str | None = Field(
-        None, description="JSON Lines of conversations; else the sources are used"
-    )
-
-
 class Fidelity(SuiteKind[FidelityTask]):
     """Conversations of your own, without right answers."""
 
-    task, decision = FidelityTask, FidelityDecision
+    task = FidelityTask
     sources = ("eval-data", "builtin")
     folder_stem, carried = STEM, CARRIED_FILE
     assumed_baseline = 0.99
@@ -77,24 +67,6 @@ class Fidelity(SuiteKind[FidelityTask]):
 
     def __init__(self) -> None:
         self._chats: dict[str, dict[str, Any]] = {}
-
-    def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
-        data = getattr(suite, "data", None)
-        if data is None:
-            return super().find_source(name, suite, lookup)
-        place = f"policy key suites.{name}.data"
-        file = user_path(data, place)
-        if not file.is_file():
-            raise UsageError(
-                "the file of conversations does not exist", where=f"{file} ({place})", hint=_HINT
-            )
-        digest = digest_json([[file.name, lookup.digest_of(file)]])
-        identity = QuestionSource(kind="folder", digest=digest)
-        clusters = self.count_clusters(suite, identity, file) if suite.cluster_by else None
-        return SuiteSource(identity, file, self.count(suite, identity, file), clusters)
-
-    def folder_files(self, folder: Path) -> list[Path]:
-        return [folder] if folder.is_file() else find_files(folder, STEM)
 
     def questions(self, task: FidelityTask, order: QuestionOrder) -> Read:
         rows = self.read(order.source, order.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +14,20 @@ from prepare.untrusted import UntrustedLinesError, list_names, parse_json, read_
 
 TEXT = {"type": "string", "pattern": r"\S"}  # JSON schema of a text that is not blank
 _MAX_FAULT = 300  # characters
+READ = (".jsonl", ".jsonl.gz")
+# What other files with questions may be called; a backup's name ends otherwise.
+_OTHER_FORMS = re.compile(
+    r"\.(jsonl|csv|tsv|json|ndjson|parquet|arrow|feather|xlsx?|ya?ml|txt)(\.(gz|bz2|xz|zst|zip))?$",
+    re.IGNORECASE,
+)
 FIELDS = "fields"  # key of a laid-out row: all of its fields, where clusters are wanted
 
 
 def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -> list[Path]:
     """Return `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name.
 
-    `but_not` has the starts of other files' names.
+    `but_not` has the starts of other files' names. EvaluationDataError: a file of that stem is in
+    another form, or there both plain and gzipped.
     """
     if not folder.is_dir():
         raise EvaluationDataError(
@@ -34,13 +42,17 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
         "give a folder with little else in it to --eval-data",
     ):
         there = list_names(folder)
-    files = [
-        folder / name
-        for name in there
-        if name.startswith(stem)
-        and name.endswith((".jsonl", ".jsonl.gz"))
-        and not name.startswith(tuple(filter(None, but_not)))
-    ]
+    others = tuple(filter(None, but_not))
+    named = [name for name in there if name.startswith(stem) and not name.startswith(others)]
+    for name in named:
+        if not name.endswith(READ) and _OTHER_FORMS.search(name):
+            raise EvaluationDataError(
+                "these questions are in a form that is not read",
+                where=str(folder / name),
+                hint=f"write JSON Lines, a question a line, to {stem}*.jsonl or {stem}*.jsonl.gz "
+                "(docs/how-to/suites.md has the keys)",
+            )
+    files = [folder / name for name in named if name.endswith(READ)]
     names = {path.name for path in files}
     for name in sorted(names):
         if f"{name}.gz" in names:

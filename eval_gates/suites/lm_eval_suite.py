@@ -53,6 +53,10 @@ class LmEvalTask(GeneratingTask):
         None, description="of a generated answer; absent: the task's own number, else 256"
     )
 
+    @property
+    def has_paths(self) -> bool:
+        return is_task_file(self.task)
+
 
 class LmEval(TextKind[LmEvalTask]):
     """Any lm-eval task, by name or as a YAML file."""
@@ -62,6 +66,8 @@ class LmEval(TextKind[LmEvalTask]):
     opened: LoadedTask
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
+        if suite.data is not None:
+            return self._own_source(name, suite, lookup)  # refuses it
         task = str(getattr(suite, "task", ""))
         if not is_task_file(task):
             identity = QuestionSource(kind="hub", task=task, environment=lookup.environment)
@@ -69,7 +75,7 @@ class LmEval(TextKind[LmEvalTask]):
             # Clusters are counted after laying out.
             questions = None if suite.cluster_by else known.get("questions")
             return SuiteSource(identity, questions=questions)
-        file = read_task_file(Path(task))
+        file = read_task_file(suite.path_of(task, f"policy key suites.{name}.task"))
         folder = file.path.parent
         parts = [
             [os.path.relpath(path, folder), lookup.digest_of(path)]
@@ -92,7 +98,9 @@ class LmEval(TextKind[LmEvalTask]):
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> list[Path]:
         task = str(getattr(suite, "task", ""))
-        local = read_task_file(Path(task)).data if is_task_file(task) else []
+        if not is_task_file(task):
+            return []
+        local = read_task_file(suite.path_of(task, "policy key suites.*.task")).data
         return [path for path in local if path.name.endswith((".jsonl", ".jsonl.gz"))]
 
     def questions(self, task: LmEvalTask, order: QuestionOrder) -> Read:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.lm_eval_files import LOCAL_FORMATS, localize, read_task_file
 from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, digest_of, load_checkers
 from prepare.errors import EvaluationDataError, raise_as
+from recipes.dataset_commit import check_commit, commit_of, load_from_hub
 from recipes.generation import Generation
 
 DATASET, CODE, PLACE = "dataset", "task", "task.json"
@@ -238,7 +238,7 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
 
     `config` has absolute paths.
     """
-    from datasets import Dataset, DatasetDict, load_dataset
+    from datasets import Dataset, DatasetDict
 
     options = dict(config.get("dataset_kwargs") or {})
     options.pop("trust_remote_code", None)
@@ -256,16 +256,16 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
                 splits = config["custom_dataset"](**(config.get("metadata") or {}), **options)
             else:
                 options |= {"cache_dir": cache} if local else {"revision": revision}
-                splits = load_dataset(path, config.get("dataset_name"), **options)
+                splits = load_from_hub(str(path), config.get("dataset_name"), **options)
         kept = {}
         for name, rows in _used_splits(config).items():
             split = splits[name]
             split = split if isinstance(split, Dataset) else Dataset.from_list(list(split))
             kept[name] = split if rows is None else split.select(range(min(rows, len(split))))
         DatasetDict(kept).save_to_disk(str(target))
-        checksums = next(iter(kept.values())).info.download_checksums or {}
-    found = re.search(r"@([0-9a-f]{40})/", " ".join(map(str, checksums)))
-    return found[1] if found else None
+        rows = next(iter(kept.values()))
+        check_commit(rows, str(path), revision)
+        return commit_of(rows)
 
 
 def _used_splits(config: Config) -> dict[str, int | None]:

@@ -133,7 +133,7 @@ class Mmlu(SuiteKind[MmluTask]):
     """Multiple choice over 57 subjects, scored by log-likelihood."""
 
     task = MmluTask
-    sources = ("eval-data", "hub", "packages")
+    sources = ("eval-data", "hub")
     folder_stem, examples_stem, other_stem = "mmlu", EXAMPLES_STEM, OTHER_STEM
     hub = HubQuestions(
         QuestionSource(kind="hub", id="cais/mmlu", config="all", split="test", shots_split="dev"),

@@ -100,7 +100,7 @@ class Rouge(TextKind[RougeTask]):
     """Summaries, scored by rouge-score or sacrebleu."""
 
     task = RougeTask
-    sources = ("eval-data", "hub", "builtin")
+    sources = ("eval-data", "hub")
     folder_stem, carried = STEM, CARRIED_FILE
     hub = HubQuestions(
         QuestionSource(kind="hub", id="abisee/cnn_dailymail", config="3.0.0", split="test"), 11_490

@@ -9,10 +9,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from eval_gates.suites.json_lines import data_lines, find_files, read_rows
+from eval_gates.suites.json_lines import READ, data_lines, find_files, read_rows
 from prepare.digest import digest_json
-from prepare.errors import EvaluationDataError, raise_as
+from prepare.errors import EvaluationDataError, UsageError, raise_as
 from prepare.record import SparseRecord
+from recipes.dataset_commit import load_from_hub
 from recipes.policy import Suite
 
 
@@ -36,9 +37,10 @@ Row = dict[str, Any]
 
 
 def hub_rows(source: QuestionSource, split: str | None) -> list[Row]:
-    """Return a Hub dataset's rows at the pinned revision."""
-    from datasets import load_dataset
+    """Return a Hub dataset's rows at the pinned revision.
 
+    EvaluationDataError: they cannot be read, or the library took another revision from its cache.
+    """
     with raise_as(
         EvaluationDataError,
         "the Hub's dataset cannot be read",
@@ -46,7 +48,9 @@ def hub_rows(source: QuestionSource, split: str | None) -> list[Row]:
         "try again, or give a folder with --eval-data",
         errors=(OSError, ValueError),
     ):
-        dataset = load_dataset(source.id, source.config, split=split, revision=source.revision)
+        dataset = load_from_hub(
+            str(source.id), source.config, split=split, revision=source.revision
+        )
     return [dict(row) for row in dataset]
 
 
@@ -74,7 +78,7 @@ class SourceLookup(Protocol):
         pass
 
     def revision_of(self, dataset: str) -> str | None:
-        """Return the newest commit; None without the Hub."""
+        """Return the newest commit; None where there is no Hub. HubError: it is late."""
 
     def note(self, text: str) -> None: ...
 
@@ -110,30 +114,80 @@ class SourcedKind:
     carried: Path | None = None  # the project's own questions
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
-        """Return the suite's first available source.
+        """Return the suite's own data, or its first available source.
 
-        EvaluationDataError if there is none, or a file is damaged.
+        EvaluationDataError if there is none, a file is damaged, or a given folder has no file for
+        the suite. HubError: the Hub is late.
         """
-        missed = list[str]()
+        if suite.data is not None:
+            return self._own_source(name, suite, lookup)
         for source in suite.sources:
+            if source == "eval-data" and lookup.eval_data is not None:
+                self._check_folder(name, suite, lookup.eval_data)
             found = self._try(source, suite, lookup)
             if found is not None:
-                if missed:
+                if "hub" in suite.sources[: suite.sources.index(source)]:
                     lookup.note(
-                        f"{name}: its questions are those of the source '{source}', because "
-                        f"{' and '.join(missed)} has none"
+                        f"{name}: this machine has no Hub, so its questions are those of the "
+                        f"source '{source}', the next in policy key suites.{name}.sources"
                     )
                 return found
-            if source == "eval-data" and lookup.eval_data is not None:
-                missed.append(f"{lookup.eval_data} ({self.folder_stem}*.jsonl[.gz])")
-            if source == "hub":
-                missed.append("the Hub that is out of reach")
         raise EvaluationDataError(
             f"no source has questions for the suite '{name}'",
             where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",
             hint="give a folder with --eval-data (docs/how-to/suites.md says what it holds), "
-            "or run where the Hub can be reached",
+            f"name a file with the key suites.{name}.data, or run where the Hub can be reached",
         )
+
+    def _own_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
+        where = f"policy key suites.{name}.data"
+        if not self.folder_stem:
+            raise UsageError(
+                f"a suite of the kind '{suite.kind}' reads no data of yours",
+                where=where,
+                hint="remove the key, or take another kind (docs/how-to/suites.md)",
+            )
+        place = suite.path_of(str(suite.data), where)
+        if not place.exists():
+            raise UsageError(
+                "the suite's data does not exist",
+                where=f"{place} ({where})",
+                hint="name a file or a folder; a relative path starts from the policy's directory",
+            )
+        if place.is_dir():
+            self._check_folder(name, suite, place)
+        elif not place.name.endswith(READ):
+            raise UsageError(
+                "a suite's questions are JSON Lines",
+                where=f"{place} ({where})",
+                hint=f"give a file whose name ends {' or '.join(READ)}: one question a line "
+                "(docs/how-to/suites.md has the keys)",
+            )
+        identity = self._folder_identity(place, lookup)
+        clusters = self.count_clusters(suite, identity, place) if suite.cluster_by else None
+        return SuiteSource(identity, place, self.count(suite, identity, place), clusters)
+
+    def _check_folder(self, name: str, suite: Suite, folder: Path) -> None:
+        """Raise EvaluationDataError if a folder that the user gave has no file for the suite."""
+        if self.folder_stem and self.folder_files(folder):
+            return
+        forms = f"{self.folder_stem}*.jsonl and {self.folder_stem}*.jsonl.gz"
+        read = f"a suite of the kind '{suite.kind}' reads {forms} there"
+        if not self.folder_stem:
+            read = f"a suite of the kind '{suite.kind}' reads no folder"
+        raise EvaluationDataError(
+            f"the folder has no questions for the suite '{name}'",
+            where=f"{folder} (policy key suites.{name})",
+            hint=f"{read}; or name its file with the key 'data', or other sources with 'sources', "
+            "in the policy",
+        )
+
+    def _folder_identity(self, place: Path, lookup: SourceLookup) -> QuestionSource:
+        files = [place]
+        if place.is_dir():
+            files = find_files(place, self.folder_stem, but_not=(self.other_stem,))
+        digest = digest_json([[path.name, lookup.digest_of(path)] for path in files])
+        return QuestionSource(kind="folder", digest=digest)
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
         """Return the number of questions, if known without laying out."""
@@ -161,7 +215,8 @@ class SourcedKind:
         if folder is None:
             files = [self.carried] if self.carried else []
         elif examples:
-            files = find_files(folder, str(self.examples_stem))
+            is_folder = folder.is_dir()
+            files = find_files(folder, str(self.examples_stem)) if is_folder else []
         else:
             files = self.folder_files(folder)
         found = [each for file in files for each in read_rows(file)]
@@ -188,9 +243,14 @@ class SourcedKind:
         return self.folder_files(folder) if folder is not None else []
 
     def folder_files(self, folder: Path) -> list[Path]:
-        """Return a folder's files, or EvaluationDataError for one plain and gzipped."""
+        """Return a folder's files, or one file itself.
+
+        EvaluationDataError for a file that is there plain and gzipped, or in another form.
+        """
         if not self.folder_stem:
             return []
+        if folder.is_file():
+            return [folder]
         but_not = (self.examples_stem, self.other_stem)
         return find_files(folder, self.folder_stem, but_not=but_not)
 
@@ -205,10 +265,8 @@ class SourcedKind:
         self, source: str, suite: Suite, lookup: SourceLookup
     ) -> tuple[QuestionSource | None, Path | None]:
         folder = lookup.eval_data
-        if source == "eval-data" and folder is not None and self.folder_files(folder):
-            files = find_files(folder, self.folder_stem, but_not=(self.other_stem,))
-            digest = digest_json([[path.name, lookup.digest_of(path)] for path in files])
-            return QuestionSource(kind="folder", digest=digest), folder
+        if source == "eval-data" and folder is not None:
+            return self._folder_identity(folder, lookup), folder
         if source == "hub" and self.hub is not None:
             revision = lookup.revision_of(str(self.hub.source.id))
             if revision is not None:

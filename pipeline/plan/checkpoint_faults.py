@@ -13,9 +13,7 @@ from prepare.errors import CheckpointError, PrepareError, UsageError
 from prepare.untrusted import (
     MEBIBYTE,
     UntrustedLinesError,
-    parse_json,
     read_json_file,
-    read_lines,
 )
 from prepare.user_path import user_path
 from recipes.checkpoints import unsupported
@@ -29,7 +27,7 @@ from recipes.checkpoints.template_renderer import render
 from recipes.checkpoints.unquantized_modules import decoder_layers
 from recipes.checkpoints.weight_files import INDEX, read_index
 from recipes.quantization import names_file
-from recipes.quantizers.calibration import text_or_chat
+from recipes.quantizers.calibration import form_of, parse_row, read_rows
 from recipes.schema import Recipe, ServingProfile
 
 CALIBRATION_KEY = "quantization.calibration.dataset"
@@ -191,7 +189,7 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
         yield UsageError(
             "the calibration file does not exist",
             where=where,
-            hint="give a JSONL or text file, a Hub dataset id, or 'builtin'; a relative path "
+            hint="give a file of texts, a Hub dataset id, or 'builtin'; a relative path "
             "starts from the recipe's directory",
         )
         return
@@ -202,18 +200,19 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
             hint=f"of a list: jq -c '.[]' {file.name} > {file.stem}.jsonl",
         )
         return
+    try:
+        form = form_of(file, key)
+    except UsageError as error:
+        yield error
+        return
     number, texts, chats = 0, list[str](), list[list[dict[str, Any]]]()
     try:
         with file.open("rb") as opened:
             if opened.read(3) == BOM_UTF8:
                 raise ValueError("it begins with a byte order mark (BOM): save it without one")
-        for line in read_lines(file):
-            number += 1
-            if not line.strip():
-                continue
-            found: str | list[dict[str, Any]] = line
-            if file.suffix == ".jsonl":
-                found = text_or_chat(parse_json(line, whole_text=False), calibration.column)
+        for line, row in read_rows(file, form):
+            number = line
+            found = parse_row(row, form, calibration.column)
             if isinstance(found, str):
                 texts.append(found)
             else:
@@ -225,9 +224,10 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
             plain = {"add_generation_prompt": False}
             render(model, [{"messages": chat, **plain} for chat in chats[:RENDERED_CHATS]])
     except (OSError, ValueError, UntrustedLinesError) as error:
+        is_row = number > 0 and not isinstance(error, UntrustedLinesError)
         yield UsageError(
             f"the calibration texts cannot be used: {error}",
-            where=f"{file}, line {number} ({key})" if number else where,
+            where=f"{file}, line {number} ({key})" if is_row else where,
             hint=f"each line is a JSON object with text or messages under '{calibration.column}' "
             "(recipe key quantization.calibration.column)",
         )

@@ -18,12 +18,13 @@ from eval_gates.suites.sources import QuestionSource, SuiteSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_of
 from pipeline.stages.questions import QuestionsResult
 from prepare.digest import FileDigests
-from prepare.errors import EvaluationDataError, UsageError
+from prepare.errors import EvaluationDataError, HubError, PrepareError, UsageError
 from prepare.events import NullProgress, Progress
 from prepare.user_path import user_path
 from recipes.checkpoints.hub import resolve_dataset_revision
 from recipes.policy import AnySuite, Policy
 from recipes.quantization import Calibration, names_file
+from recipes.quantizers.calibration import form_of
 from recipes.schema import CalibrationLimit
 
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
@@ -63,16 +64,22 @@ class SourceResolver:
 
     def faults(
         self, policy: Policy, laid_out: Collection[tuple[str, QuestionSource]] = ()
-    ) -> Iterator[EvaluationDataError]:
+    ) -> Iterator[PrepareError]:
         """Yield why suites have no valid questions.
 
         `laid_out` sources, by kind of suite, were valid before.
         """
+        if self.eval_data is not None and not any(map(_reads_folder, policy.suites.values())):
+            yield UsageError(
+                "no suite of the policy reads the folder of evaluation data",
+                where=f"--eval-data {self.eval_data}; policy '{policy.name}'",
+                hint="leave the option out, or write 'eval-data' to the 'sources' of a suite",
+            )
         for name, suite in policy.suites.items():
             try:
                 found = self.suite(name, suite)
                 is_new = (suite.kind, found.identity) not in laid_out
-            except EvaluationDataError as error:
+            except (EvaluationDataError, HubError, UsageError) as error:
                 yield error
                 continue
             if not is_new or found.identity.kind != "folder" or found.folder is None:
@@ -88,9 +95,10 @@ class SourceResolver:
         return self.digests.digest(file)
 
     def revision_of(self, dataset: str) -> str | None:
-        """Return the dataset's newest commit; None without the Hub."""
+        """Return the dataset's newest commit; None where there is no Hub. HubError: it is late."""
         if dataset not in self._revisions:
-            self._revisions[dataset] = resolve_dataset_revision(dataset)
+            is_away = None in self._revisions.values()
+            self._revisions[dataset] = None if is_away else resolve_dataset_revision(dataset)
         return self._revisions[dataset]
 
     def note(self, text: str) -> None:
@@ -112,7 +120,7 @@ class SourceResolver:
     ) -> tuple[Calibration, dict[str, Any], Path | None]:
         """Return the pinned, limited calibration, its identity, and its local file.
 
-        UsageError: neither Hub nor fallback is available.
+        UsageError: neither Hub nor fallback is available. HubError: the Hub is late.
         """
         wanted = limit.limit(calibration) if limit is not None else calibration
         if (wanted.samples, wanted.max_tokens) != (calibration.samples, calibration.max_tokens):
@@ -124,6 +132,12 @@ class SourceResolver:
         file, where = BUILTIN_CALIBRATION, "recipe key quantization.calibration.dataset"
         if wanted.dataset is not None and names_file(wanted.dataset):
             file = user_path(wanted.dataset, where)
+        elif limit is not None and limit.fallback and wanted.fallback is not None:
+            self.progress.note(
+                f"{variant}: calibrating with the project's own texts instead of "
+                f"{wanted.dataset}: the profile chooses the recipe's fallback (its key "
+                "calibration_limit.fallback)"
+            )
         elif wanted.dataset not in (None, "builtin"):
             revision = wanted.revision or self.revision_of(wanted.dataset)
             if revision is not None:
@@ -131,18 +145,23 @@ class SourceResolver:
                 return pinned, {"hub": wanted.dataset, "revision": revision}, None
             if wanted.fallback is None:
                 raise UsageError(
-                    f"the calibration dataset '{wanted.dataset}' cannot be reached",
+                    f"this machine has no Hub, which has the calibration texts '{wanted.dataset}'",
                     where=where,
                     hint="name a local file there, or add 'fallback: builtin'",
                 )
             self.progress.note(
-                f"{variant}: the Hub cannot be reached for {wanted.dataset}; "
-                "calibrating with the project's own texts"
+                f"{variant}: this machine has no Hub, which has {wanted.dataset}; calibrating "
+                "with the recipe's fallback, the project's own texts"
             )
         # The identity is that of the texts that are used; their folder is irrelevant.
         name = "builtin" if file == BUILTIN_CALIBRATION else file.name
         used = wanted.model_copy(update={"dataset": name})
-        return used, {"file": self.digests.digest(file)}, file
+        form = form_of(file, where)
+        return used, {"file": self.digests.digest(file), "form": form}, file
+
+
+def _reads_folder(suite: AnySuite) -> bool:
+    return suite.data is None and "eval-data" in suite.sources
 
 
 def check_independence(

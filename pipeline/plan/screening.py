@@ -30,8 +30,10 @@ def screening_policy(policy: Policy) -> Policy:
     margins = dict.fromkeys(get_args(Family), WITHOUT_A_GATE)
     suites = {name: {**keys, "tier": "critical", "margins": margins}}
     made = Policy.model_validate({"name": policy.name, "summary": policy.summary, "suites": suites})
-    kept = ("speed", "broken", "alpha", "promotion")
-    return made.model_copy(update={key: getattr(policy, key) for key in kept})
+    kept = {key: getattr(policy, key) for key in ("speed", "broken", "alpha", "promotion")}
+    if own:
+        kept["suites"] = {name: made.suites[name].with_paths_of(own[name])}
+    return made.model_copy(update=kept)
 
 
 def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:

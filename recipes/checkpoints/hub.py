@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.filesize import decimal
 
@@ -30,8 +33,11 @@ if TYPE_CHECKING:
 
 # The card has the license, but does not change answers, so it is not part of the digest.
 FETCHED_FIRST = (*SMALL_FILES, "README.md")
-ANSWER_TIMEOUT_S = 15.0
-DATASET_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 10.0
+TRIES, PAUSE_S = 3, 0.5
+# A request that does not leave this machine, or finds nothing where it should arrive.
+UNREACHABLE = (errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+COMMIT = re.compile(r"[0-9a-f]{40}")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 # What its library raises for answers of another form, such as a web page.
 NOT_A_HUB = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -40,7 +46,7 @@ NOT_A_HUB = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
     """Download safetensors, config, tokenizer files and card; return snapshot and commit.
 
-    Transfers resume. If the Hub is unreachable, the cache is used.
+    Transfers resume. Where there is no Hub, the cache is used.
 
     HubError: missing or not accessible, the disk is full, the cache is incomplete, or there are no
     safetensors.
@@ -96,42 +102,118 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
 
 
 def resolve_dataset_revision(dataset_id: str) -> str | None:
-    """Return the newest commit of a dataset's default branch.
+    """Return the newest commit of a dataset's default branch; None where there is no Hub.
 
-    None if the Hub does not show it within about three seconds.
+    HubError: the Hub is late or refuses.
     """
-    answer: list[str | None] = []
+    from huggingface_hub import HfApi
 
-    def ask() -> None:
-        from huggingface_hub import HfApi
+    def ask() -> str | None:
+        return HfApi().dataset_info(dataset_id, timeout=ANSWER_TIMEOUT_S).sha
 
-        try:
-            answer.append(HfApi().dataset_info(dataset_id, timeout=DATASET_TIMEOUT_S).sha)
-        except (transport_error(), OSError, ValueError):
-            answer.append(None)
-
-    # In a thread, because name resolution ignores timeouts.
-    thread = threading.Thread(target=ask, daemon=True, name="resolve dataset")
-    thread.start()
-    thread.join(DATASET_TIMEOUT_S)
-    return answer[0] if answer else None
+    with explain_hub_errors(dataset_id, None):
+        return ask_hub(dataset_id, ask)
 
 
 def query_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
-    """Return the Hub's facts; None if it is unreachable."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    """Return the Hub's facts; None where there is no Hub, or the cache cannot differ.
 
-    try:
+    HubError: the Hub is late.
+    """
+    from huggingface_hub import HfApi
+
+    def ask() -> ModelInfo:
         return HfApi().model_info(
             repo_id, revision=revision, timeout=ANSWER_TIMEOUT_S, files_metadata=True
         )
-    except HfHubHTTPError as error:
-        if error.response.status_code < 500:
-            raise
-        return None  # the Hub is down: use the cache
-    except (OfflineModeIsEnabled, transport_error()):
+
+    try:
+        return ask_hub(repo_id, ask)
+    except LateHubError:
+        if revision is not None and COMMIT.fullmatch(revision):
+            return None
+        raise
+
+
+Answer = TypeVar("Answer")
+
+
+class LateHubError(HubError):
+    """The Hub is there, and gave no answer."""
+
+
+def ask_hub(repo_id: str, ask: Callable[[], Answer]) -> Answer | None:
+    """Return the Hub's answer; None where there is no Hub.
+
+    There is none if HF_HUB_OFFLINE is set, or if the public Hub's address is unknown or unreachable
+    at each try. Errors of the library: it refuses. LateHubError: any other failure, so that the
+    network's state never chooses what is used in the Hub's place.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    failures: list[Exception] = []
+    while len(failures) < TRIES:
+        if failures:
+            time.sleep(PAUSE_S)
+        try:
+            return _within(ANSWER_TIMEOUT_S, ask)
+        except OfflineModeIsEnabled:
+            return None
+        except HfHubHTTPError as error:
+            if error.response.status_code < 500 and error.response.status_code != 429:
+                raise
+            failures.append(error)
+        except (transport_error(), OSError) as error:
+            failures.append(error)
+    if not _is_hub_named() and all(map(_is_unreachable, failures)):
         return None
+    reason = failures[-1]
+    said = f"does not answer: {reason}"
+    if isinstance(reason, HfHubHTTPError):
+        said = f"answered with status {reason.response.status_code}"
+    raise LateHubError(
+        f"{os.environ.get('HF_ENDPOINT', 'the Hub')} {said}",
+        where=repo_id,
+        hint="try again in a while; HF_HUB_OFFLINE=1 states that this machine has no Hub",
+    ) from reason
+
+
+def _within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+    """Call in a thread, because name resolution ignores timeouts."""
+    answers: list[Answer] = []
+    failures: list[Exception] = []
+
+    def call() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:  # raised again below
+            failures.append(error)
+
+    thread = threading.Thread(target=call, daemon=True, name="ask the Hub")
+    thread.start()
+    thread.join(seconds)
+    if failures:
+        raise failures[0]
+    if not answers:
+        raise TimeoutError(f"no answer within {seconds:g} seconds")
+    return answers[0]
+
+
+def _is_hub_named() -> bool:
+    """Return whether the user named a Hub, or a proxy to it."""
+    names = ("HF_ENDPOINT", "HTTPS_PROXY", "ALL_PROXY")
+    return any(os.environ.get(name) or os.environ.get(name.lower()) for name in names)
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Return whether the cause is that no such address is known or answers."""
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return True
+        if isinstance(error, OSError) and error.errno in UNREACHABLE:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def transport_error() -> type[Exception]:

@@ -5,16 +5,18 @@ That worker has the Hub's token and runs no code of a checkpoint.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prepare.errors import StageError, raise_as
+from prepare.errors import StageError, UsageError, raise_as
 from prepare.events import Progress
 from prepare.untrusted import UntrustedLinesError, parse_json, read_lines
+from recipes.dataset_commit import load_from_hub
 
 # ShareGPT's names of roles, and those of chat templates.
 SHAREGPT_ROLES = {
@@ -29,9 +31,66 @@ SHAREGPT_ROLES = {
     "function_call": "assistant",
 }
 ROWS = "calibration.jsonl"
+# How a file's rows are read, by the end of its name; each may be gzipped.
+FORMS = {".jsonl": "jsonl", ".txt": "text", ".csv": "csv", ".tsv": "tsv"}
+READ = f"{', '.join(FORMS)}, each also with .gz"
 # Any of these is found under a name that is one of them: recipes name what their own data has.
 COLUMNS = ("text", "messages", "conversations")
 ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def form_of(file: Path, where: str) -> str:
+    """Return the form of a file's rows; UsageError for another one."""
+    name = file.name.removesuffix(".gz")
+    form = FORMS.get(Path(name).suffix)
+    if form is None:
+        raise UsageError(
+            "calibration texts of this form are not read",
+            where=f"{file} ({where})",
+            hint=f"the end of the name says how they are read: {READ}",
+        )
+    return form
+
+
+def read_rows(file: Path, form: str) -> Iterator[tuple[int, Any]]:
+    """Yield each row's line, and a line of JSON, a text, or a table's row by its header.
+
+    UntrustedLinesError: damaged, or no such table.
+    """
+    lines = read_lines(file)
+    if form in ("csv", "tsv"):
+        yield from _table_rows(lines, "," if form == "csv" else "\t")
+        return
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield number, line
+
+
+def _table_rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
+    reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, [])
+        if len(set(header)) < len(header):
+            raise UntrustedLinesError("its first line, the columns' names, has a name twice")
+        for row in reader:
+            if len(row) != len(header) and row:
+                raise UntrustedLinesError(
+                    f"line {reader.line_num} has {len(row)} values for {len(header)} columns"
+                )
+            if row:
+                yield reader.line_num, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise UntrustedLinesError(f"line {reader.line_num}: {error}") from error
+
+
+def parse_row(row: Any, form: str, column: str) -> str | list[dict[str, Any]]:
+    """Return the text or messages of a row of :func:`read_rows`.
+
+    A ValueError's message is a clause.
+    """
+    if form == "text":
+        return str(row)
+    return text_or_chat(parse_json(row, whole_text=False) if form == "jsonl" else row, column)
 
 
 def text_or_chat(row: Any, column: str) -> str | list[dict[str, Any]]:
@@ -118,9 +177,7 @@ def calibration_blocks(
 
 def run(calibration: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write drawn rows of a Hub dataset to `output`/ROWS."""
-    from datasets import load_dataset
-
-    rows = load_dataset(
+    rows = load_from_hub(
         calibration["dataset"], split=calibration["split"], revision=calibration["revision"]
     )
     shuffled = rows.shuffle(seed=calibration["seed"])
@@ -131,31 +188,24 @@ def run(calibration: dict[str, Any], progress: Progress, output: Path) -> dict[s
 
 
 def read_texts(calibration: dict[str, Any], file: str, tokenizer: Any) -> list[str]:
-    """Return the texts of a JSONL or text file."""
-    column = calibration["column"]
+    """Return the texts of a file."""
+    column, path = calibration["column"], Path(file)
+    form = form_of(path, "recipe key quantization.calibration.dataset")
     with raise_as(
         StageError,
         "the calibration file cannot be read",
         file,
-        "give a JSONL or text file in UTF-8",
+        f"give a file in UTF-8 that ends {READ}",
         errors=(OSError, UntrustedLinesError),
     ):
-        lines = list(read_lines(Path(file)))
-    if not file.endswith(".jsonl"):
-        return [line for line in lines if line.strip()]
-    texts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        texts.append(as_text(line, column, tokenizer, f"{file}, line {number}"))
-    return texts
+        rows = list(read_rows(path, form))
+    return [as_text(row, form, column, tokenizer, f"{file}, line {number}") for number, row in rows]
 
 
-def as_text(row: Any, column: str, tokenizer: Any, where: str) -> str:
+def as_text(row: Any, form: str, column: str, tokenizer: Any, where: str) -> str:
     """Return a row's text, or its messages in the chat template."""
     try:
-        row = parse_json(row, whole_text=False) if isinstance(row, str) else row
-        value = text_or_chat(row, column)
+        value = parse_row(row, form, column)
         if isinstance(value, str):
             return value
         if tokenizer.chat_template:

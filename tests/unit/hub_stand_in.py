@@ -76,6 +76,7 @@ class HubStandIn(HttpStandIn):
         break_once: after how many bytes to cut the connection while sending a file, by path;
             each happens once.
         broken: answer every request with this status; None for normal service.
+        broken_once: likewise, for the next request alone.
         page: answer everything with this web page, as a guest network does.
         hold: give no answer for five seconds.
     """
@@ -97,6 +98,7 @@ class HubStandIn(HttpStandIn):
         self.requests: list[Request] = []
         self.break_once: dict[str, int] = {}
         self.broken: int | None = None
+        self.broken_once: int | None = None
         self.page: bytes | None = None
         self.hold = False
 
@@ -139,7 +141,11 @@ class _Handler(SilentHandler):
         )
         if self.hub.hold:
             self.hub.ending.wait(5)
-        if self.hub.broken is not None:
+        if self.hub.broken_once is not None:
+            status = self.hub.broken_once
+            self.hub.broken_once = None
+            self.fail(status, None)
+        elif self.hub.broken is not None:
             self.fail(self.hub.broken, None)
         elif self.hub.page is not None:
             self.send_content("", self.hub.page, {"Content-Type": "text/html"})

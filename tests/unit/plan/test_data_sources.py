@@ -27,8 +27,11 @@ from pipeline.plan.data_sources import (
     SourceResolver,
     note_repeated_fields,
 )
+from pipeline.plan.generation_settings import resolve_generation
 from prepare.digest import FileDigests, digest_bytes
-from prepare.errors import EvaluationDataError
+from prepare.errors import EvaluationDataError, UsageError
+from recipes.catalog import load_policy
+from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.policy import AnySuite, Margin, Policy
 from recipes.quantization import Calibration
 from recipes.schema import CalibrationLimit
@@ -134,14 +137,16 @@ class TestSuite:
         def counted(**suite: Any) -> int | None:
             asked = {"name": "p", "summary": "s", "suites": {"mine": {"margins": MARGINS, **suite}}}
             policy = Policy.model_validate(asked)
-            return Resolving(tmp_path, folder).resolver.counts(policy)["mine"]
+            reads = suite.get("sources") is None
+            return Resolving(tmp_path, folder if reads else None).resolver.counts(policy)["mine"]
 
         assert counted(kind="mmlu") == 20
         assert counted(kind="mmlu", cluster_by="passage") == 5
         assert counted(kind="mmlu", cluster_by="other") is None
-        assert counted(kind="tools", sources=["packages"]) == 3_641
-        assert counted(kind="tools", cluster_by="functions") == 2_116
-        assert counted(kind="tools", cluster_by="functions", categories=["multiple"]) is None
+        packaged: dict[str, Any] = {"kind": "tools", "sources": ["packages"]}
+        assert counted(**packaged) == 3_641
+        assert counted(**packaged, cluster_by="functions") == 2_116
+        assert counted(**packaged, cluster_by="functions", categories=["multiple"]) is None
 
     def test_the_folders_content_is_its_identity(self, tmp_path: Path, data: Path) -> None:
         suite = Mmlu.policy(margins=MARGINS)
@@ -158,18 +163,37 @@ class TestSuite:
         (data / "mmlu_dev.jsonl").write_bytes(b"examples")
         assert identity() not in (before, changed)
 
-    def test_a_folder_without_such_files_is_said_aloud(self, tmp_path: Path, data: Path) -> None:
-        resolving = Resolving(tmp_path, data)
+    def test_a_folder_without_such_files_is_refused(self, tmp_path: Path, data: Path) -> None:
+        suite = Rouge.policy(margins=MARGINS, sources=["eval-data", "builtin"])
+        with pytest.raises(EvaluationDataError) as caught:
+            Resolving(tmp_path, data).resolver.suite("summaries", suite)
+        assert "'summaries'" in caught.value.message
+        assert caught.value.where.startswith(str(data))
+        assert "summarization*.jsonl" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        "name", ["mmlu.csv", "mmlu_dev.tsv.gz", "mmlu_test.JSONL", "mmlu.json"]
+    )
+    def test_a_file_of_another_form_is_refused(self, tmp_path: Path, data: Path, name: str) -> None:
+        (data / name).write_text("question,answer")
+        with pytest.raises(EvaluationDataError) as caught:
+            Resolving(tmp_path, data).resolver.suite("mmlu", Mmlu.policy(margins=MARGINS))
+        assert caught.value.where == str(data / name)
+
+    def test_a_folder_that_no_suite_reads_is_a_fault(self, tmp_path: Path, data: Path) -> None:
+        suites = {"quiz": {"kind": "mmlu", "sources": ["builtin"], "margins": {"fp8": 0.1}}}
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+        (fault,) = Resolving(tmp_path, data).resolver.faults(policy)
+        assert fault.where.startswith(f"--eval-data {data}")
+
+    def test_carried_data_is_used_where_the_policy_names_it(self, tmp_path: Path) -> None:
+        resolving = Resolving(tmp_path)
         suite = Rouge.policy(margins=MARGINS, sources=["eval-data", "builtin"])
         found = resolving.resolver.suite("summaries", suite)
         digest = digest_bytes(rouge.CARRIED_FILE.read_bytes())
-        assert (found.identity.model_dump(), found.folder) == (
-            {"kind": "builtin", "digest": digest},
-            None,
-        )
-        found_in = "summaries: its questions are those of the source 'builtin', because "
-        words = f"{data} (summarization*.jsonl[.gz]) has none"
-        assert resolving.notes == [found_in + words]
+        assert found.identity.model_dump() == {"kind": "builtin", "digest": digest}
+        assert found.folder is None
+        assert resolving.notes == []
 
     @pytest.mark.parametrize(
         "suite",
@@ -192,6 +216,82 @@ class TestSuite:
         with pytest.raises(EvaluationDataError) as caught:
             Resolving(tmp_path, data).resolver.suite("mmlu", Mmlu.policy(margins=MARGINS))
         assert caught.value.where == str(data)
+
+
+MINE = """
+name: mine
+summary: two own sets of choices
+suites:
+  capitals: {kind: mmlu, data: data/capitals.jsonl, margins: {fp8: 0.1}}
+  rivers: {kind: mmlu, data: data/rivers.jsonl.gz, margins: {fp8: 0.1}}
+  notes: {kind: rouge, data: data, margins: {fp8: 0.1}}
+"""
+ROW = {"subject": "s", "question": "q", "choices": list("abcd"), "answer": 0}
+
+
+class TestOwnData:
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        row = json.dumps(ROW).encode() + b"\n"
+        (tmp_path / "place" / "data").mkdir(parents=True)
+        files = {
+            "policy.yaml": MINE.encode(),
+            "data/capitals.jsonl": row * 2,
+            "data/rivers.jsonl.gz": gzip.compress(row * 3),
+            "data/summarization_test.jsonl": b'{"document": "d", "summary": "s"}\n',
+        }
+        return write_files(tmp_path / "place", files)
+
+    def test_paths_start_from_the_policys_directory(self, tmp_path: Path, place: Path) -> None:
+        policy = load_policy(str(place / "policy.yaml"))
+        resolver = Resolving(tmp_path).resolver
+        assert resolver.counts(policy) == {"capitals": 2, "rivers": 3, "notes": 1}
+        found = resolver.suite("capitals", policy.suites["capitals"])
+        assert found.folder == place / "data" / "capitals.jsonl"
+        kept = resolve_generation(policy, ModelGeneration()).suites["rivers"]
+        assert resolver.suite("rivers", kept).questions == 3
+        assert str(place) not in policy.model_dump_json()
+
+    def test_an_absolute_path_is_not_recorded(self, tmp_path: Path, place: Path) -> None:
+        file = place / "data" / "capitals.jsonl"
+        written = MINE.replace("data/capitals.jsonl", str(file))
+        (place / "policy.yaml").write_text(written)
+        policy = load_policy(str(place / "policy.yaml"))
+        assert Resolving(tmp_path).resolver.counts(policy)["capitals"] == 2
+        assert str(place) not in policy.model_dump_json()
+
+    @pytest.mark.parametrize("kind", ["mmlu", "mmlu_pro", "gsm8k", "ifeval", "mbpp", "structured"])
+    def test_every_kind_that_reads_files_has_it(self, tmp_path: Path, kind: str) -> None:
+        file = tmp_path / "anything.jsonl"
+        file.write_bytes(LINES)
+        suite = kind_named(kind).policy(margins=MARGINS, data=str(file))
+        found = Resolving(tmp_path).resolver.suite("mine", suite)
+        assert (found.questions, found.folder) == (3, file)
+
+    @pytest.mark.parametrize(
+        ("kind", "name"),
+        [
+            ("mmlu", "missing.jsonl"),
+            ("mmlu", "mine.csv"),
+            ("humaneval", "mine.jsonl"),
+            ("needles", "mine.jsonl"),
+            ("lm_eval", "mine.jsonl"),
+        ],
+    )
+    def test_what_is_not_read_is_refused(self, tmp_path: Path, kind: str, name: str) -> None:
+        write_files(tmp_path / "own", {"mine.jsonl": b"{}", "mine.csv": b"a,b"})
+        task = {"task": "arc_easy"} if kind == "lm_eval" else {}
+        data = str(tmp_path / "own" / name)
+        suite = kind_named(kind).policy(margins=MARGINS, data=data, **task)
+        with pytest.raises(UsageError) as caught:
+            Resolving(tmp_path).resolver.suite("mine", suite)
+        assert "policy key suites.mine.data" in caught.value.where
+
+    def test_a_folder_without_its_files_is_refused(self, tmp_path: Path, data: Path) -> None:
+        suite = Rouge.policy(margins=MARGINS, data=str(data))
+        with pytest.raises(EvaluationDataError) as caught:
+            Resolving(tmp_path).resolver.suite("mine", suite)
+        assert caught.value.where.startswith(str(data))
 
 
 LINES = b"{}\n\n  \n{}\r\n{}"  # three questions, however the lines end
@@ -343,16 +443,40 @@ class TestLmEvalTask:
 
 
 class TestCalibration:
-    @pytest.mark.parametrize("name", ["texts.jsonl", "texts.txt"])
-    def test_a_local_file(self, resolving: Resolving, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "form"),
+        [
+            ("texts.jsonl", "jsonl"),
+            ("texts.txt", "text"),
+            ("texts.csv", "csv"),
+            ("texts.jsonl.gz", "jsonl"),
+        ],
+    )
+    def test_a_local_file(self, resolving: Resolving, tmp_path: Path, name: str, form: str) -> None:
         file = tmp_path / name
         file.write_text("text")
         used, identity, path = resolving.resolver.calibration(
             Calibration(dataset=str(file), samples=3), None, "awq"
         )
-        assert (identity, path) == ({"file": digest_bytes(b"text")}, file)
+        assert (identity, path) == ({"file": digest_bytes(b"text"), "form": form}, file)
         assert (used.dataset, used.samples) == (name, 3)
         assert resolving.notes == []
+
+    @pytest.mark.parametrize("name", ["texts.parquet", "texts.json", "texts", "texts.csv.zip"])
+    def test_a_file_of_another_form_is_refused(
+        self, resolving: Resolving, tmp_path: Path, name: str
+    ) -> None:
+        (tmp_path / name).write_text("text")
+        with pytest.raises(UsageError):
+            resolving.resolver.calibration(Calibration(dataset=str(tmp_path / name)), None, "awq")
+
+    def test_a_profile_chooses_the_recipes_fallback(self, resolving: Resolving) -> None:
+        limit = CalibrationLimit(samples=16, max_tokens=256, fallback=True)
+        asked = Calibration(dataset="org/chats", fallback="builtin", samples=16, max_tokens=256)
+        _, identity, file = resolving.resolver.calibration(asked, limit, "awq")
+        assert file == BUILTIN_CALIBRATION
+        assert identity["form"] == "jsonl"
+        assert len(resolving.notes) == 1
 
     def test_a_limit_that_bites_is_said_aloud(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=16, max_tokens=256)
@@ -381,19 +505,24 @@ class TestHub:
         assert fallen_back["file"] == str(BUILTIN_CALIBRATION)
         assert fallen_back["calibration"]["dataset"] == "builtin"
         assert refused["kind"] == "UsageError"
-        assert "'org/chats' cannot be reached" in refused["message"]
+        assert "'org/chats'" in refused["message"]
         assert "fallback: builtin" in refused["hint"]
         # A commit needs no looking up; whether it is in the Hub's cache shows when it is read.
         assert pinned["identity"] == {"hub": "org/chats", "revision": "abc"}
         assert elsewhere["identity"] == {"kind": "packages", "environment": "e"}
         assert elsewhere["questions"] == 280
         assert none_left["kind"] == "EvaluationDataError"
-        assert said["notes"] == [
-            "awq: the Hub cannot be reached for org/chats; "
-            "calibrating with the project's own texts",
-            "mmlu: its questions are those of the source 'packages', because the "
-            "Hub that is out of reach has none",
-        ]
+        assert [note.partition(":")[0] for note in said["notes"]] == ["awq", "mmlu"]
+
+    def test_late(self, tmp_path: Path) -> None:
+        """What is used never depends on how quickly a server answers."""
+        with HubStandIn() as hub:
+            hub.broken = 503
+            said = ask_in_child(tmp_path, list(self.ASKED), HF_ENDPOINT=hub.url)
+        late, also, pinned, suite, _ = said["answers"]
+        assert {late["kind"], also["kind"], suite["kind"]} == {"LateHubError"}
+        assert pinned["identity"] == {"hub": "org/chats", "revision": "abc"}
+        assert said["notes"] == []
 
     def test_reached(self, tmp_path: Path) -> None:
         with HubStandIn() as hub:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from prepare.errors import StageError
+from prepare.errors import EvaluationDataError, StageError, UsageError
+from recipes.dataset_commit import check_commit
 from recipes.quantizers.calibration import ROWS, calibration_blocks, read_texts, run
 
 MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
@@ -93,6 +96,50 @@ class TestReadTexts:
         assert caught.value.where == f"{file}, line 3"
         assert "'text'" in caught.value.hint
 
+    @pytest.mark.parametrize(
+        ("name", "content", "found"),
+        [
+            ("a.csv", 'id,text\n1,"one, two\nthree"\n\n2,four\n', ["one, two\nthree", "four"]),
+            ("a.tsv", "text\tid\none, two\t1\n", ["one, two"]),
+            ("a.txt", "one\n\ntwo\n", ["one", "two"]),
+            ("a.jsonl.gz", '{"text": "one"}\n', ["one"]),
+            ("a.csv.gz", "text\none\n", ["one"]),
+        ],
+    )
+    def test_a_file_is_read_as_what_it_is(
+        self, tmp_path: Path, name: str, content: str, found: list[str]
+    ) -> None:
+        file, data = tmp_path / name, content.encode()
+        file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        assert read_texts(calibration(), str(file), LetterTokenizer()) == found
+
+    @pytest.mark.parametrize(
+        "content",
+        ["id,words\n1,one\n", "text\none,two\n", "text,text\none,two\n", 'text\n"one" two\n'],
+    )
+    def test_a_damaged_table_is_refused(self, tmp_path: Path, content: str) -> None:
+        file = tmp_path / "a.csv"
+        file.write_text(content)
+        with pytest.raises(StageError) as caught:
+            read_texts(calibration(), str(file), LetterTokenizer())
+        assert str(file) in caught.value.where
+
+    def test_a_form_that_is_not_read_is_refused(self, tmp_path: Path) -> None:
+        file = tmp_path / "a.parquet"
+        file.write_text("PAR1")
+        with pytest.raises(UsageError):
+            read_texts(calibration(), str(file), LetterTokenizer())
+
+    @pytest.mark.parametrize(
+        ("commit", "is_refused"), [("a" * 40, False), ("b" * 40, True), (None, False)]
+    )
+    def test_rows_of_another_commit_are_refused(self, commit: str | None, is_refused: bool) -> None:
+        """The library reads the newest rows of its cache if the Hub is late."""
+        checksums = {f"hf://datasets/org/name@{commit}/rows.parquet": {}} if commit else None
+        rows = SimpleNamespace(info=SimpleNamespace(download_checksums=checksums))
+        with pytest.raises(EvaluationDataError) if is_refused else nullcontext():
+            check_commit(rows, "org/name", "a" * 40)
+
     def test_a_template_that_refuses_a_line(self, file: Path) -> None:
         class Refuses(LetterTokenizer):
             def apply_chat_template(self, *_: Any, **__: Any) -> str:
@@ -107,13 +154,19 @@ class TestReadTexts:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Rows(list[Any]):
+            info = SimpleNamespace(download_checksums=None)
+
             def shuffle(self, **_: Any) -> Rows:
                 return self
 
             def select(self, numbers: range) -> Rows:
                 return Rows(self[: len(numbers)])
 
-        module = SimpleNamespace(load_dataset=lambda *_, **__: Rows([{"messages": MESSAGES}]))
+        module = SimpleNamespace(
+            load_dataset=lambda *_, **__: Rows([{"messages": MESSAGES}]),
+            config=SimpleNamespace(HF_HUB_OFFLINE=False),
+            load=SimpleNamespace(),
+        )
         monkeypatch.setitem(sys.modules, "datasets", module)  # type: ignore[arg-type]
         asked = calibration(dataset="org/name", column="mesages", split="train", revision="1")
         assert run(asked, Listener(), tmp_path) == {}
