@@ -116,11 +116,14 @@ def headline(report: RunReport) -> str:
     """Return one sentence."""
     champion = champion_of(report)
     if champion is not None:
-        others = [f"{g.name} ({g.verdict})" for g in champion.gates if g.verdict != "pass"]
-        return (
-            f"{champion.recipe} passed and was promoted as "
-            f"{report.registered_name} version {champion.registry_version}"
-        ) + (f"; not passed, but not blocking: {', '.join(others)}" if others else "")
+        named = f"{report.registered_name} version {champion.registry_version}"
+        if champion.not_shown:
+            passed = [gate.name for gate in champion.gates if gate.verdict == "pass"]
+            return (
+                f"{champion.recipe} passed on {', '.join(passed)} and was promoted as {named}; "
+                f"{champion.not_shown}"
+            )
+        return f"{champion.recipe} passed and was promoted as {named}"
     if report.error is not None:
         return from_dict(report.error).message
     if report.exit_code is None:
@@ -132,7 +135,11 @@ def headline(report: RunReport) -> str:
         variants = [each for each in report.screened[1:] if not each.is_part]
         measured = sum(each.effect is not None for each in variants)
         return f"{measured} variants were screened, and nothing was gated"
-    names = ", ".join(list_passed(report))
+    names = ", ".join(
+        f"{each.recipe} ({each.not_shown})" if each.not_shown else each.recipe
+        for each in report.variants
+        if each.verdict == "pass"
+    )
     return {
         "pass": f"{names} passed",
         "fail": "no variant passed, and at least one failed its gates",

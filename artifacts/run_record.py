@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from artifacts.command_line import RecordedCommand, RunKind, read_command
 from eval_gates.effect import Effect
 from eval_gates.engine_metrics import SpecDecodeStats
-from eval_gates.gate_result import Verdict
+from eval_gates.gate_result import Verdict, not_shown
 from eval_gates.quality_result import QualityResult
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
@@ -146,6 +146,11 @@ class VariantReport(Record):
         description="what speculative decoding drafted and had accepted, by suite; "
         "empty without it",
     )
+
+    @property
+    def not_shown(self) -> str:
+        """Gates that its pass says nothing of; else ''."""
+        return not_shown(self.gates) if self.verdict == "pass" else ""
 
     @property
     def quality(self) -> list[QualityResult]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -13,6 +14,17 @@ Tier = Literal["critical", "supporting", "advisory"]
 SCORE: Literal["score"] = "score"
 POINTS: Literal["points"] = "points"
 RATIO: Literal["ratio"] = "ratio"
+
+
+def not_shown(gates: Sequence[GateResult]) -> str:
+    """Return the gates that a pass says nothing of, with what they measured; else ''."""
+    undecided = [gate.shortfall for gate in gates if gate.verdict == "undecided"]
+    failed = [gate.shortfall for gate in gates if gate.verdict == "fail"]
+    words = [
+        f"not shown on {', '.join(undecided)}" if undecided else "",
+        f"failed on {', '.join(failed)}" if failed else "",
+    ]
+    return "; ".join(filter(None, words))
 
 
 def blocks(verdict: str, tier: Tier) -> bool:
@@ -52,6 +64,7 @@ class GateResult(Record):
     p_value: float | None = Field(None, ge=0, le=1, description="of 'the requirement is not met'")
     verdict: Verdict | Literal["error", "skipped"]
     reason: str = Field(description="the verdict in words, with its statistics")
+    holds: bool = Field(False, description="undecided, it blocks, as the policy asks")
     suspicious: bool = Field(False, description="shown to be better, by more than is plausible")
 
     @property
@@ -82,7 +95,18 @@ class GateResult(Record):
         """Whether the variant must not pass."""
         if self.verdict == "error" or self.verdict == "skipped":
             return self.verdict == "error"
-        return blocks(self.verdict, self.tier)
+        is_held = self.holds and self.verdict == "undecided"
+        return is_held or blocks(self.verdict, self.tier)
+
+    @property
+    def shortfall(self) -> str:
+        """Name and estimate against the margin, of a gate that did not pass."""
+        if self.estimate is None:
+            return f"{self.name} (not measured)"
+        estimate = self.show_estimate(1)
+        if self.scale == POINTS and self.allowed is not None:
+            return f"{self.name} ({estimate} points of {-100 * self.allowed:.4g} allowed)"
+        return f"{self.name} ({estimate}, {self.margin})"
 
     @property
     def title(self) -> str:

@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from eval_gates.clusters import group_by_cluster, means
-from eval_gates.gate_result import SCORE, GateResult, Verdict
+from eval_gates.gate_result import SCORE, GateResult, Verdict, not_shown
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, own_gains
@@ -203,14 +203,8 @@ def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
         return "fail", f"{', '.join(failed)} failed", p_value
     if undecided:
         return "undecided", f"{', '.join(undecided)} could not be decided", p_value
-    others = [
-        f"{each.name}, {each.tier}, "
-        f"{'failed' if each.verdict == 'fail' else 'could not be decided'}"
-        for each in gates
-        if each.verdict != "pass"
-    ]
-    if others:
-        passed = len(gates) - len(others)
-        return "pass", f"{passed} of {len(gates)} gates passed ({'; '.join(others)})", p_value
+    if others := not_shown(gates):
+        passed = [each.name for each in gates if each.verdict == "pass"]
+        return "pass", f"passed on {', '.join(passed)}; {others}", p_value
     words = f"all {len(gates)} gates" if len(gates) > 1 else "the gate"
     return "pass", f"{words} passed", p_value

@@ -113,6 +113,7 @@ class VerdictInputs:
             POLICY_TAG: policy_digest(self.judge.record),
             "prepare.recipe": verdict.recipe,
             "prepare.verdict": verdict.variant.verdict,
+            "prepare.not_shown": verdict.variant.not_shown,
             "prepare.override": verdict.override or "",
             "prepare.trust_remote_code": as_tag(self.trust_remote_code),
             **made_by,

@@ -11,7 +11,13 @@ from pipeline.cli.tables import print_json, print_table
 from prepare.errors import UsageError
 from prepare.escape import log_line
 
-OVERVIEW = ("prepare.recipe", "prepare.verdict", "prepare.policy", "prepare.run")
+OVERVIEW = (
+    "prepare.recipe",
+    "prepare.verdict",
+    "prepare.not_shown",
+    "prepare.policy",
+    "prepare.run",
+)
 SHORT = 12
 _DIGEST = re.compile("[0-9a-f]{64}")
 

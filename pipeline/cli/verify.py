@@ -178,6 +178,8 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
     if verdict.override:
         kept = verdict.variant.verdict
         print(f"promoted in spite of its verdict ({kept}): {log_line(verdict.override)}")
+    if verdict.variant.not_shown:
+        print(f"its pass is {log_line(verdict.variant.not_shown)}")
     print(words[signature])
 
 

@@ -453,6 +453,8 @@ def _gates(
     alpha = gate_level(policy.alpha, policy.attempts, len(recipes)) if level is None else level
     for name, suite in policy.suites.items():
         questions = _available(policy, name, counts)
+        if policy.undecided_supporting == "hold" and suite.tier == "supporting":
+            suite = suite.model_copy(update={"tier": "critical"})  # it must pass, too
         for family in families:
             yield _SuiteGate(name, suite, family, alpha, questions)
 

@@ -153,6 +153,8 @@ def judge_evidence(
         alpha, longest = rules[name].alpha, asked.max_length
         rule = cost_rule_of(cost, asked.suite, parameters.family, alpha, longest)
         gates.append(judge_cost(name, rule, *(answers(f"{s}.{name}") for s in SIDES)))
+    if policy.undecided_supporting == "hold":
+        gates = [gate.model_copy(update={"holds": gate.tier == "supporting"}) for gate in gates]
     verdict, reason, p_value = overall(gates)
     return JudgeResult(
         verdict=verdict,

@@ -35,7 +35,7 @@ class TestOverall:
                 "pass",
                 "undecided",
                 "supporting",
-                "2 of 3 gates passed (rouge, supporting, could not be decided)",
+                "passed on mmlu, speed ratio.chat; not shown on rouge (-0.1 points of 1 allowed)",
             ),
         ],
     )
@@ -54,6 +54,25 @@ class TestOverall:
         assert overall([*gates, *fast("pass")])[2] == 0.03
         assert overall([*gates, *fast("pass", p_value=0.04)])[2] == 0.04
         assert overall([*gates, *fast("fail", "advisory", p_value=0.04)])[2] == 0.03
+
+    @pytest.mark.parametrize(
+        ("verdict", "tier"),
+        [("undecided", "supporting"), ("undecided", "advisory"), ("fail", "advisory")],
+    )
+    def test_a_pass_says_what_was_lost_beside_it(self, verdict: Verdict, tier: Tier) -> None:
+        humaneval = gate_report(
+            name="humaneval", verdict=verdict, tier=tier, estimate=-0.3125, threshold=-0.25
+        )
+        result, reason, _ = overall([gate("quiz", "pass"), humaneval])
+        assert result == "pass"
+        assert "passed on quiz;" in reason
+        assert "humaneval (-31.2 points of 25 allowed)" in reason
+
+    def test_an_undecided_supporting_gate_holds_if_the_policy_says_so(self) -> None:
+        held = gate("rouge", "undecided", "supporting").model_copy(update={"holds": True})
+        assert overall([gate("mmlu", "pass"), held])[0] == "undecided"
+        passed = gate("rouge", "pass", "supporting").model_copy(update={"holds": True})
+        assert overall([gate("mmlu", "pass"), passed])[0] == "pass"
 
     def test_nothing_critical_shows_nothing(self) -> None:
         assert overall([gate("mmlu", "pass", "supporting", 0.001), *fast("pass")])[2] == 1.0
