@@ -97,9 +97,10 @@ def needle(key: str, number: str) -> str:
 def share_found(answer: str, values: Sequence[str]) -> float:
     """Return the share of the values among as many first numbers of the answer.
 
-    A comma or space may separate thousands.
+    A comma or space may separate thousands; digits may be of any script.
     """
-    numbers = dict.fromkeys(_NUMBER.findall(_BETWEEN_DIGITS.sub("", answer)))
+    found = _NUMBER.findall(_BETWEEN_DIGITS.sub("", answer))
+    numbers = dict.fromkeys(str(int(number)) for number in found)
     return len(set(values) & set(list(numbers)[: len(values)])) / len(values)
 
 

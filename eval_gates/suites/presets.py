@@ -27,6 +27,7 @@ from eval_gates.suites.json_lines import (
 from eval_gates.suites.lm_rows import InMemoryDataset, LmRows, load_checkers
 from eval_gates.suites.sources import HubQuestions, QuestionSource, Row
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render
+from eval_gates.suites.word_tokens import is_mostly_unspaced
 from prepare.errors import EvaluationDataError
 from prepare.limited_call import CallError, call_limited
 from recipes.generation import MaxTokens
@@ -59,6 +60,7 @@ class Preset:
     examples: str = ""  # empty: the task has its own worked examples
     examples_stem: str | None = None
     same_length: tuple[str, ...] = ()
+    spaced: str = ""  # field of texts whose words its checkers find by spaces
     typical_change: dict[str, float] = field(default_factory=dict)  # by metric
     guessing: float = 0.0
     assumed_baseline: float = 0.7
@@ -87,6 +89,8 @@ class Preset:
             if len({len(found[key]) for key in self.same_length}) > 1:
                 raise ValueError(f"{' and '.join(self.same_length)} differ in length")
             self.right_answer(found)
+            if self.spaced and is_mostly_unspaced([found[self.spaced]]):
+                raise ValueError(f"the checkers count words, and '{self.spaced}' has no spaces")
         except ValueError as error:
             raise EvaluationDataError(str(error), where=place, hint=self.hint) from error
         return found

@@ -1,6 +1,6 @@
 """Summaries scored by ROUGE (Lin 2004) and BLEU.
 
-ROUGE is by rouge-score with Porter stemming: texts without a-z and 0-9 score 0.
+ROUGE is by rouge-score over words of any script; those of a-z and 0-9 are stemmed (Porter).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from eval_gates.suites.generation import GeneratingTask, TextKind, is_unsolved
 from eval_gates.suites.json_lines import TEXT, check_row, read_rows
 from eval_gates.suites.sources import HubQuestions, QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read
+from eval_gates.suites.word_tokens import bleu_tokenizer, words_of
+from prepare.errors import EvaluationDataError
 from recipes.generation import MaxTokens
 
 Document = dict[str, Any]
@@ -35,8 +37,12 @@ PROMPTS: dict[str, str] = {
 # A base model continues after its sentence; a chat model may begin with a heading.
 STOPS = {"completion": ["\n"], "chat": ["\n\n"]}
 
-# A sentence ends at its mark and any quotes or brackets, before space and its next start.
-_SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*)\s+(?=["'(\[“‘A-Z0-9])""")
+# A sentence ends at its mark and any quotes or brackets, before space and its next start; some
+# scripts' marks need no space.
+_SENTENCE_END = re.compile(
+    r"""([.!?…؟۔।॥]["')\]”’»]*)\s+(?=["'(\[“‘A-Z0-9]|[^\x00-\x7f])"""
+    r"""|([。！？｡]["')\]”’」』）]*)\s*(?=\S)"""
+)
 
 _FIELDS = "each line needs document, and summary (a text) or references (a list of texts)"
 
@@ -70,13 +76,16 @@ def score(candidate: str, references: list[str]) -> dict[str, float]:
 
 def a_sentence_a_line(text: str) -> str:
     """Return the text with a line per sentence, as ROUGE-Lsum needs."""
-    return _SENTENCE_END.sub(r"\1\n", text.strip())
+    return _SENTENCE_END.sub(r"\1\2\n", text.strip())
 
 
 def _bleu(candidate: str, references: list[str]) -> float:
     from sacrebleu import sentence_bleu
 
-    percent = sentence_bleu(candidate, references, use_effective_order=True).score
+    tokenizer = bleu_tokenizer(references)
+    percent = sentence_bleu(
+        candidate, references, use_effective_order=True, tokenize=tokenizer
+    ).score
     return min(1.0, float(percent) / 100)  # a perfect one is 100.00000000000004
 
 
@@ -84,7 +93,22 @@ def _bleu(candidate: str, references: list[str]) -> float:
 def _scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(list(ROUGE), use_stemmer=True)
+    return RougeScorer(list(ROUGE), tokenizer=_StemmedWords())
+
+
+class _StemmedWords:
+    """Tokenizer of rouge-score, which for ASCII gives what its own does."""
+
+    def __init__(self) -> None:
+        from nltk.stem.porter import PorterStemmer
+
+        self._stem = PorterStemmer().stem
+
+    def tokenize(self, text: str) -> list[str]:
+        return [
+            self._stem(word) if word.isascii() and len(word) > 3 else word
+            for word in words_of(text)
+        ]
 
 
 def _document(row: dict[str, Any], place: str) -> Document:
@@ -92,6 +116,12 @@ def _document(row: dict[str, Any], place: str) -> Document:
     right = {"references": texts} if "references" in row else {"summary": TEXT}
     check_row(row, place, _FIELDS, document=TEXT, **right)
     references = row["references"] if "references" in row else [row["summary"]]
+    if not all(map(words_of, references)):
+        raise EvaluationDataError(
+            "a reference has no letter and no digit, so no summary scores",
+            where=place,
+            hint=_FIELDS,
+        )
     named = {key: str(row.get(key, "")) for key in ("id", "title")}
     return {**named, "document": row["document"], "references": references}
 

@@ -77,6 +77,7 @@ RUN_BY_CI = {
     "test_mlflow_server.py",
     "test_model_free.py",
     "test_push_and_pull.py",
+    "test_rouge_in_scripts.py",
     "test_suites_asked.py",
 }
 

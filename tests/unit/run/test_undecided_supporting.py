@@ -1,4 +1,4 @@
-"""A supporting gate that cannot be decided: named beside a pass, or it holds the promotion."""
+"""A supporting gate that cannot be decided: a pass names it, or it holds the promotion."""
 
 from __future__ import annotations
 

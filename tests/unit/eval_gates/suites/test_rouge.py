@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites import rouge
+from prepare.errors import EvaluationDataError
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,8 @@ def test_references_win_over_the_one_summary(given: Any, references: list[str]) 
         ("One line\nand another. 7 more", ["One line", "and another.", "7 more"]),
         ("  no sentence at all  ", ["no sentence at all"]),
         ("", [""]),
+        ("Она спит. Он бежит!", ["Она спит.", "Он бежит!"]),
+        ("他睡了。她跑了！", ["他睡了。", "她跑了！"]),
     ],
 )
 def test_sentences_get_lines_of_their_own(text: str, lines: list[str]) -> None:
@@ -44,3 +47,9 @@ def test_splitting_sentences_changes_no_word(text: str) -> None:
     split = rouge.a_sentence_a_line(text)
     assert split.split() == text.split()
     assert rouge.a_sentence_a_line(split) == split
+
+
+def test_a_reference_without_words_is_refused() -> None:
+    with pytest.raises(EvaluationDataError) as caught:
+        rouge._document({"document": "A text.", "summary": "!?"}, "here, line 2")
+    assert caught.value.where == "here, line 2"
