@@ -50,6 +50,7 @@ from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.safetensors_header import read_header
 from recipes.checkpoints.source_info import license_in
 from recipes.checkpoints.weight_files import read_index
+from recipes.quantizers.calibration import read_texts
 from recipes.weights.stored_formats import adopted_formats, read_quantization
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
@@ -316,6 +317,11 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         b'{"choices": [{"logprobs": {"content": [{"token": "A", "logprob": -0.5,'
         b' "top_logprobs": [{"token": "A", "logprob": -0.5}]}]}}]}',
         one_error(listed_in, UntrustedJsonError),
+    ),
+    "calibration table": (
+        "a.csv",
+        b'id,text\n1,"one, two\nthree"\n2,four\n',
+        lambda p: read_texts({"column": "text"}, str(p), None),
     ),
     "mbpp": (
         "mbpp.jsonl",
