@@ -187,7 +187,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
 
 def test_registered_versions_are_listed(registry: Registry) -> None:
     lines = words("registry", "--registry", registry.uri)
-    assert lines[0] == "name version aliases recipe verdict policy run"
+    assert lines[0] == "name version aliases recipe verdict not_shown policy run"
     assert lines[2:4] == [
         "smollm2-135m 2 champion fp8-dynamic",
         "smollm2-135m 1 previous awq-w4a16",
