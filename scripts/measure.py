@@ -17,7 +17,7 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 292_000,
+    "tokens": 294_000,
     "own_names_imported_per_file": 11.8,
     "classes": 452,
     "tuple_assignments": 424,

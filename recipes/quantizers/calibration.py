@@ -189,7 +189,8 @@ def run(calibration: dict[str, Any], progress: Progress, output: Path) -> dict[s
 
 def read_texts(calibration: dict[str, Any], file: str, tokenizer: Any) -> list[str]:
     """Return the texts of a file."""
-    column, path = calibration["column"], Path(file)
+    column = calibration["column"]
+    path = Path(file)
     form = form_of(path, "recipe key quantization.calibration.dataset")
     with raise_as(
         StageError,
