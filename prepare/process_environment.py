@@ -19,6 +19,7 @@ class NetworkAccess(StrEnum):
 
     HUB = "hub"
     ENDPOINT = "endpoint"
+    PACKAGES = "packages"
 
 
 # A trailing '*' matches any suffix.
@@ -42,11 +43,19 @@ _NETWORK_VARIABLES = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
 )
 _HUB = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_*")
+# uv's sources, cache and transfers; what changes the choice of packages is not among them.
+_PACKAGES = (
+    *("UV_INDEX", "UV_INDEX_*", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+    *("UV_NO_INDEX", "UV_OFFLINE", "UV_CACHE_DIR", "UV_NO_CACHE", "UV_LINK_MODE"),
+    *("UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES", "UV_CONCURRENT_*", "UV_INSECURE_HOST"),
+    *("UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_KEYRING_PROVIDER", "SSL_CLIENT_CERT", "NETRC"),
+)
 ENDPOINT_KEY = "OPENAI_API_KEY"
 _BY_NETWORK_ACCESS: dict[NetworkAccess, tuple[str, ...]] = {
     NetworkAccess.HUB: _HUB,
     # MLflow's own variables, and those of managed servers and databases.
     NetworkAccess.ENDPOINT: (ENDPOINT_KEY, ADDRESSES_VARIABLE),
+    NetworkAccess.PACKAGES: _PACKAGES,
 }
 _LOADS_CODE = ("OMP_TOOL",)  # libraries that a process would load
 # For the registry alone: only a run's main copy promotes.

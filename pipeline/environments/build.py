@@ -18,8 +18,17 @@ from pydantic import Field
 from rich.filesize import decimal
 
 from pipeline.environments.cuda_home import make_cuda_home
-from pipeline.environments.definition import EnvironmentDefinition, normalize
-from pipeline.environments.installer import has_cpu_torch, installer_variables, run_uv
+from pipeline.environments.definition import (
+    SOURCE_BUILDS,
+    EnvironmentDefinition,
+    normalize,
+)
+from pipeline.environments.installer import (
+    CPU_TORCH,
+    has_cpu_torch,
+    installer_variables,
+    run_uv,
+)
 from prepare.errors import EnvironmentBuildError
 from prepare.events import Progress
 from prepare.private_files import write_atomically
@@ -171,19 +180,15 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
     # The running interpreter, because the identity includes its version.
     new = ("venv", "--no-project", "--python", sys.executable, str(folder))
     run_uv(new, folder=folder.parent)
-    constraints = folder / "constraints.txt"
-    torch = definition.pins.get("torch")
-    # A find-links folder may offer torch's CPU build, whose version sorts higher.
-    refused = f"torch!={torch}+cpu\n" if torch and definition.needs_cuda_torch else ""
-    constraints.write_text(refused)
-    find_links = installer_variables().get("UV_FIND_LINKS", "")
-    given = os.environ.get("UV_TORCH_BACKEND") or has_cpu_torch(find_links)
-    is_for_cpu = torch and definition.accelerator == "cpu" and not given
+    wheels = installer_variables().get("UV_FIND_LINKS", "")
+    if definition.pins.get("torch", "").endswith("+cpu") and not has_cpu_torch(wheels):
+        wheels = ",".join(filter(None, [wheels, CPU_TORCH]))
     into = ("--python", str(interpreter_path(folder)))
     run_uv(
         [
-            *("pip", "sync", *into, str(definition.lock), "--constraint", str(constraints)),
-            *(("--torch-backend", "cpu") if is_for_cpu else ()),
+            *("pip", "sync", *into, str(definition.lock)),
+            *("--require-hashes", "--build-constraint", str(SOURCE_BUILDS)),
+            *(("--find-links", wheels) if wheels else ()),
         ],
         folder=folder.parent,
         on_line=tell,
@@ -193,7 +198,9 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
         with tempfile.TemporaryDirectory(prefix="prepare-plugin-") as scratch:
             copy = Path(scratch) / plugin.name
             shutil.copytree(plugin, copy, ignore=shutil.ignore_patterns("__pycache__"))
-            run_uv(["pip", "install", *into, "--no-deps", str(copy)], folder=folder.parent)
+            # uv builds it alone, with nothing from an index.
+            own = ("pip", "install", *into, "--no-deps", "--no-index", str(copy))
+            run_uv(own, folder=folder.parent)
 
 
 def _check(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord:

@@ -21,6 +21,8 @@ from recipes.engines.vllm import Vllm
 
 LOCKS = Path(__file__).parent / "locks"
 PLUGINS = Path(__file__).parent / "plugins"
+SOURCE_BUILDS = LOCKS / "source-builds.txt"
+"""Lock of what builds packages that have no wheel."""
 LOCKED_PYTHON = (3, 11)
 """Python version that the locks were resolved for."""
 
@@ -144,10 +146,15 @@ def environment_name(name: str) -> EnvironmentName:
 
 
 def parse_lock(text: str) -> dict[str, str]:
-    """Return versions by normalized name (``name==version`` lines)."""
+    """Return versions by normalized name (``name==version`` lines, which hashes may follow).
+
+    Hashes decide nothing: they refuse another file of that version.
+    """
     pins = {}
     for line in significant_lines(text):
-        match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([^\s;]+)", line)
+        match = re.fullmatch(
+            r"([A-Za-z0-9][\w.-]*)={2,3}([^\s;=]+)(?:\s+--hash=sha256:[0-9a-f]{64})*", line
+        )
         if match is None:
             raise ValueError(f"a lock line is not a pin: {line!r}")
         pins[normalize(match[1])] = match[2]
@@ -155,8 +162,9 @@ def parse_lock(text: str) -> dict[str, str]:
 
 
 def significant_lines(text: str) -> list[str]:
-    """Return lines without comments and blanks."""
-    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
+    """Return lines without comments and blanks; continued ones are joined."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
     return [line for line in lines if line]
 
 

@@ -11,23 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prepare.errors import EnvironmentBuildError, raise_as
+from prepare.process_environment import NetworkAccess, server_environment
 from prepare.supervisor import die_with_parent
 
+CPU_TORCH = "https://download.pytorch.org/whl/cpu/torch/"
+"""Page of PyTorch's own CPU builds, which the common index does not carry."""
 _LINES_QUOTED = 12
 _PIP_TIMEOUT_S = 30
 
-# Variables that redirect uv or Python, or change what the lock installs.
-_REMOVED_VARIABLES = (
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "VIRTUAL_ENV",
-    "UV_CONSTRAINT",
-    "UV_EXCLUDE_NEWER",
-    "UV_OVERRIDE",
-    "UV_PYTHON",
-    "UV_REQUIRE_HASHES",
-    "UV_SYSTEM_PYTHON",
-)
 _UV_VARIABLES = {
     "find-links": ("UV_FIND_LINKS",),
     "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
@@ -44,13 +35,14 @@ def run_uv(
 ) -> None:
     """Run uv to its end; it is killed with this process.
 
-    uv would read a project in `folder`.
+    uv would read a project in `folder`. No configuration file is read: one of any folder above
+    would count, and another user may have written it.
     """
     from uv import find_uv_bin
 
     hint = "reinstall this package: its dependency uv is damaged"
     with raise_as(EnvironmentBuildError, "the uv program is missing", "uv", hint):
-        command = [find_uv_bin(), *arguments]
+        command = [find_uv_bin(), "--no-config", *arguments]
     lines: deque[str] = deque(maxlen=_LINES_QUOTED)
     with subprocess.Popen(
         command,
@@ -82,11 +74,14 @@ def run_uv(
 
 
 def installer_variables() -> dict[str, str]:
-    """Return uv's process environment, with pip's package sources where uv has none."""
-    environment = {key: value for key, value in os.environ.items() if key not in _REMOVED_VARIABLES}
+    """Return uv's process environment, with pip's package sources where uv has none.
+
+    Builds of packages inherit it, so it has no credentials but those of package indexes.
+    """
+    environment = server_environment(os.environ, {}, needs=(NetworkAccess.PACKAGES,))
     settings = pip_settings()
     for option, names in _UV_VARIABLES.items():
-        value = environment.get("PIP_" + option.upper().replace("-", "_")) or settings.get(option)
+        value = os.environ.get("PIP_" + option.upper().replace("-", "_")) or settings.get(option)
         if value and not any(environment.get(name) for name in names):
             # pip separates values by white space, uv by commas.
             environment[names[0]] = ",".join(value.split())

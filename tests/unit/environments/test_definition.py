@@ -27,9 +27,13 @@ def test_every_lock_is_whole_and_names_no_host(
     definition = define(name, accelerator)
     assert len(definition.pins) > 40
     text = definition.lock.read_text()
+    options = set(re.findall(r"--[a-z-]+", text))
+    assert options == {"--hash"}, "no option of an index"
     assert "://" not in text
-    assert "--" not in text, "no option of an index or of hashes"
-    assert "+cpu" not in text, "the lock leaves torch's build open"
+    assert ("+cpu" in text) is (definition.key.endswith("-cpu")), "which of torch's two builds"
+    assert ("\ntorch===" in text) is definition.needs_cuda_torch
+    hashed = [line for line in significant_lines(text) if "--hash=sha256:" in line]
+    assert len(hashed) == len(definition.pins)
 
 
 @pytest.mark.parametrize("source", sorted(LOCKS.glob("*.in")), ids=lambda path: path.name)

@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_environment import Heard, TinySource, write_torch, write_wheel
+from tiny_environment import Heard, TinySource, write_lock, write_source, write_torch, write_wheel
 
 from pipeline.environments.build import RECORD_NAME, read_record
 from pipeline.environments.definition import (
+    SOURCE_BUILDS,
     Accelerator,
     EnvironmentDefinition,
     environment_folder,
+    parse_lock,
 )
 from pipeline.environments.environment import (
     Environment,
@@ -190,18 +192,42 @@ def test_a_killed_build_starts_again(tiny: TinySource, tmp_path: Path, home: Pat
 
 
 def test_a_failed_build_leaves_nothing(tiny: TinySource, home: Path) -> None:
-    tiny.definition.lock.write_text("tiny-thing==9.9\n")
+    write_lock(tiny.definition.lock, tiny.wheels, "tiny-thing==9.9")
     with pytest.raises(EnvironmentBuildError, match="no version of tiny-thing==9"):
         ensure_defined(tiny.definition, home, NullProgress())
     assert state(tiny, home) is EnvironmentState.MISSING
     write_wheel(tiny.wheels, "tiny_thing", "1.1", "raise OSError('libmissing.so.1: not found')\n")
-    tiny.definition.lock.write_text("tiny-thing==1.1\n")
+    write_lock(tiny.definition.lock, tiny.wheels, "tiny-thing==1.1")
     with pytest.raises(EnvironmentBuildError, match=r"libmissing\.so\.1"):
         ensure_defined(tiny.definition, home, NullProgress())
     assert state(tiny, home) is EnvironmentState.MISSING
     huge = dataclasses.replace(tiny.definition, disk_bytes=10**18)
     with pytest.raises(EnvironmentBuildError, match=r"1\.0 EB of disk"):
         ensure_defined(huge, home, NullProgress())
+
+
+def test_another_file_of_a_locked_version_is_refused(tiny: TinySource, home: Path) -> None:
+    write_wheel(tiny.wheels, "tiny_thing", "1.0", "print('code of another user')\n")
+    with pytest.raises(EnvironmentBuildError, match=r"(?i)hash mismatch"):
+        ensure_defined(tiny.definition, home, NullProgress())
+    assert state(tiny, home) is EnvironmentState.MISSING
+
+
+def test_a_lock_without_hashes_is_refused(tiny: TinySource, home: Path) -> None:
+    tiny.definition.lock.write_text("tiny-thing==1.0\n")
+    with pytest.raises(EnvironmentBuildError, match="--require-hashes"):
+        ensure_defined(tiny.definition, home, NullProgress())
+
+
+def test_what_builds_a_package_is_locked_too(tiny: TinySource, tmp_path: Path, home: Path) -> None:
+    ran = tmp_path / "ran"
+    setuptools = parse_lock(SOURCE_BUILDS.read_text())["setuptools"]
+    write_wheel(tiny.wheels, "setuptools", setuptools, f"open({str(ran)!r}, 'w')\n")
+    write_source(tiny.wheels, "tiny_source", "1.0")
+    write_lock(tiny.definition.lock, tiny.wheels, "tiny-thing==1.0", "tiny-source==1.0")
+    with pytest.raises(EnvironmentBuildError, match=r"(?i)hash mismatch"):
+        ensure_defined(tiny.definition, home, NullProgress())
+    assert not ran.exists()
 
 
 PLACES = [".", "environments", "environments/{0}", "environments/{0}/bin"]
@@ -244,25 +270,24 @@ def test_unwritable_for_others_whatever_the_umask(tiny: TinySource, home: Path) 
 class TestCudaTorch:
     @pytest.fixture
     def for_cuda(self, tiny: TinySource) -> EnvironmentDefinition:
-        tiny.definition.lock.write_text("tiny-thing==1.0\ntorch==2.13.0\n")
         write_torch(tiny.wheels, "2.13.0+cpu", None)
+        write_torch(tiny.wheels, "2.13.0", "13.0")
+        write_lock(tiny.definition.lock, tiny.wheels, "tiny-thing==1.0", "torch===2.13.0")
         return dataclasses.replace(tiny.definition, key="serve-cuda", accelerator=Accelerator.CUDA)
 
     def test_the_cpu_build_in_find_links_is_not_taken(
         self, tiny: TinySource, for_cuda: EnvironmentDefinition, home: Path
     ) -> None:
-        write_torch(tiny.wheels, "2.13.0", "13.0")
-        cpu = ensure_defined(tiny.definition, home, NullProgress())
-        # The same lock for the CPU takes the +cpu build, as uv holds it for the newer one.
-        assert cpu.versions["torch"] == "2.13.0+cpu"
         assert ensure_defined(for_cuda, home, NullProgress()).versions["torch"] == "2.13.0"
 
     @pytest.mark.parametrize("has_plain", [False, True])
     def test_where_there_is_no_other_the_build_fails(
         self, tiny: TinySource, for_cuda: EnvironmentDefinition, home: Path, has_plain: bool
     ) -> None:
+        (tiny.wheels / "torch-2.13.0-py3-none-any.whl").unlink()
         if has_plain:
             write_torch(tiny.wheels, "2.13.0", None)
+            write_lock(tiny.definition.lock, tiny.wheels, "tiny-thing==1.0", "torch===2.13.0")
         said = r"torch\.version\.cuda" if has_plain else "uv could not install"
         with pytest.raises(EnvironmentBuildError, match=said):
             ensure_defined(for_cuda, home, NullProgress())

@@ -11,6 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from tiny_environment import write_source, write_wheel
 
 from pipeline.environments import installer
 from pipeline.environments.build import describe
@@ -31,6 +32,49 @@ def test_lines_are_heard_and_a_failure_quotes_them(tmp_path: Path) -> None:
     assert "/nowhere/python" in caught.value.message
     assert " venv --python /nowhere/python" in caught.value.where
     assert "UV_DEFAULT_INDEX" in caught.value.hint
+
+
+def test_a_configuration_file_of_a_folder_above_has_no_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user can write one into a folder that they share, and name an index of theirs."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    write_wheel(theirs, "tiny_thing", "1.0", "print('code of another user')\n")
+    (tmp_path / "uv.toml").write_text(f'find-links = ["{theirs}"]\nno-index = true\n')
+    home = tmp_path / "shared" / "home"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    run_uv(["venv", "--no-project", "--python", sys.executable, "made"], folder=home)
+    with pytest.raises(EnvironmentBuildError):
+        run_uv(["pip", "install", "--python", "made/bin/python", "tiny-thing"], folder=home)
+    assert not list(home.glob("made/lib/python3*/site-packages/tiny_thing.py"))
+
+
+BACKEND = """
+import os
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    raise SystemExit("has: " + " ".join(sorted(os.environ)))
+"""
+
+
+def test_builds_of_packages_get_listed_variables_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_source(tmp_path, "tiny_source", "1.0", BACKEND)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    secrets = ("HF_TOKEN", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD", "PREPARE_KEY_PASSWORD", "OTHER")
+    for name in (*secrets, "UV_CONSTRAINT", "UV_CONFIG_FILE", "PYTHONPATH"):
+        monkeypatch.setenv(name, "/nowhere")
+    run_uv(["venv", "--no-project", "--python", sys.executable, "made"], folder=tmp_path)
+    archive = str(tmp_path / "tiny_source-1.0.tar.gz")
+    with pytest.raises(EnvironmentBuildError) as caught:
+        run_uv(["pip", "install", "--python", "made/bin/python", archive], folder=tmp_path)
+    told = set(caught.value.message.partition("has: ")[2].split())
+    assert {"PATH", "HOME"} <= told
+    assert not told & {*secrets, "UV_CONSTRAINT", "UV_CONFIG_FILE", "PYTHONPATH"}
 
 
 def test_uv_dies_with_a_killed_parent(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +28,31 @@ def write_wheel(folder: Path, name: str, version: str, code: str = "") -> None:
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
         for member, text in {**members, f"{information}/RECORD": record}.items():
             archive.writestr(member, text)
+
+
+def write_source(folder: Path, name: str, version: str, backend: str = "") -> None:
+    """Write a source archive that setuptools builds, or the code of a backend of its own."""
+    build = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+    if backend:
+        build = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    top = f"{name}-{version}"
+    members = {
+        "pyproject.toml": f'{build}[project]\nname = "{name}"\nversion = "{version}"\n',
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "own.py": backend,
+    }
+    with tarfile.open(folder / f"{top}.tar.gz", "w:gz") as archive:
+        for member, text in members.items():
+            entry = tarfile.TarInfo(f"{top}/{member}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def write_lock(lock: Path, wheels: Path, *pins: str) -> None:
+    """Lock these versions with the hashes of every file here."""
+    hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(wheels.iterdir())]
+    lines = [" ".join([pin, *(f"--hash=sha256:{digest}" for digest in hashes)]) for pin in pins]
+    lock.write_text("\n".join(lines) + "\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +93,7 @@ def make_tiny_source(folder: Path) -> TinySource:
     wheels.mkdir()
     write_wheel(wheels, "tiny_thing", "1.0")
     lock = folder / "tiny.txt"
-    lock.write_text("tiny-thing==1.0\n")
+    write_lock(lock, wheels, "tiny-thing==1.0")
     plugin = folder / "plugin"
     (plugin / "src" / "tiny_plugin").mkdir(parents=True)
     (plugin / "src" / "tiny_plugin" / "__init__.py").write_text("")
