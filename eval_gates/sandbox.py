@@ -1,18 +1,21 @@
 """Runs model-written programs with their tests in bubblewrap; a program passes if it ends.
 
 A program sees the interpreter, numpy and an empty /tmp. Its resources are limited, except the
-memory of all processes together. It can lie to its tests, as in HumanEval's harness. Kernel
-interfaces are not filtered.
+memory of all processes together. It can lie to its tests, as in HumanEval's harness. The kernel
+refuses it what keeps memory or processes outside these limits; other interfaces are not filtered.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import platform
 import secrets
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -39,6 +42,15 @@ _OUT_OF_MEMORY = 75  # exit code of a program that caught no MemoryError
 _NOBODY = 65534
 _USERS = 2_000_000_000  # first of the ids that no account has; one for each program
 _numbers = itertools.count()
+# The kernel's name of each architecture, its number of prctl, and those of calls that keep memory
+# outside a process (shmget, shmat, semget, msgget, memfd_create, memfd_secret, io_uring_setup) or
+# reach into another one (ptrace, process_vm_readv, process_vm_writev).
+_REFUSED_CALLS = {
+    "x86_64": (0xC000_003E, 157, 29, 30, 64, 68, 319, 447, 425, 101, 310, 311),
+    "aarch64": (0xC000_00B7, 167, 194, 196, 190, 186, 279, 447, 425, 117, 270, 271),
+}
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG: without it, a program would outlive bubblewrap
+_OTHER_ABI = 0x4000_0000  # from here on, numbers of x32
 _ALONE = """--die-with-parent --new-session --clearenv --unshare-pid --unshare-net --unshare-ipc
     --unshare-uts --unshare-cgroup-try --cap-drop ALL"""
 _LAST = """--setenv PYTHONHASHSEED 0 --setenv OPENBLAS_NUM_THREADS 1 --setenv LANG C.UTF-8
@@ -220,11 +232,23 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
     line = [*_command(way), _RUNNER, str(cpu), str(memory_bytes), str(user)]
     # Files, because the kernel limits their size, not a pipe's.
     with ExitStack() as stack:
-        order, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        order, output, errors, refused = (
+            stack.enter_context(tempfile.TemporaryFile()) for _ in range(4)
+        )
+        refused.write(_system_call_filter(platform.machine()))
+        refused.seek(0)
+        line[1:1] = ["--seccomp", str(refused.fileno())]
         order.write(f"{began}\n{ended}\n{source}".encode(errors="replace"))
         order.seek(0)
         with raise_as(SandboxError, "bubblewrap cannot be started", way.program):
-            process = subprocess.Popen(line, stdin=order, stdout=output, stderr=errors, env={})
+            process = subprocess.Popen(
+                line,
+                stdin=order,
+                stdout=output,
+                stderr=errors,
+                env={},
+                pass_fds=[refused.fileno()],
+            )
         # Not `wait(timeout)`, which polls; nor `kill`, which may reap what `wait4` waits for.
         end, watch = os.pidfd_open(process.pid), select.poll()
         watch.register(end, select.POLLIN)
@@ -251,6 +275,41 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
             hint="raise the suite's memory_mb_per_problem if it is low, or free memory here",
         )
     return Execution("memory" if code in (_OUT_OF_MEMORY, 137) else "failed", detail)
+
+
+@cache
+def _system_call_filter(machine: str) -> bytes:
+    """Return a BPF program by which the kernel refuses some calls, and all of another ABI."""
+    architecture, process_control, *numbers = _REFUSED_CALLS[machine]
+
+    def step(code: int, yes: int, no: int, value: int) -> bytes:
+        return struct.pack("=HBBI", code, yes, no, value)
+
+    number_at = 0  # in seccomp_data, as the next two
+    architecture_at = 4
+    argument_at = 16
+    load = 0x20
+    jump_if_equal = 0x15
+    jump_if_not_less = 0x35
+    give_back = 0x06
+    refuse = 0x0005_0000 | errno.EPERM
+    allow = 0x7FFF_0000
+    left = len(numbers)
+    program = [
+        step(load, 0, 0, architecture_at),
+        step(jump_if_equal, 0, left + 6, architecture),
+        step(load, 0, 0, number_at),
+        step(jump_if_not_less, left + 4, 0, _OTHER_ABI),
+    ]
+    for place, number in enumerate(numbers):
+        program.append(step(jump_if_equal, left - place + 3, 0, number))
+    program += [
+        step(jump_if_equal, 0, 2, process_control),
+        step(load, 0, 0, argument_at),
+        step(jump_if_equal, 1, 0, _SET_DEATH_SIGNAL),
+    ]
+    program += [step(give_back, 0, 0, allow), step(give_back, 0, 0, refuse)]
+    return b"".join(program)
 
 
 def _unused_user(number: int) -> int:

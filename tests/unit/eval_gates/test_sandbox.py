@@ -126,6 +126,11 @@ REACHES_OUT = {
         "for prefix in (sys.prefix, '/usr', '/usr/local'):\n"
         "  done = done or bool(glob.glob(f'{prefix}/lib/python3*/*-packages/*'))"
     ),
+    "memory outside processes": tries(
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "done = libc.shmget(0, 4096, 0o1600) >= 0 or libc.msgget(0, 0o1600) >= 0\n"
+        "done = done or hasattr(os, 'memfd_create') and libc.memfd_create(b'x', 0) >= 0"
+    ),
     "devices": opens("/dev/mem", "/dev/kmsg", "/dev/fuse", "/dev/sda", "/dev/tty", "/dev/ptmx"),
     "a terminal": tries("import fcntl\nfcntl.ioctl(0, 0x5412, b'x')\ndone = True"),
 }
@@ -183,6 +188,14 @@ ENDS = {
     "speaks as bubblewrap": ("import sys\nsys.stderr.write('bwrap: no')\nassert 0", "failed"),
     "kills itself": ("import os\nos.kill(os.getpid(), 9)\n" + WRONG, "failed memory"),
     "kills its group": ("import os\nos.killpg(0, 9)\n" + WRONG, "failed memory"),
+    "lives on without its parent": (
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\nlibc.prctl(1, 0)\n"
+        "while True:\n"
+        "  if not os.fork():\n"
+        "    libc.prctl(1, 0)\n    for _ in range(10 ** 7): pass\n    os._exit(0)\n"
+        "  os.wait()",
+        "timeout",
+    ),
     "stops itself": (
         "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n" + WRONG, "failed timeout"
     ),
