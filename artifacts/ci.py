@@ -63,7 +63,7 @@ def junit_xml(report: RunReport) -> bytes:
     xml = JUnitXml(f"prepare {report.kind}")
     for name, cases in groupby(cases_of(report), key=lambda case: case[0]):
         suite = TestSuite(junit_text(name))
-        suite.timestamp = report.started
+        suite.timestamp = junit_text(report.started)
         for _, gate in cases:
             suite.append(_case(name, gate))
         xml.add_testsuite(suite)

@@ -8,28 +8,33 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shutil
 import sqlite3
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
+from artifacts.mlflow_session import bound_requests, download, refuse_other_host
 from prepare.credentials import restore_credentials
 from prepare.errors import RegistryError, UsageError
 from prepare.private_files import flush_folder, is_shared
-from prepare.untrusted import open_regular
+from prepare.untrusted import MEBIBYTE, open_regular
 from recipes.checkpoints.weight_files import plain_files
 
 EMBEDDED = "sqlite:///"
 COPIES = ("hf://", "oci://")
 HTTP = ("http://", "https://")
+NO_ALIAS = "prepare-permission"  # of no version
 EXPERIMENT, ARTIFACTS = "prepare", "weights"
 ABSENT, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
 CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
@@ -42,6 +47,18 @@ VERSIONS = (
     "SELECT version, source FROM model_versions "
     "WHERE name = ? AND current_stage != 'Deleted_Internal'"
 )
+# MLflow has no views, and triggers of secrets alone.
+ODD_PARTS = (
+    "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
+    "AND NOT (type = 'trigger' AND tbl_name = 'secrets')"
+)
+HAS_REVISION = "SELECT name FROM sqlite_master WHERE name = 'alembic_version'"
+REVISION = "SELECT version_num FROM alembic_version"
+NEIGHBOURS = ("-journal", "-wal", "-shm", ".lock")  # files that SQLite and the lock open
+QUERY_S = 60.0
+MAX_ROWS = 1_000_000
+MAX_VALUE_BYTES = 16 * MEBIBYTE
+MAX_PAGES = 1_000
 VERSION_TAGS = "SELECT version, key, value FROM model_version_tags WHERE name = ?"
 
 
@@ -72,13 +89,14 @@ class MlflowStore:
             )
         self.uri = uri
         self._file = Path(uri.removeprefix(EMBEDDED)) if uri.startswith(EMBEDDED) else None
+        self._is_checked = False
 
     def names(self) -> list[str]:
         with self._errors():
             if self._file is not None:
                 found = self._rows("SELECT name FROM registered_models")
                 return sorted(str(name) for (name,) in found)
-            return sorted(each.name for each in _pages(self._client.search_registered_models))
+            return sorted(each.name for each in self._pages(self._client.search_registered_models))
 
     def read(self, name: str) -> StoredModel | None:
         """Return a model, or None."""
@@ -95,6 +113,23 @@ class MlflowStore:
             raise self._refusal(f"{there} is not a folder")
         if not os.access(there, os.W_OK):
             raise self._refusal(f"{there} may not be written")
+
+    def check_permission(self, name: str, *, is_there: bool) -> None:
+        """Raise RegistryError if a server lets this login read alone; change nothing."""
+        if not self.uri.startswith(HTTP):
+            return
+        from mlflow.exceptions import MlflowException
+
+        with self._errors():
+            try:
+                if is_there:
+                    self._client.delete_registered_model_alias(name, NO_ALIAS)
+                else:
+                    self._client.create_registered_model("")  # no name: it is refused anyhow
+            except MlflowException as error:
+                if " 403 " not in str(error) and error.error_code != "PERMISSION_DENIED":
+                    return  # there is no such alias, or no name was given
+                raise
 
     def create_version(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the folder, whose files a server copies."""
@@ -136,7 +171,8 @@ class MlflowStore:
                     where=str(source),
                     hint="it was not registered by prepare; copy the files from its source",
                 )
-            self._client.download_artifacts(run, ARTIFACTS, str(folder))
+            refuse_other_host(str(self._client.get_run(run).info.artifact_uri))
+            download(lambda: self._client.download_artifacts(run, ARTIFACTS, str(folder)), folder)
             for path in (folder / ARTIFACTS).iterdir():
                 path.rename(folder / path.name)
             (folder / ARTIFACTS).rmdir()
@@ -165,21 +201,27 @@ class MlflowStore:
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # else tracebacks
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")  # it has no limit
         with warnings.catch_warnings(action="ignore"):
             logging.getLogger("alembic").setLevel(logging.CRITICAL)
             if self._file is not None:
                 with self.lock():
                     make_database(self._file)
+                    self._check_file()
             from mlflow.tracking import MlflowClient
 
             address = restore_credentials(self.uri)
+            if self._file is not None:
+                address = address_of(self._file)
+            elif self.uri.startswith(HTTP):
+                bound_requests(address)
             return MlflowClient(tracking_uri=address, registry_uri=address)
 
     def _ask(self, name: str) -> StoredModel | None:
         with _allow(ABSENT):
             found = self._client.get_registered_model(name)
             mark = '"' if "'" in name else "'"  # MLflow's filters have no escape
-            made = _pages(self._client.search_model_versions, f"name = {mark}{name}{mark}")
+            made = self._pages(self._client.search_model_versions, f"name = {mark}{name}{mark}")
             return StoredModel(
                 {str(alias): str(number) for alias, number in found.aliases.items()},
                 dict(found.tags),
@@ -203,10 +245,48 @@ class MlflowStore:
         assert self._file is not None
         if not self._file.exists() or (self._file.is_file() and not self._file.stat().st_size):
             return []
-        open_regular(self._file, None).close()  # SQLite would wait forever at a named pipe
-        look = f"file:{quote(str(self._file))}?mode=ro"
-        with closing(sqlite3.connect(look, uri=True, timeout=20)) as database:
-            return database.execute(query, values).fetchall()
+        self._check_file()
+        with _open_to_read(self._file) as database:
+            rows = database.execute(query, values).fetchmany(MAX_ROWS + 1)
+        if len(rows) > MAX_ROWS:
+            raise self._refusal(f"it has more than {MAX_ROWS:,} rows of a kind")
+        return rows
+
+    def _check_file(self) -> None:
+        """Refuse a file that SQLite or MLflow would wait or work for without an end."""
+        assert self._file is not None
+        if self._is_checked:
+            return
+        # SQLite would wait forever at a named pipe.
+        for file in (self._file, *(Path(f"{self._file}{end}") for end in NEIGHBOURS)):
+            if file == self._file or file.exists() or file.is_symlink():
+                open_regular(file, None).close()
+        with _open_to_read(self._file) as database:
+            # A view or a trigger is a program of another user.
+            odd = database.execute(ODD_PARTS).fetchone()
+            revision = None
+            if database.execute(HAS_REVISION).fetchone():
+                revision = database.execute(REVISION).fetchone()
+        if odd is not None:
+            raise self._refusal(f"its {odd[0]} {str(odd[1])[:80]!r} is none of MLflow's")
+        if revision is not None:
+            self._check_revision(str(revision[0]))
+        self._is_checked = True
+
+    def _check_revision(self, found: str) -> None:
+        """Refuse a file that another MLflow made, which could not be written."""
+        known, newest = mlflow_revisions()
+        if not newest or found == newest:
+            return
+        is_older = found in known
+        raise RegistryError(
+            f"the registry was made by {'an older' if is_older else 'another'} MLflow: its schema "
+            f"is {found[:40]}, and the one of MLflow here is {newest}",
+            where=self.uri,
+            hint=f"copy the file, then run `mlflow db upgrade '{self.uri}'`"
+            if is_older
+            else "install a newer prepare or MLflow, or name another registry with --registry",
+        )
 
     def _place(self, name: str, source: Path) -> tuple[str, str | None]:
         """Return the weights' place, and the MLflow run that has them.
@@ -221,6 +301,18 @@ class MlflowStore:
         self._client.log_artifacts(run.info.run_id, str(source), ARTIFACTS)
         self._client.set_terminated(run.info.run_id)
         return f"{run.info.artifact_uri}/{ARTIFACTS}", str(run.info.run_id)
+
+    def _pages(self, search: Any, *what: str) -> list[Any]:
+        found: list[Any] = []
+        tokens: list[str | None] = [None]
+        for token in tokens:  # which grows meanwhile
+            page = search(*what, page_token=token)
+            found += page
+            if page.token in tokens or len(tokens) >= MAX_PAGES:
+                raise self._refusal(f"its answer has no end, after {len(tokens)} pages")
+            if page.token:
+                tokens.append(page.token)
+        return found
 
     def _refusal(self, why: str) -> RegistryError:
         return RegistryError(f"the registry cannot be used: {why}", where=self.uri, hint=HINT)
@@ -239,13 +331,68 @@ class MlflowStore:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             if " (Caused by " in why:  # three layers of libraries, and the reason last
                 why = "no answer: " + why.rpartition("): ")[2].rstrip("\"')")
-            refused = any(f" {code} " in why for code in (401, 403)) or "DENIED" in why
-            is_full = "disk is full" in why
             raise RegistryError(
-                f"the model registry failed: {why[:300]}",
-                where=self.uri,
-                hint=FULL if is_full else f"set {CREDENTIALS}" if refused else HINT,
+                f"the model registry failed: {why[:300]}", where=self.uri, hint=_hint(why)
             ) from error
+
+
+def address_of(file: Path) -> str:
+    """Return a file's address for MLflow, whose SQLAlchemy reads '%20' and '?' in another way.
+
+    MLflow also makes the folder that it reads there, so an odd one is named by a descriptor, which
+    stays open as MLflow's connections do.
+    """
+    folder = str(file.parent)
+    if "%" in folder or "?" in folder:
+        folder = f"/proc/self/fd/{os.open(file.parent, os.O_PATH | os.O_DIRECTORY)}"
+    name = file.name.replace("%", "%25").replace("?", "%3F")
+    return f"{EMBEDDED}{folder}/{name}"
+
+
+def _hint(why: str) -> str:
+    """Return what helps against this error of MLflow's."""
+    if "disk is full" in why:
+        return FULL
+    if "host header" in why.lower():
+        return (
+            "the server knows itself by other names: start it with `mlflow server --allowed-hosts "
+            "NAME`, with the name in this address, or use one that it allows"
+        )
+    if any(f" {code} " in why for code in (401, 403)) or "DENIED" in why:
+        return f"set {CREDENTIALS}, of a user who may do this"
+    return HINT
+
+
+@contextmanager
+def _open_to_read(file: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database of others; sqlite3.Error if a query takes too long."""
+    end = time.monotonic() + QUERY_S
+    with closing(
+        sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=20)
+    ) as database:
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
+        yield database
+
+
+@cache
+def mlflow_revisions() -> tuple[frozenset[str], str]:
+    """Return the schemas that this MLflow knows, and the newest; '' if they cannot be told.
+
+    Its files are read, because importing it takes seconds.
+    """
+    spec = find_spec("mlflow")
+    folder = (
+        Path(spec.origin).parent / "store/db_migrations/versions" if spec and spec.origin else None
+    )
+    known: set[str] = set()
+    before: set[str] = set()
+    for file in sorted(folder.glob("*.py")) if folder else ():
+        text = file.read_text(encoding="utf-8")
+        known.update(re.findall(r"^revision = ['\"](\w+)['\"]", text, re.MULTILINE))
+        before.update(re.findall(r"^down_revision = ['\"](\w+)['\"]", text, re.MULTILINE))
+    newest = known - before
+    return frozenset(known), newest.pop() if len(newest) == 1 else ""
 
 
 def make_database(file: Path) -> None:
@@ -272,7 +419,7 @@ def fill(file: Path) -> None:
     """Create MLflow's tables in an empty file."""
     from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
 
-    store: Any = SqlAlchemyStore(f"{EMBEDDED}{file}")  # type: ignore[no-untyped-call]
+    store: Any = SqlAlchemyStore(address_of(file))  # type: ignore[no-untyped-call]
     store.engine.dispose()
 
 
@@ -292,17 +439,6 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     for path, file in list(plain_files(source)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / path)
-
-
-def _pages(search: Any, *what: str) -> list[Any]:
-    found: list[Any] = []
-    token: str | None = None
-    while True:
-        page = search(*what, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
 
 
 @contextmanager

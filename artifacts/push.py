@@ -10,13 +10,15 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 
@@ -38,7 +40,10 @@ TITLE = "org.opencontainers.image.title"  # `oras pull` names files by it, too
 MAX_MANIFEST_BYTES = 4 * 2**20
 BLOCK_BYTES = 2**20
 MIN_BYTES, MAX_BLOCK_S = 2**16, 60  # an answer that comes slower than this has no end
-TIMEOUT = httpx.Timeout(600, connect=20)  # seconds; a registry hashes a blob before it answers
+ANSWER_S = 60  # seconds until headers are there
+STORED_S = 600  # of a stored blob, which a registry hashes before it answers
+TIMEOUT = httpx.Timeout(STORED_S, connect=20)
+_HEADERS_READ = tuple(f"http11.receive_response_headers.{end}" for end in ("complete", "failed"))
 _OCI_NAME = re.compile(
     r"(?P<host>[\w.-]+(?::\d+)?)/(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
@@ -200,6 +205,7 @@ class _Oci:
         self._authorization = ""
         self._done = 0
         self._client = httpx.Client(timeout=TIMEOUT, headers={"Accept-Encoding": "identity"})
+        self._clock = _HeadersClock()
 
     def __enter__(self) -> _Oci:
         return self
@@ -291,17 +297,28 @@ class _Oci:
                 self._progress.advance("push", self._done, total, "bytes")
                 yield block
 
+    def _create(self, path: str, file: Path) -> BinaryIO:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            return file.open("xb")
+        except (FileExistsError, NotADirectoryError) as error:
+            what = f"{clip(path, 100)} is a file and a folder, or there twice"
+            raise self._refusal(what) from error
+
     def _download(self, wanted: ManifestFile, file: Path, total: int) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         sha256, left = hashlib.sha256(), wanted.size
         url = f"{self._base}/v2/{self._path}/blobs/sha256:{wanted.sha256}"
         # httpx removes the credentials when a redirect names another host.
         with (
             self._errors(),
             self._client.stream(
-                "GET", url, headers=self._headers(), follow_redirects=True
+                "GET",
+                url,
+                headers=self._headers(),
+                follow_redirects=True,
+                extensions=self._clock.of(ANSWER_S),
             ) as answer,
-            file.open("xb") as content,
+            self._create(wanted.path, file) as content,
         ):
             answer.raise_for_status()
             for block in _blocks(answer):
@@ -334,7 +351,9 @@ class _Oci:
 
     def _read_answer(self, method: str, url: str, **options: Any) -> tuple[httpx.Response, bytes]:
         content = bytearray()
-        with self._client.stream(method, url, **options) as answer:
+        seconds = STORED_S if method in ("PUT", "PATCH") else ANSWER_S
+        clock = self._clock.of(seconds)
+        with self._client.stream(method, url, extensions=clock, **options) as answer:
             for block in _blocks(answer):
                 content += block
                 if len(content) > MAX_MANIFEST_BYTES:
@@ -383,6 +402,33 @@ class _Oci:
             hint=f"`docker login {self._host}` where it wants a login; --insecure where it speaks "
             "HTTP only. What was sent is not sent again",
         )
+
+
+class _HeadersClock:
+    """Breaks a connection whose headers take too long: a read's timeout begins at every byte."""
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+        self._timer: threading.Timer | None = None
+
+    def of(self, seconds: float) -> dict[str, Any]:
+        """Return a request's extensions: the time from its last byte to the end of the headers."""
+
+        def trace(event: str, told: dict[str, Any]) -> None:
+            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                self._stream = told["return_value"]
+            elif event == "http11.send_request_body.complete":
+                self._timer = threading.Timer(seconds, self._break)
+                self._timer.daemon = True
+                self._timer.start()
+            elif event in _HEADERS_READ and self._timer:
+                self._timer.cancel()
+
+        return {"trace": trace}
+
+    def _break(self) -> None:
+        with suppress(OSError):
+            self._stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
 def _blocks(answer: httpx.Response) -> Iterator[bytes]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ MANIFEST_TAG = "prepare.manifest"
 EVIDENCE_TAG = "prepare.evidence"
 POLICY_TAG = "prepare.policy.digest"
 MOVE_TAG = "prepare.move."
+_NUMBER = re.compile(r"[0-9]{1,18}")
 REASON_CHARACTERS = 2000  # MLflow's limit is 5,000
 
 
@@ -156,13 +158,27 @@ class Registry:
     def check(self, name: str) -> None:
         """Raise RegistryError if registration must fail."""
         self._store.check_writable()
-        self.model(name)
+        model = self.model(name)
+        self._store.check_permission(name, is_there=model is not None)
 
-    def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Register the folder, or return the version with the same files."""
+    def register(
+        self,
+        name: str,
+        folder: Path,
+        tags: Mapping[str, str],
+        has_files: Callable[[Version], bool] = lambda version: True,
+    ) -> str:
+        """Register the folder, or return a version with the same files or evidence.
+
+        An identical run at the same time may have registered it since the caller looked.
+        """
+        evidence = tags.get(EVIDENCE_TAG)
         with self._store.lock():
             for version in self.versions(name):
                 if version.tags.get(MANIFEST_TAG) == tags[MANIFEST_TAG]:
+                    return version.version
+                is_same = evidence is not None and version.tags.get(EVIDENCE_TAG) == evidence
+                if is_same and has_files(version):
                     return version.version
             return self._store.create_version(name, folder, tags)
 
@@ -324,6 +340,13 @@ class Registry:
                     where=f"{self.uri}, model {name}, tag {tag}",
                     hint="a user changed it; delete that tag to leave the entry out",
                 ) from error
+        for number, _, _ in found.versions:
+            if not _NUMBER.fullmatch(number):
+                raise RegistryError(
+                    f"a version of '{name}' has no number: {number[:40]!r}",
+                    where=f"{self.uri}, model {name}",
+                    hint="it is not from MLflow: delete that version",
+                )
         versions = [
             Version(
                 name=name,

@@ -208,7 +208,7 @@ def promote(
             if version is None or not _has_files(version):
                 folder = make_version(each, run, store)
                 tags = each.tags(run, folder.name)
-                versions[each.recipe] = registry.register(name, folder, tags)
+                versions[each.recipe] = registry.register(name, folder, tags, _has_files)
         _note_registration(store, begun.model_copy(update={"registered": True}))
         own = best.judged.judge.result
         move = registry.move(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from prepare.record import Record
+from prepare.record import ForeignText, Record
 
 Verdict = Literal["pass", "fail", "undecided"]
 Tier = Literal["critical", "supporting", "advisory"]
@@ -63,7 +63,7 @@ class GateResult(Record):
     alpha: float | None = Field(None, description="error rate of the verdict, over all looks")
     p_value: float | None = Field(None, ge=0, le=1, description="of 'the requirement is not met'")
     verdict: Verdict | Literal["error", "skipped"]
-    reason: str = Field(description="the verdict in words, with its statistics")
+    reason: ForeignText = Field(description="the verdict in words, with its statistics")
     holds: bool = Field(False, description="undecided, it blocks, as the policy asks")
     suspicious: bool = Field(False, description="shown to be better, by more than is plausible")
 

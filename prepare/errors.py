@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from prepare.escape import clip
+from prepare.escape import clip, whole_text
 from prepare.redaction import redact
 
 
@@ -54,7 +54,7 @@ class PrepareError(Exception):
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         # A name in a checkpoint can have any length.
         self.message, self.where, self.hint = (
-            clip(redact(part), MAX_PART_CHARACTERS) for part in (message, where, hint)
+            whole_text(clip(redact(part), MAX_PART_CHARACTERS)) for part in (message, where, hint)
         )
         super().__init__(self.message)
 
@@ -141,6 +141,17 @@ class StageLostError(StoreError):
     """Another process took over this one's stage."""
 
 
+_BROKEN_DISK = (
+    *(errno.EIO, errno.EROFS, errno.ESTALE, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO),
+    *(errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EUCLEAN),
+)
+
+
+def means_broken_disk(error: OSError) -> bool:
+    """Return whether a disk or a file system failed, or became read-only."""
+    return error.errno in _BROKEN_DISK
+
+
 def explain(error: BaseException) -> BaseException:
     """Return what the system refuses anywhere as an expected error; others unchanged."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -149,11 +160,24 @@ def explain(error: BaseException) -> BaseException:
             where=str(error.filename or "the store, or where standard output goes"),
             hint="free some space, then run the same command again",
         )
+    if isinstance(error, OSError) and means_broken_disk(error):
+        return StoreError(
+            f"the disk or its file system failed: {error.strerror or error}",
+            where=str(error.filename or "the store, or where standard output goes"),
+            hint="`dmesg` may say why; use a folder on another disk, then run the same command "
+            "again",
+        )
     if isinstance(error, PermissionError) and error.filename:
         return StoreError(
             "permission is denied",
             where=str(error.filename),
             hint="ask its owner to share it with a group, or use a folder of yours",
+        )
+    if isinstance(error, FileNotFoundError) and not _has_working_folder():
+        return UsageError(
+            "the working folder was deleted",
+            where=os.environ.get("PWD", ""),
+            hint="change to a folder that exists, then run the same command again",
         )
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
         return UsageError(
@@ -163,6 +187,14 @@ def explain(error: BaseException) -> BaseException:
             "TMPDIR",
         )
     return error
+
+
+def _has_working_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextmanager

@@ -54,6 +54,11 @@ def one_line(text: str) -> str:
     return make_visible(" ".join(text.split()))
 
 
+def whole_text(text: str) -> str:
+    """Write halves of surrogate pairs, which UTF-8 lacks, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def clip(text: str, max_characters: int) -> str:
     """Truncate the text to end in '…'."""
     return text if len(text) <= max_characters else text[: max_characters - 1] + "…"

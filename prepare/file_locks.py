@@ -22,7 +22,7 @@ from prepare.private_files import is_shared, make_folder
 
 PRIVATE, SHARED = 0o600, 0o660
 _HOLDER_BYTES = 300
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 LOCAL_ONLY = ("localflock", "nolock", "local_lock=all", "local_lock=flock")
 
 _held: set[int] = set()
@@ -180,6 +180,9 @@ def _open(path: Path) -> int:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         return os.open(path, flags)
+    except FileNotFoundError as error:
+        why = "its folder is a link to nothing" if path.parent.is_symlink() else "no such folder"
+        raise NotADirectoryError(errno.ENOTDIR, why, str(path.parent)) from error
     os.fchmod(descriptor, mode)
     return descriptor
 
@@ -196,7 +199,7 @@ def _lock(descriptor: int, path: Path, on_wait: Waits, *, shared: bool, wait: bo
             fcntl.flock(descriptor, how)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise StoreError(
             f"this file system has no locks (flock): {error.strerror}",
             where=str(path),

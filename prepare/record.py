@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from prepare.escape import whole_text
+
+ForeignText = Annotated[
+    str, BeforeValidator(lambda text: whole_text(text) if isinstance(text, str) else text)
+]
+"""Text that a server or a model wrote; it may have halves of surrogate pairs."""
 
 
 class CheckedCopyModel(BaseModel):

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from prepare.digest import digest_json
-from prepare.errors import StageLostError, StoreError
+from prepare.errors import StageLostError, StoreError, means_broken_disk
 from prepare.file_locks import is_locked, locked
 from prepare.private_files import (
     flush_folder,
@@ -46,7 +46,6 @@ PARTIAL, DEAD, DISCARDED = ".partial", ".dead", ".discarded"
 LOCK, LOCKS = "lock", "locks"
 TOKEN_LETTERS = 12
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
-_UNUSABLE = (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EIO, errno.ESTALE)
 
 
 class Store:
@@ -164,8 +163,9 @@ class Store:
             except OSError as error:  # other errors may be the stage's own
                 if not partial.exists():
                     raise self._lost(partial) from error
-                if _means_full_disk(error):
-                    raise self._disk_full() from error
+                if _means_full_disk(error) or (means_broken_disk(error) and self._is_own(error)):
+                    with self.explain_errors():
+                        raise
                 raise
             if not partial.exists():
                 raise self._lost(partial)
@@ -175,6 +175,10 @@ class Store:
                         return
                     raise StoreError("a stage ended without a record", where=str(partial))
                 self._publish(partial, final)
+
+    def _is_own(self, error: OSError) -> bool:
+        """Return whether the error names a path here, or none, as one of a write does not."""
+        return error.filename is None or Path(error.filename).is_relative_to(self.root)
 
     def _is_done(self, stage: str, key: str) -> bool:
         return (self.stage_folder(stage, key) / RECORD).is_file()
@@ -237,8 +241,11 @@ class Store:
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
+        """Raise StoreError for what the system refuses, except for a missing or existing file."""
         try:
             yield
+        except (FileNotFoundError, FileExistsError):
+            raise
         except OSError as error:
             if _means_full_disk(error):
                 raise self._disk_full() from error
@@ -248,15 +255,13 @@ class Store:
                     where=str(error.filename or self.root),
                     hint="find out who created it, and remove it",
                 ) from error
-            if error.errno in _UNUSABLE:
-                raise StoreError(
-                    f"the store cannot be used: {error.strerror}",
-                    where=str(error.filename or self.root),
-                    hint="use a writable folder with --store DIR; another user's store is "
-                    f"shared with a group by `chgrp -R GROUP {self.root}`, `chmod -R g+rwX` and "
-                    "`chmod g+s` of its folders",
-                ) from error
-            raise
+            raise StoreError(
+                f"the store cannot be used: {error.strerror or error}",
+                where=str(error.filename or self.root),
+                hint="use a writable folder with --store DIR; another user's store is "
+                f"shared with a group by `chgrp -R GROUP {self.root}`, `chmod -R g+rwX` and "
+                "`chmod g+s` of its folders",
+            ) from error
 
     @contextmanager
     def hold(
@@ -286,9 +291,12 @@ class Store:
     def find_fault(self) -> StoreError | None:
         """Return why a run could not write here."""
         there = next(each for each in (self.root, *self.root.parents) if each.exists())
-        if there.is_dir() and os.access(there, os.W_OK, effective_ids=True):
+        # Such as /proc, which no permission protects.
+        has_disk = shutil.disk_usage(there).total > 0
+        if there.is_dir() and has_disk and os.access(there, os.W_OK, effective_ids=True):
             return None
         number = errno.EACCES if there.is_dir() else errno.ENOTDIR
+        number = number if has_disk else errno.EROFS
         try:
             with self.explain_errors():
                 raise OSError(number, os.strerror(number), str(there))

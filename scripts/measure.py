@@ -17,9 +17,9 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 294_000,
+    "tokens": 297_000,
     "own_names_imported_per_file": 11.8,
-    "classes": 452,
+    "classes": 454,
     "tuple_assignments": 424,
     "files_in_a_folder": 26,
     "class_names_with_two_meanings": 0,

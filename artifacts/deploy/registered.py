@@ -138,7 +138,8 @@ def checked_folder(
         raise RegistryError(
             "the version's files are not on this machine",
             where=version.source,
-            hint=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
+            hint=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}; "
+            "both with the --registry of this command",
         )
     folder = found.absolute()
     check_files(version, folder, settings.digests, public_key=settings.signing.public_key)

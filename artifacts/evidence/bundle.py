@@ -135,6 +135,7 @@ def unpack(archive: Path, root: Path) -> set[str]:
     EvidenceError if it is damaged, too large, or has other files.
     """
     names: set[str] = set()
+    seen: set[str] = set()
     try:
         with (
             open_regular(archive, None) as packed,
@@ -147,17 +148,21 @@ def unpack(archive: Path, root: Path) -> set[str]:
                 most = (
                     MAX_RECORD_BYTES if member.name.endswith(f"/{RECORD}") else MAX_ROWS_CHARACTERS
                 )
-                if member.name in names or member.size > most or len(names) >= MAX_MEMBERS:
+                # Some file systems ignore case.
+                folded = member.name.casefold()
+                if folded in seen or member.size > most or len(names) >= MAX_MEMBERS:
                     raise ValueError(f"{member.name} is there twice, or larger than {most:,} bytes")
                 names.add(member.name)
+                seen.add(folded)
                 content = tar.extractfile(member)
                 assert content is not None
                 (root / member.name).parent.mkdir(parents=True, exist_ok=True)
                 with (root / member.name).open("xb") as file:
                     while block := content.read(BLOCK_BYTES):
                         file.write(block)
-            while bounded.read(BLOCK_BYTES):  # reads the checksum at the end, too
-                pass
+            while padding := bounded.read(BLOCK_BYTES):  # reads the checksum at the end, too
+                if any(padding):
+                    raise ValueError("there is something behind its end")
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         raise EvidenceError(
             f"the archive cannot be read: {error}",

@@ -14,8 +14,10 @@ from pydantic import Field, field_validator
 
 from prepare.digest import digest_file
 from prepare.errors import EvidenceError, raise_as
+from prepare.escape import clip
 from prepare.record import Record
 from prepare.untrusted import read_record
+from prepare.user_path import MAX_NAME_BYTES
 from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, plain_files
 
 MANIFEST = "manifest.json"
@@ -37,8 +39,13 @@ class ManifestFile(Record):
     @classmethod
     def _stays_inside(cls, path: str) -> str:
         pure = PurePosixPath(path)
-        if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
-            raise ValueError(f"{path!r} is not a plain relative path")
+        is_plain = path and not pure.is_absolute() and ".." not in pure.parts
+        # No file can have a NUL, or a name of more bytes.
+        is_possible = "\0" not in path and all(
+            len(part.encode(errors="replace")) <= MAX_NAME_BYTES for part in pure.parts
+        )
+        if not (is_plain and is_possible) or str(pure) != path:
+            raise ValueError(f"{clip(path, 200)!r} is not a plain relative path")
         return path
 
 

@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import hmac
 import re
+import resource
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
 
 from prepare.errors import UsageError, raise_as
 
@@ -24,6 +26,10 @@ HOST = "127.0.0.1"
 MAX_HEAD_BYTES = 1 << 16
 HEAD_SECONDS, LINGER_SECONDS = 30.0, 2.0
 _CHUNK = 1 << 16  # bytes
+# Connections that have not shown a request, each with one descriptor; the oldest gives way.
+MAX_WAITING = 256
+MIN_CONNECTIONS = 8
+_RESERVED = 160  # descriptors of this process, and of what asyncio accepts in one turn
 # Loop rounds until an accepted connection has its task, and one is closed.
 _ROUNDS = 8
 _REQUEST = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.[01]")
@@ -33,6 +39,7 @@ _NOT_FORWARDED = {b"authorization", b"connection", b"keep-alive", b"proxy-connec
 _ANSWERS = {
     400: (b"Bad Request", b'{"error": "Bad Request"}'),
     401: (b"Unauthorized", b'{"error": "Unauthorized"}'),
+    503: (b"Service Unavailable", b'{"error": "Too many requests"}'),
     502: (b"Bad Gateway", b'{"error": "The model server does not answer"}'),
 }
 
@@ -106,6 +113,7 @@ def open_front(bound: socket.socket, server: Path, key: str, health: str) -> Ite
         bound.listen(1024)
     with asyncio.Runner() as runner:
         loop, end = runner.get_loop(), asyncio.Event()
+        loop.set_exception_handler(_handle)
         thread = threading.Thread(
             target=runner.run, args=(front.serve(bound.dup(), end),), name="front", daemon=True
         )
@@ -122,9 +130,21 @@ def _refuse_taken(host: str, port: int) -> AbstractContextManager[None]:
     return raise_as(UsageError, message, f"{host}:{port}", hint)
 
 
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report a defect; clients could fill the log with the connections that the system refuses."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
+
+
 class _Front:
     def __init__(self, server: Path, key: bytes, health: bytes) -> None:
         self._server, self._key, self._health = str(server), key, health
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_waiting = max(MIN_CONNECTIONS, min(MAX_WAITING, descriptors // 8))
+        left = descriptors - self._most_waiting - _RESERVED
+        self._most_forwarded = max(MIN_CONNECTIONS, left // 2)  # a client's and a server's each
+        self._waiting: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._forwarded = 0
         # asyncio itself refers weakly to tasks: one that waits could be collected.
         self._running: set[asyncio.Task[None] | None] = set()
 
@@ -143,6 +163,12 @@ class _Front:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._running.add(task := asyncio.current_task())
+        assert task is not None
+        if len(self._waiting) >= self._most_waiting:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.cancel()
+        self._waiting[task] = None
         try:
             await self._answer(reader, writer)
         except asyncio.CancelledError:
@@ -154,6 +180,7 @@ class _Front:
         finally:
             writer.close()
             self._running.discard(task)
+            self._waiting.pop(task, None)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -170,6 +197,25 @@ class _Front:
         has_key = not self._key or (len(keys) == 1 and self._is_key(keys[0]))
         if not has_key and (asked[1], asked[2]) != (b"GET", self._health):
             raise _RefusedError(401)
+        if self._forwarded >= self._most_forwarded:
+            raise _RefusedError(503)
+        self._forwarded += 1
+        self._waiting.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
+        try:
+            await self._forward(reader, writer, line, headers, has_key=has_key)
+        finally:
+            self._forwarded -= 1
+
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        line: bytes,
+        headers: list[tuple[bytes, bytes]],
+        *,
+        has_key: bool,
+    ) -> None:
+        """Send the request to the server, and its answer back."""
         try:
             answers, requests = await asyncio.open_unix_connection(self._server)
         except OSError:

@@ -18,7 +18,7 @@ from eval_gates.replies import choice_of
 from eval_gates.rows import Question
 from pipeline.serving.served_model import ServedModel, ServerInfo, ServerRuntime
 from pipeline.stages.context import StageContext
-from prepare.record import Record
+from prepare.record import ForeignText, Record
 from prepare.stage import Stage
 from recipes.engines import find_engine
 
@@ -27,7 +27,7 @@ class ScreenedText(Record):
     """A prompt and its continuation."""
 
     prompt: str
-    text: str = Field(description="32 greedy tokens of this arm")
+    text: ForeignText = Field(description="32 greedy tokens of this arm")
     prompt_ids: list[int] = Field([])
     answer_ids: list[int] = Field([], description="the tokens of the text")
     nats: float | None = Field(

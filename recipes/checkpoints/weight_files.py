@@ -192,9 +192,10 @@ def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def _is_part_of(path: str, mode: int, left_out: str) -> bool:
-    if left_out in ADDED_LATER:
-        return path == left_out and stat.S_ISREG(mode)
-    return path == left_out or path.startswith(f"{left_out}/")
+    if left_out == BUNDLE:
+        return path == BUNDLE or path.startswith(f"{BUNDLE}/")
+    # A folder of that name could contain code.
+    return path == left_out and stat.S_ISREG(mode)
 
 
 def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) -> str:

@@ -25,12 +25,14 @@ class Content:
         elsewhere: where it wants uploads sent, if not to itself.
         token: the answer to a login.
         drips: a manifest comes byte by byte.
+        drips_headers: the headers of an answer do.
     """
 
     auth: str = "none"
     elsewhere: str = ""
     token: bytes = b'{"token": "t"}'
     drips: bool = False
+    drips_headers: bool = False
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, bytes] = field(default_factory=dict)
     uploads: dict[str, bytes] = field(default_factory=dict)
@@ -69,6 +71,12 @@ class _Handler(SilentHandler):
         body = self.rfile.read(length)
         told = self.headers.get("Authorization", "")
         kept.asked.append((self.command, url.path, told))
+        if kept.drips_headers:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-A: ")
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"a")
+                    time.sleep(0.02)
         if url.path == "/token":
             if told != f"Basic {LOGIN}":
                 return self.answer(401)

@@ -92,6 +92,14 @@ def test_any_reason_comes_back_from_junit(reason: str) -> None:
         assert (each.result[0].text or "").startswith(junit_text(reason))
 
 
+def test_a_time_of_another_kind_comes_back_from_junit() -> None:
+    report = run_report(
+        started="\x00\x1b[2J[[ATTACHMENT|/etc/passwd]]", variants=[variant_report()]
+    )
+    (suite,) = JUnitXml.fromstring(junit_xml(report))
+    assert suite.timestamp == junit_text(report.started)
+
+
 def parsed(text: str) -> list[Any]:
     return MarkdownIt("commonmark").enable("table").enable("strikethrough").parse(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from spoilt_bundle import (
     found,
     opened,
     rename_stage,
+    repack,
     rewrite_manifest,
     stage_folder,
 )
@@ -33,7 +35,7 @@ from artifacts.evidence.manifest import MANIFEST
 from prepare.digest import digest_bytes, digest_json
 from prepare.errors import EvidenceError
 from prepare.store import RECORD
-from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE
+from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, CARD, RESULTS
 
 # Answers lost, with which it passes alone and not next to another, and the first of them.
 CLOSE, FIRST = 4, 58
@@ -398,6 +400,37 @@ def test_a_variant_that_counts_cannot_be_hidden(close: Path, tmp_path: Path, nam
 def test_a_file_that_is_not_listed_so(deployed: Path, forge: Forge, finding: str) -> None:
     forge(deployed)
     assert finding in found(check_bundle(deployed))
+
+
+@pytest.mark.parametrize("place", [CARD, RESULTS])
+def test_a_folder_in_the_place_of_a_card_is_found(deployed: Path, place: str) -> None:
+    (deployed / place).unlink(missing_ok=True)
+    (deployed / place).mkdir(parents=True)
+    (deployed / place / "evil.py").write_text("x")
+    rewrite_manifest(deployed)
+    assert "not those that were judged" in found(check_bundle(deployed))
+
+
+def repack_as(deployed: Path, change: Callable[[bytes], bytes]) -> None:
+    archive = deployed / ARCHIVE
+    archive.write_bytes(gzip.compress(change(gzip.decompress(archive.read_bytes()))))
+    rewrite_manifest(deployed)
+
+
+def test_an_archive_behind_the_end_is_refused(deployed: Path) -> None:
+    repack_as(deployed, lambda tar: tar + tar)
+    with pytest.raises(EvidenceError, match="behind its end"):
+        verify.check_bundle(deployed)
+
+
+def test_names_that_differ_in_case_alone_are_refused(deployed: Path) -> None:
+    """Where a file system ignores case, the second would replace the first."""
+    stage = stage_folder(deployed, "judge")
+    (stage / RECORD.upper()).write_bytes((stage / RECORD).read_bytes())
+    repack(deployed)
+    rewrite_manifest(deployed)
+    with pytest.raises(EvidenceError, match="there twice"):
+        verify.check_bundle(deployed)
 
 
 def test_what_the_hub_puts_into_every_repository(deployed: Path) -> None:

@@ -137,6 +137,15 @@ class TestOci:
         with pytest.raises(RegistryError, match="took more than"):
             fetch(f"oci://{oci.host}/model", tmp_path, Listener(), insecure=True)
 
+    def test_headers_without_an_end(
+        self, oci: OciStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        oci.content.drips_headers = True
+        monkeypatch.setattr("artifacts.push.ANSWER_S", 0.3)
+        with pytest.raises(RegistryError) as caught:
+            fetch(f"oci://{oci.host}/model", tmp_path, Listener(), insecure=True)
+        assert oci.host in caught.value.where
+
     @pytest.mark.parametrize("place", ["http://localhost", "ftp://{host}", "http://["])
     def test_an_upload_elsewhere_is_refused(self, run: FakeRun, place: str) -> None:
         with OciStandIn(auth="basic") as server:
@@ -170,6 +179,18 @@ class TestOci:
             (
                 lambda layer: layer["annotations"].update({"org.opencontainers.image.title": "/x"}),
                 "x",
+            ),
+            (
+                lambda layer: layer["annotations"].update(
+                    {"org.opencontainers.image.title": "a\0b/c"}
+                ),
+                "no copy",
+            ),
+            (
+                lambda layer: layer["annotations"].update(
+                    {"org.opencontainers.image.title": "x" * 300}
+                ),
+                "no copy",
             ),
             (lambda layer: layer.update(annotations={}), "no copy"),
             (lambda layer: layer.update(size=3), "not the file of its digest"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -177,3 +179,70 @@ class TestAddresses:
         with HttpStandIn(Refusing) as server, pytest.raises(RegistryError) as caught:
             Registry(server.url).check(NAME)
         assert "MLFLOW_TRACKING_TOKEN" in caught.value.hint
+
+
+def sqlite(file: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file)) as database:
+        for each in statements:
+            database.execute(each)
+        database.commit()
+
+
+class TestOddFiles:
+    """A writer to a registry's file makes its reader work or wait."""
+
+    @pytest.fixture
+    def file(self, uri: str, tmp_path: Path) -> Path:
+        register(Registry(uri), NAME, weights(tmp_path / "weights"), "ab")
+        return Path(uri.removeprefix("sqlite:///"))
+
+    def refused(self, uri: str) -> RegistryError:
+        began = time.monotonic()
+        with pytest.raises(RegistryError) as caught:
+            Registry(uri).model(NAME)
+        assert time.monotonic() - began < 30
+        assert uri in caught.value.where
+        return caught.value
+
+    def test_a_view_without_an_end(self, uri: str, file: Path) -> None:
+        sqlite(
+            file,
+            "PRAGMA foreign_keys = off",
+            "ALTER TABLE model_versions RENAME TO other",
+            "CREATE VIEW model_versions AS WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 "
+            "FROM c) SELECT n AS version, 'm' AS name, '/x' AS source, '' AS current_stage FROM c",
+        )
+        assert "view" in self.refused(uri).message
+
+    @pytest.mark.parametrize("end", ["-journal", "-wal", ".lock"])
+    def test_a_pipe_beside_it(self, uri: str, file: Path, end: str) -> None:
+        Path(f"{file}{end}").unlink(missing_ok=True)
+        os.mkfifo(f"{file}{end}")
+        self.refused(uri)
+
+    def test_a_version_that_is_no_number(self, uri: str, file: Path) -> None:
+        sqlite(file, "UPDATE model_versions SET version = 'abc' WHERE version = 2")
+        assert "'abc'" in self.refused(uri).message
+
+    @pytest.mark.parametrize(
+        ("revision", "cure"), [("0584bdc529eb", "mlflow db upgrade"), ("f" * 12, "newer")]
+    )
+    def test_another_schema_is_named_with_its_cure(
+        self, uri: str, file: Path, revision: str, cure: str
+    ) -> None:
+        sqlite(file, f"UPDATE alembic_version SET version_num = '{revision}'")
+        error = self.refused(uri)
+        assert revision in error.message
+        assert mlflow_store.mlflow_revisions()[1] in error.message
+        assert cure in error.hint
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a?b", "a#b"])
+def test_a_file_has_the_name_that_is_given(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    place.mkdir()
+    registry = Registry(f"sqlite:///{place}/registry.db")
+    assert register(registry, NAME, weights(tmp_path / "weights"), "a") == ["1"]
+    assert [each.version for each in registry.versions(NAME)] == ["1"]
+    assert {each.name for each in place.iterdir()} == {"registry.db", "registry.db.lock"}
+    assert {each.name for each in tmp_path.iterdir()} == {name, "weights"}

@@ -137,6 +137,16 @@ class TestPromoteRun:
         (version,) = mixed.registry.versions("model")
         assert set(version.aliases) == {"candidate", "champion"}
 
+    def test_two_identical_runs_at_once_register_once(self, mixed: FakeRun, tmp_path: Path) -> None:
+        """Both looked before either registered: the manifests differ by the run's id."""
+        mixed.promote()
+        (version,) = mixed.registry.versions("model")
+        tags = {**version.tags, "prepare.manifest": "f" * 64}
+        folder = Path(version.source)
+        assert mixed.registry.register("model", folder, tags) == version.version
+        lost = mixed.registry.register("model", folder, tags, lambda version: False)
+        assert lost != version.version, "a version whose files are gone is registered again"
+
     def test_what_failed_wants_a_reason(self, mixed: FakeRun) -> None:
         with pytest.raises(UsageError, match=f"'{ONE}'") as caught:
             mixed.promote(variant=ONE)

@@ -31,7 +31,7 @@ def write_wheel(folder: Path, name: str, version: str, code: str = "") -> None:
 
 
 def write_source(folder: Path, name: str, version: str, backend: str = "") -> None:
-    """Write a source archive that setuptools builds, or the code of a backend of its own."""
+    """Write a source archive that setuptools builds, or a package that has its backend."""
     build = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
     if backend:
         build = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'

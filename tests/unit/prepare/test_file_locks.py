@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -122,6 +124,18 @@ def test_the_innermost_mount_counts() -> None:
     assert (find_mount(Path("/data/old/x"), MOUNTS) or ("",))[0] == "/data/old"
     assert find_mount(Path("/x"), "") is None
     assert find_mount(Path("/")) is not None  # of this machine
+
+
+def test_a_file_system_that_takes_no_lock_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreError) as caught, locked(tmp_path / "lock"):
+        pytest.fail("a lock was held")
+    assert caught.value.where == str(tmp_path / "lock")
 
 
 def test_a_link_or_a_pipe_is_no_lock(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import os
 import tempfile
@@ -16,7 +17,7 @@ from artifacts.run_record import read_run
 from eval_gates.answer_log import ANSWERS, read_answers
 from prepare import store as store_module
 from prepare.digest import digest_json
-from prepare.errors import ExitCode, StoreError
+from prepare.errors import ExitCode, StoreError, explain
 from prepare.private_files import write_atomically
 from prepare.store import RECORD, RUN_RECORD, RunFolders, Store
 
@@ -246,6 +247,45 @@ def test_a_full_disk_is_explained(store: Store) -> None:
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
     assert not store.stage_folder("judge", "abc").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ESTALE])
+def test_a_disk_that_fails_while_a_result_is_written_is_explained(
+    store: Store, number: int
+) -> None:
+    def fail(path: str | None) -> None:
+        with store.open_for_writing("judge", "abc"):
+            raise OSError(number, os.strerror(number), path)
+
+    for path in (None, str(store.root / "stages" / "x")):  # a write names no path
+        with pytest.raises(StoreError, match=os.strerror(number)) as caught:
+            fail(path)
+        assert caught.value.where == (path or str(store.root))
+    with pytest.raises(OSError, match="elsewhere") as other:
+        fail("/elsewhere")
+    explained = explain(other.value)
+    assert isinstance(explained, StoreError)
+    assert explained.where == "/elsewhere"
+
+
+def test_a_folder_of_locks_that_leads_to_nothing_is_explained(store: Store) -> None:
+    store.make_root()
+    (store.root / "locks").symlink_to("nowhere")
+    with pytest.raises(StoreError) as caught, store.hold("abc"):
+        pytest.fail("a lock was held")
+    assert caught.value.where == str(store.root / "locks")
+
+
+def test_a_lock_that_the_system_refuses_is_explained(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreError) as caught, store.in_use():
+        pytest.fail("a lock was held")
+    assert caught.value.where == str(store.root / "lock")
 
 
 class TestResumed:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -255,6 +257,51 @@ def test_the_server_learns_that_a_client_left(front: Front) -> None:
     while ("left", "/endless", b"") not in front.asked:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+FLOODED = """
+import resource, socket, sys, threading
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+from pipeline.serving.front import open_front, reserve
+with socket.socket(socket.AF_UNIX) as server, reserve("127.0.0.1", 0) as bound:
+    server.bind(sys.argv[1])
+    server.listen()
+    def answer():
+        while True:
+            client = server.accept()[0]
+            client.recv(65536)
+            client.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\nok")
+            client.close()
+    threading.Thread(target=answer, daemon=True).start()
+    with open_front(bound, Path(sys.argv[1]), "key", "/health"):
+        print(bound.getsockname()[1], flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_idle_connections_keep_nobody_out_and_fill_no_log(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FLOODED, str(tmp_path / "s")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(700)]
+        for each in idle:
+            with suppress(OSError):
+                each.sendall(b"G")
+        asked = b"GET /v1/models HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer key\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(asked)
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+        for each in idle:
+            each.close()
+        _, told = process.communicate("", timeout=20)
+    assert told == ""
 
 
 def test_a_server_that_is_gone(tmp_path: Path) -> None:

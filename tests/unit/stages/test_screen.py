@@ -114,6 +114,14 @@ def test_an_endpoint_that_does_not_read_must_write(
     assert "gives no log-probabilities" in record.notes[0]
 
 
+def test_half_a_surrogate_pair_is_recorded_as_an_escape(
+    store: Store, baseline: StageRecord
+) -> None:
+    with ReadingStandIn(can_read=False, text="Paris \ud800") as server:
+        record = run(store, server.url, baseline, endpoint=ELSEWHERE)
+    assert record.result["texts"][0]["text"] == "Paris \\ud800"
+
+
 def test_our_own_server_must_read(store: Store) -> None:
     with ReadingStandIn(can_read=False) as server, pytest.raises(StageError, match=" 404"):
         run(store, server.url)
