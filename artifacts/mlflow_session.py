@@ -47,7 +47,7 @@ def bound_requests(address: str) -> None:
             options["stream"] = True
             host = _host_of(request.url)
             if "Authorization" in request.headers and host not in _login_hosts:
-                raise _failure(
+                raise ConnectionError(
                     f"the login is not sent to {host[:100]}, where an answer of the registry "
                     f"points; if that is right, name it in {HOSTS_VARIABLE}"
                 )
@@ -59,7 +59,7 @@ def bound_requests(address: str) -> None:
                 answer = super(BoundedAdapter, self).send(request, *arguments, **options)
                 encoding = answer.headers.get("Content-Encoding", "identity")
                 if encoding != "identity":
-                    raise _failure(f"its answer is compressed ({encoding[:20]})")
+                    raise ConnectionError(f"its answer is compressed ({encoding[:20]})")
                 if not is_streamed:
                     answer._content = _read(answer.raw)
                     answer._content_consumed = True
@@ -120,7 +120,7 @@ def run_watched(call: Callable[[], Value], is_stuck: Callable[[], bool]) -> Valu
             give_result = done.get(timeout=0.5)
         except queue.Empty:
             if is_stuck():
-                raise _failure("its answer has no end") from None
+                raise ConnectionError("its answer has no end") from None
             continue
         return give_result()
 
@@ -134,15 +134,9 @@ def _read(raw: Any) -> bytes:
     for block in raw.stream(_BLOCK_BYTES, decode_content=False):
         content += block
         if len(content) > MAX_ANSWER_BYTES:
-            raise _failure(f"its answer is longer than {MAX_ANSWER_BYTES:,} bytes")
+            raise ConnectionError(f"its answer is longer than {MAX_ANSWER_BYTES:,} bytes")
     return bytes(content)
 
 
 def _host_of(address: str) -> str:
     return urlsplit(address).netloc.rpartition("@")[2].lower()
-
-
-def _failure(why: str) -> Exception:
-    from requests.exceptions import ConnectionError as RequestError
-
-    return RequestError(why)
