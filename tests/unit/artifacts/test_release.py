@@ -301,7 +301,7 @@ class TestCollection:
         left = [p for p in good.store.root.rglob("*") if p.is_file() and p.suffix != ".lock"]
         # A later measurement has to find what was measured before.
         kept = {p.relative_to(good.store.root).parts[0] for p in left}
-        assert kept - {"measurements"} == {"attempts", "lock", "locks"}
+        assert kept - {"measurements"} == {"attempts", "lock", "locks", "starts"}
 
     def test_what_a_history_names_stays(self, good: FakeRun) -> None:
         """The run is named, and with it all that it used; another run's branch goes."""
