@@ -118,7 +118,7 @@ class Replay:
             scores = before.tolist(), after.tolist()
             return find(*scores, self.comparison, self.alpha, len(before)).state == "pass"
         values = after - self.comparison.weight * before
-        looks = planned_looks(len(values))
+        looks = planned_looks(len(values), self.comparison.margin)
         return any(self._p_value(values[: look.n]) < self.alpha * look.share for look in looks)
 
     def _p_value(self, values: Values) -> float:

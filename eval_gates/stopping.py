@@ -60,7 +60,8 @@ class StoppingPlan:
             return [self.end]
         sizes = self._sizes(self.end)
         ends = list(accumulate(sizes))
-        return [ends[look.n - 1] for look in planned_looks(len(sizes))]
+        looks = planned_looks(len(sizes), self.rule.comparison.margin)
+        return [ends[look.n - 1] for look in looks]
 
     def decided(self, rows: Answers) -> Finding | None:
         """Return the last allowed look's finding; None before the first."""

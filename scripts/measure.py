@@ -17,7 +17,7 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 297_000,
+    "tokens": 298_500,
     "own_names_imported_per_file": 11.8,
     "classes": 454,
     "tuple_assignments": 424,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval_gates.statistics.gaffke import log_chance_below, lower_bound
+from eval_gates.statistics.gaffke import log_chance_below, lower_bound, merge_down
 
 if TYPE_CHECKING:
     from eval_gates.statistics.comparison import FloatArray
@@ -76,7 +76,9 @@ def p_value(values: Sequence[float] | FloatArray, limit: float, *, lowest: float
     found = _checked(values, lowest, math.inf)
     if float(found.min()) < lowest + _SAME and float(found.max()) - lowest < _SAME:
         return 1.0
-    points, times = np.unique(found, return_counts=True)
+    distinct, counts = np.unique(found, return_counts=True)
+    points, times = merge_down(distinct, counts.astype(float))
+    points = np.maximum(points, lowest)
     return min(
         1.0, math.exp(log_chance_below(np.append(points, lowest), np.append(times, 1.0), limit))
     )
@@ -112,5 +114,6 @@ def _lower(points: FloatArray, times: FloatArray, level: float, lowest: float) -
         # With n equal values, the worst value may have a share of 1 - level ** (1 / n).
         share = level ** (1 / float(times.sum()))
         return float(share * points[0] + (1 - share) * lowest)
+    points, times = merge_down(points, times)
     shift = lowest + 1
     return lower_bound(np.maximum(points - shift, -1.0), times, level) + shift

@@ -58,6 +58,11 @@ class Comparison:
         return -self.size if self.kind == "points" else 0.0
 
     @property
+    def margin(self) -> float:
+        """Margin in points as a fraction; 0 for a recovery, whose points are not known before."""
+        return self.size if self.kind == "points" else 0.0
+
+    @property
     def words(self) -> str:
         if self.kind == "points":
             return f"a margin of {100 * self.size:.{2 if self.size >= 1e-4 else 4}f} points"

@@ -15,11 +15,17 @@ saddle point of K.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eval_gates.statistics.comparison import FloatArray
 
+GRID = 1e-4
+"""Many distinct values are moved down to multiples of it, so a bound falls by at most as much."""
+MAX_DISTINCT = 500
+_NEGLIGIBLE = -80.0  # of ln |exp(K)| on the path: what follows is below any precision
+_SLICES = 20  # of the path's points, at a time
 _POINTS, _REACH = 200, 10.0  # points of the path; its ends are sinh(10) widths away
 _MAX_LOGARITHMS = 2_000_000  # at a time: limits memory
 _FAR = 3.0  # standard deviations below 0: then P(Q <= 0) is at least nine in ten (Cantelli)
@@ -37,13 +43,52 @@ def lower_bound(values: FloatArray, times: FloatArray, alpha: float) -> float:
 
     points, shapes = np.append(values, -1.0), np.append(times, 1).astype(float)
 
+    @cache  # the search asks for its ends again
     def excess(bound: float) -> float:
         return log_chance_below(points, shapes, bound) - math.log(alpha)
 
-    lowest, highest = -1 + _NEAREST, float(values.max())
+    lowest = -1 + _NEAREST
+    highest = float(values.max())
     if excess(lowest) >= 0:
         return -1.0
-    return float(brentq(excess, lowest, highest, xtol=_PRECISION))
+    # The bound of a normal mean is near: each step outwards is longer.
+    near, step = _guess(points, shapes, alpha)
+    low = max(lowest, near - step)
+    high = min(highest, near + step)
+    while low > lowest and excess(low) >= 0:
+        step *= 4
+        low = max(lowest, near - step)
+    while high < highest and excess(high) < 0:
+        step *= 4
+        high = min(highest, near + step)
+    return float(brentq(excess, low, high, xtol=_PRECISION))
+
+
+def _guess(points: FloatArray, shapes: FloatArray, alpha: float) -> tuple[float, float]:
+    """Return the bound of a normal mean, and a third of its distance to the mean."""
+    from scipy.special import ndtri
+
+    total = float(shapes.sum())
+    mean = float(shapes @ points) / total
+    error = math.sqrt(float(shapes @ (points - mean) ** 2)) / total
+    reach = -float(ndtri(alpha)) * error
+    return mean - reach, max(reach / 3, 10 * _PRECISION)
+
+
+def merge_down(values: FloatArray, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return many distinct values as multiples of GRID that are not above them, with counts.
+
+    `values` are sorted. The lower bound falls, by at most GRID.
+    """
+    import numpy as np
+
+    if values.size <= MAX_DISTINCT:
+        return values, times
+    cells = np.floor(values / GRID)
+    kept, which = np.unique(cells, return_inverse=True)
+    lowered = np.minimum(kept * GRID, values[np.searchsorted(cells, kept)])
+    counts = np.bincount(which, weights=times).astype(float)
+    return lowered, counts
 
 
 def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> float:
@@ -72,11 +117,16 @@ def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> fl
     lean = 1 + abs(bend) * height
     steps = bend * height**2 / lean + 1j * height
     slopes = (bend * height * (1 + lean) / lean**2 + 1j) * width * np.cosh(places)
-    growth = np.zeros(_POINTS, dtype=complex)
-    rows = max(1, _MAX_LOGARITHMS // _POINTS)
-    for first in range(0, gaps.size, rows):
-        part = slice(first, first + rows)
-        growth -= shapes[part] @ np.log1p(-np.multiply.outer(ratios[part], steps))
+    growth = np.full(_POINTS, -math.inf, dtype=complex)  # exp of it is 0
+    rows = max(1, _MAX_LOGARITHMS // _SLICES)
+    for begin in range(0, _POINTS, _SLICES):  # it falls along the path
+        near = slice(begin, begin + _SLICES)
+        growth[near] = 0
+        for first in range(0, gaps.size, rows):
+            part = slice(first, first + rows)
+            growth[near] -= shapes[part] @ np.log1p(-np.multiply.outer(ratios[part], steps[near]))
+        if growth[near].real.max() < _NEGLIGIBLE:
+            break
     with np.errstate(all="ignore"):
         slices = (np.exp(growth) / -(start + steps) * slopes).imag
     chernoff = -float(shapes @ np.log1p(-start * gaps))  # upper bound of the probability

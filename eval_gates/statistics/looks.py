@@ -1,7 +1,8 @@
 """Planned looks: when a gate may be decided, and with which share of its error rate.
 
 They are at a quarter, a half and all of the values, with 10, 20 and 70 % of alpha (union bound), in
-the drawn order.
+the drawn order. A margin of two points or more on many values has a first look at a sixteenth: the
+shares are then 5, 10, 15 and 70 %.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 State = Literal["pass", "fail", "open"]
 MIN_VALUES = 64
 """Fewer values have one look."""
+MIN_EARLY_VALUES, MIN_EARLY_MARGIN = 4_096, 0.02
+"""Smallest list and margin with a look at a sixteenth, which needs 256 values to show anything."""
 _LOOKS = ((0.25, 0.1), (0.5, 0.2), (1.0, 0.7))
+_EARLY_LOOKS = ((0.0625, 0.05), (0.25, 0.1), (0.5, 0.15), (1.0, 0.7))
 
 
 @dataclass(frozen=True)
@@ -49,22 +53,26 @@ class Finding:
     @property
     def level(self) -> float:
         """Error rate of the look's bounds."""
-        return self.alpha * planned_looks(self.planned)[self.number - 1].share
+        return (
+            self.alpha * planned_looks(self.planned, self.comparison.margin)[self.number - 1].share
+        )
 
 
-def planned_looks(values: int) -> tuple[Look, ...]:
-    """Return the looks at that number of values."""
+def planned_looks(values: int, margin: float) -> tuple[Look, ...]:
+    """Return the looks at that number of values; `margin` is `Comparison.margin`."""
     if values < 1:
         raise ValueError("there are no values to look at")
     if values < MIN_VALUES:
         return (Look(values, 1.0),)
-    return tuple(Look(math.ceil(part * values), share) for part, share in _LOOKS)
+    is_early = values >= MIN_EARLY_VALUES and margin >= MIN_EARLY_MARGIN
+    looks = _EARLY_LOOKS if is_early else _LOOKS
+    return tuple(Look(math.ceil(part * values), share) for part, share in looks)
 
 
 def min_unchanged_values(margin: float, alpha: float) -> int:
     """Return how many unchanged values pass at the last look."""
     least = min_identical_values(margin, alpha)
-    share = planned_looks(least)[-1].share
+    share = planned_looks(least, margin)[-1].share
     return least if share == 1 else min_identical_values(margin, alpha * share)
 
 
@@ -85,7 +93,7 @@ def find(
     needs a mean above 0. ValueError before the first look.
     """
     values = comparison.values(before, after)
-    looks = planned_looks(planned)
+    looks = planned_looks(planned, comparison.margin)
     if len(values) < looks[0].n:
         raise ValueError(f"{len(values)} values do not reach the first look at {looks[0].n}")
     p, finding = 1.0, None

@@ -102,7 +102,7 @@ def chances(
     from eval_gates.statistics.bound import counted_bounds
 
     outcomes = _outcomes(comparison, flips, loss, size, baseline)
-    looks = planned_looks(values)
+    looks = planned_looks(values, comparison.margin)
     is_counted = comparison.kind == "points" and size == 1
     if is_counted and values * max(flips, loss) <= _MAX_COUNTED_FLIPS:
         return _draw_chances(comparison, alpha, looks, outcomes[0][1], outcomes[2][1])
@@ -353,7 +353,8 @@ class _SuiteGate:
         if self.questions is None:
             words += "; the number of questions is known once they are read"
         else:
-            looks = " or ".join(f"{look.n:,}" for look in planned_looks(self.questions))
+            planned = planned_looks(self.questions, self.comparison.margin)
+            looks = " or ".join(f"{look.n:,}" for look in planned)
             words += f", decided after {looks} questions"
             passes, said = self._outcome(0.0, "nothing")
             words += f"; {said}"
@@ -432,7 +433,7 @@ class _SuiteGate:
     def _is_likely(self) -> bool:
         """Return whether about half of such variants pass."""
         assert self.questions is not None
-        last = planned_looks(self.questions)[-1]
+        last = planned_looks(self.questions, self.comparison.margin)[-1]
         deviation = self.kind.typical_change(self.suite) * math.sqrt(self.flips / last.n)
         reach = NormalDist().inv_cdf(1 - self.alpha * last.share) * deviation + 1 / last.n
         return self.comparison.kind == "points" and reach <= self.comparison.size

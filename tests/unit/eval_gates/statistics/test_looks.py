@@ -16,11 +16,25 @@ TWO = Comparison.points(0.02)
 
 
 def test_places_and_shares() -> None:
-    assert planned_looks(63) == (Look(63, 1.0),)
-    assert planned_looks(64) == (Look(16, 0.1), Look(32, 0.2), Look(64, 0.7))
-    assert [look.n for look in planned_looks(14_042)] == [3511, 7021, 14042]
+    assert planned_looks(63, 0.02) == (Look(63, 1.0),)
+    assert planned_looks(64, 0.02) == (Look(16, 0.1), Look(32, 0.2), Look(64, 0.7))
+    assert [look.n for look in planned_looks(14_042, 0.01)] == [3511, 7021, 14042]
+    early = planned_looks(14_042, 0.02)
+    assert [(look.n, look.share) for look in early] == [
+        *((878, 0.05), (3511, 0.1), (7021, 0.15)),
+        (14_042, 0.7),
+    ]
     for values in (64, 541, 14_042):
-        assert sum(look.share for look in planned_looks(values)) == pytest.approx(1)
+        for margin in (0.01, 0.05):
+            shares = [look.share for look in planned_looks(values, margin)]
+            assert sum(shares) == pytest.approx(1)
+
+
+def test_a_clear_result_takes_a_sixteenth_where_the_margin_is_wide() -> None:
+    """3,511 questions are three times too many for two points and few flips."""
+    before, after = binary(14_042, 30, 30)
+    assert find(before, after, TWO, 0.025, 14_042).n == 878
+    assert find(before, after, Comparison.points(0.01), 0.025, 14_042).n == 3_511
 
 
 def test_an_early_look_decides_and_later_answers_change_nothing() -> None:
