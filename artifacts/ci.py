@@ -29,6 +29,7 @@ from prepare.escape import (
     markdown_with_code,
     output_value,
 )
+from prepare.own_command import own_command
 from prepare.private_files import write_atomically
 
 SUMMARY, OUTPUTS = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
@@ -102,7 +103,8 @@ def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
     text = "".join(_blocks(report)).encode()
     if len(text) <= limit:
         return text.decode()
-    note = f"\n\n*Cut: `prepare runs {markdown_code(report.run)}` has everything.*\n".encode()
+    command = markdown_code(own_command("runs", report.run))
+    note = f"\n\n*Cut: `{command}` has everything.*\n".encode()
     kept = text[: max(0, limit - len(note))].rpartition(b"\n")[0]
     return (kept + note).decode() if kept else ""
 
@@ -110,9 +112,9 @@ def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
 def _blocks(report: RunReport) -> Iterator[str]:
     said = markdown(headline(report), MAX_REASON_CHARACTERS)
     yield f"## prepare: {verdict_of(report)}\n\n**{said}**\n\n"
-    options = report.options
+    options = report.resolved
     named = {"policy": options.policy, "profile": options.profile}
-    parts = [options.checkpoint or "", *(f"{key} {name}" for key, name in named.items() if name)]
+    parts = [options.checkpoint, *(f"{key} {name}" for key, name in named.items() if name)]
     yield ", ".join(markdown(part) for part in parts if part)
     yield f", run `{markdown_code(report.run)}`, exit code {report.exit_code}\n\n"
     for step in next_steps(report):

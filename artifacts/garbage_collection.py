@@ -91,7 +91,7 @@ def _registries_of(store: Store, others: Iterable[str], runs: Iterable[RunReport
     used = [
         f"{EMBEDDED}{own}",
         *(each.registry for each in registrations(store)),
-        *(run.options.registry for run in runs if run.kind == "recheck" and run.options.registry),
+        *(run.registry for run in runs if run.kind == "recheck" and run.registry),
     ]
     for uri in used:
         # A missing file references nothing.

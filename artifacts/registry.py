@@ -23,6 +23,7 @@ from pydantic import Field
 from artifacts.mlflow_store import MlflowStore, StoredModel
 from prepare.errors import RegistryError, UsageError, did_you_mean
 from prepare.escape import clip
+from prepare.own_command import own_command
 from prepare.record import Record
 from prepare.untrusted import parse_record
 
@@ -254,7 +255,7 @@ class Registry:
                     else f"'{name}' has no version {target}",
                     where=self.uri,
                     hint=(f"{', '.join(gone)} was deleted in MLflow; " if gone else "")
-                    + f"`prepare registry {name}` lists the versions: --to VERSION",
+                    + f"`{own_command('registry', name)}` lists the versions: --to VERSION",
                 )
             names = [m.previous_alias for m in model.history if m.alias == alias]
             kept = there[: len(there) - there[::-1].index(target)] if target in there else there
@@ -277,8 +278,8 @@ class Registry:
             raise RegistryError(
                 f"'{alias}' of '{name}' points to {points}, not to {wanted}{who}",
                 where=self.uri,
-                hint=f"`prepare registry {name} --history` shows what happened; promote again to "
-                "replace that version",
+                hint=f"`{own_command('registry', name, '--history')}` shows what happened; "
+                "promote again to replace that version",
             )
 
     def _find_killed(

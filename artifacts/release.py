@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from artifacts.command_line import command_line
 from artifacts.deployable import as_tag
 from artifacts.evidence.bundle import BundleVerdict, write_bundle
 from artifacts.evidence.card import Card
@@ -49,6 +48,7 @@ from prepare.errors import (
     raise_as,
 )
 from prepare.events import Progress
+from prepare.own_command import own_command
 from prepare.private_files import (
     flush_folder,
     flush_to_disk,
@@ -161,7 +161,8 @@ def promote_run(
                 f"the evidence on '{check.recipe}' does not give the verdict of the record: "
                 f"{problems[0]}",
                 where=str(store.root / "runs" / run.run),
-                hint=f"`prepare verify {run.run}` names every difference; run the model again",
+                hint=f"`{own_command('verify', run.run)}` names every difference; run the model "
+                "again",
             )
     return promote(run, chosen, store, request, progress)
 
@@ -359,7 +360,7 @@ def _refuse_after_rollback(
             f"version {last.replaced} of '{name}', which is the same, was rolled back by "
             f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
             where=where,
-            hint=f"`prepare promote {run.run}` promotes it anyway",
+            hint=f"`{own_command('promote', run.run)}` promotes it anyway",
         )
 
 
@@ -378,7 +379,7 @@ def find_candidate(
     if why := judged.deployable.unfit:
         raise UsageError(
             f"{recipe} cannot be promoted: {why}",
-            where=f"run {run.run}, --profile {run.options.profile}",
+            where=f"run {run.run}, --profile {run.resolved.profile}",
             hint="measure it with a profile whose rejection_sample_method is 'standard'",
         )
     records = _collect_stages(
@@ -398,10 +399,10 @@ def find_candidate(
         run=run.run,
         recipe=recipe,
         override=request.override,
-        registered_name=request.name or run.registered_name or run.options.name or recipe,
-        profile=run.options.profile or "",
-        policy=run.options.policy or "",
-        command=command_line(run.kind, run.command, public=True),
+        registered_name=request.name or run.registered_name or run.resolved.name or recipe,
+        profile=run.resolved.profile,
+        policy=run.resolved.policy,
+        command=run.request.line(public=True),
         signer=request.signer.fingerprint if request.signer else "",
         source=run.checkpoint.source
         or find_source(run.checkpoint.ref, run.checkpoint.digest, None),
@@ -453,8 +454,9 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
                 raise EvidenceError(
                     f"the evidence does not give the verdict of the record: {faults[0]}",
                     where=str(source / "output"),
-                    hint=f"`prepare verify {run.run}` names what differs in the evidence; if the "
-                    "weights were changed, delete that stage's folder; then run the model again",
+                    hint=f"`{own_command('verify', run.run)}` names what differs in the "
+                    "evidence; if the weights were changed, delete that stage's folder; then run "
+                    "the model again",
                 )
             if is_shared(store.root):
                 share_with_group(partial)

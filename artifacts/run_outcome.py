@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from rich.filesize import decimal
 
-from artifacts.command_line import RecordedCommand, command_line
-from artifacts.run_record import RunReport, ScreenedModel, VariantReport
+from artifacts.requests import GateRequest, without_password
+from artifacts.run_record import ResolvedOptions, RunReport, ScreenedModel, VariantReport
 from prepare.errors import ExitCode, from_dict
+from prepare.own_command import own_command
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {
@@ -31,9 +33,9 @@ def verdict_of(report: RunReport) -> RunVerdict:
     return VERDICTS.get(report.exit_code, "error")
 
 
-def serving_lines(options: RecordedCommand) -> list[str]:
+def serving_lines(options: ResolvedOptions) -> list[str]:
     """Return notes on how the variants were served."""
-    lines = [f"CPU override {name}: {why}" for name, why in (options.cpu_overrides or {}).items()]
+    lines = [f"CPU override {name}: {why}" for name, why in options.cpu_overrides.items()]
     gpus = options.gpus_a_copy or 1
     noted = {
         "GPUs": f"{gpus} a copy (--gpus-a-copy)" if gpus > 1 else "",
@@ -47,7 +49,7 @@ def serving_lines(options: RecordedCommand) -> list[str]:
 def side_lines(report: RunReport) -> list[str]:
     """Return notes on a quantized baseline, on serving, and on speculative decoding."""
     source = report.checkpoint.source if report.checkpoint is not None else None
-    lines = serving_lines(report.options)
+    lines = serving_lines(report.resolved)
     if source is not None and source.quantized:
         lines = [f"the baseline is as released: verdicts are against {source.as_baseline}", *lines]
     drafted = (variant for variant in report.variants if variant.spec_decode)
@@ -154,15 +156,16 @@ def repeating_command(report: RunReport) -> str:
 
     A gate without a deployment id stores answers under the run's id.
     """
-    command = dict(report.command)
-    if report.kind == "gate" and report.run:
-        command["deployment_id"] = report.options.deployment_id or report.run
-    return command_line(report.kind, command)
+    request = report.request
+    if isinstance(request, GateRequest) and report.run:
+        request = replace(request, deployment_id=request.deployment_id or report.run)
+    return request.line()
 
 
 def how_to_continue(report: RunReport) -> str:
     """Return how to continue a run."""
-    if report.kind != "gate" or report.options.deployment_id:
+    request = report.request
+    if not isinstance(request, GateRequest) or request.deployment_id:
         return "Run the same command again: it continues from what is stored."
     if report.run:
         return (
@@ -180,22 +183,25 @@ def describe_weights(report: RunReport, variant: VariantReport) -> str:
 
 def next_command(report: RunReport, *, is_shown: bool = False) -> str:
     """Return the one command to continue with; `is_shown`: after `prepare runs RUN`."""
+    registry = without_password(report.registry) if report.registry else None
     if champion_of(report) is not None:
-        return f"prepare registry {report.registered_name}"
+        return own_command("registry", str(report.registered_name), registry=registry)
     if report.screened and report.status == "finished":
-        return f"prepare report {report.run}"
+        return own_command("report", report.run)
     if report.tuning is not None and report.tuning.profile is not None:
-        checkpoint = report.options.checkpoint or "CHECKPOINT"
-        return f"prepare model {checkpoint} --profile {report.tuning.profile}"
+        profile = report.tuning.profile
+        return own_command("model", report.resolved.checkpoint, "--profile", profile)
     if report.status == "finished" and list_passed(report):
-        return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
+        if report.kind == "model":
+            return own_command("promote", report.run, registry=registry)
+        return own_command("verify", report.run)
     if not is_shown:
-        return f"prepare runs {report.run}"
+        return own_command("runs", report.run)
     if report.status == "running":
-        return f"prepare runs {report.run} --follow"
-    return (
-        f"prepare report {report.run}" if report.status == "finished" else repeating_command(report)
-    )
+        return own_command("runs", report.run, "--follow")
+    if report.status == "finished":
+        return own_command("report", report.run)
+    return repeating_command(report)
 
 
 def next_steps(report: RunReport) -> list[str]:

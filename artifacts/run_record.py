@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from artifacts.command_line import RecordedCommand, RunKind, read_command
+from artifacts.requests import (
+    GateRequest,
+    ModelRequest,
+    RecheckRequest,
+    RequestKind,
+    TuneRequest,
+)
 from eval_gates.effect import Effect
 from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.gate_result import Verdict, not_shown
@@ -118,6 +124,29 @@ def exit_code_of(verdicts: list[str]) -> ExitCode:
 
 SCHEMA_VERSION: Literal[1] = 1
 
+AnyRequest = Annotated[
+    ModelRequest | GateRequest | RecheckRequest | TuneRequest, Field(discriminator="kind")
+]
+
+
+class ResolvedOptions(Record):
+    """What a request amounts to on this machine, for readers."""
+
+    checkpoint: str = Field(description="what is judged; of `tune`, what is served")
+    recipes: tuple[str, ...] = Field((), description="names of the variants")
+    profile: str = Field("", description="name of the profile; of `gate`, how both are served")
+    policy: str = Field("", description="name of the policy")
+    name: str | None = Field(None, description="name in the registry")
+    gpus_a_copy: int | None = None
+    cpu_overrides: dict[str, str] = Field({}, description="reasons for other arguments, by name")
+    kv_cache_note: str | None = None
+    speculation: str = ""
+    asked_by: str = Field("", description="how endpoints are asked, unless by token ids")
+    attempted: tuple[str, ...] = Field((), description="variants that were tried together")
+    changed: tuple[str, ...] = Field((), description="of `recheck`: changes of the tuple")
+    workload: str = Field("", description="of `tune`")
+
+
 StageStatus = Literal["ran", "reused", "failed"]
 
 
@@ -213,8 +242,8 @@ class RunReport(Record):
     exit_code: int | None
     started: str
     seconds: float
-    command: dict[str, Any] = Field(description="options as resolved")
-    kind: RunKind = Field(description="the command that made it")
+    request: AnyRequest = Field(description="options as given, with the defaults that applied")
+    resolved: ResolvedOptions
     checkpoint: CheckpointReport | None
     registered_name: str | None = Field(None, description="name in the model registry")
     variants: list[VariantReport]
@@ -229,21 +258,20 @@ class RunReport(Record):
     )
     error: dict[str, str] | None = Field(None, description="of a run that failed as a whole")
 
-    @field_validator("command")
-    @classmethod
-    def _options_are_of_their_kinds(cls, command: dict[str, Any]) -> dict[str, Any]:
-        read_command(command)
-        return command
+    @property
+    def kind(self) -> RequestKind:
+        """The command that made it."""
+        return self.request.kind
 
     @property
-    def options(self) -> RecordedCommand:
-        """Command, without keys of other versions."""
-        return read_command(self.command)
+    def registry(self) -> str | None:
+        """The registry that the user named, if any."""
+        return None if isinstance(self.request, GateRequest) else self.request.registry
 
     @property
     def attempted(self) -> tuple[str, ...]:
         """Variants that were tried together; a recheck measures one of them."""
-        tried = self.options.attempted or self.options.recipes or ()
+        tried = self.resolved.attempted or self.resolved.recipes
         return tuple(dict.fromkeys([*tried, *(variant.recipe for variant in self.variants)]))
 
     @property

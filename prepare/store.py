@@ -28,6 +28,7 @@ from pathlib import Path
 from prepare.digest import digest_json
 from prepare.errors import StageLostError, StoreError, means_broken_disk
 from prepare.file_locks import is_locked, locked
+from prepare.own_command import own_command
 from prepare.private_files import (
     flush_folder,
     flush_to_disk,
@@ -285,7 +286,7 @@ class Store:
             f"{f'run {alive[0]}' if alive else 'a process'} works on this store, and what it will "
             "use is not known yet",
             where=str(runs / alive[0] if alive else self.root),
-            hint="wait until it is done: `prepare runs` shows the runs in progress",
+            hint=f"wait until it is done: `{own_command('runs')}` shows the runs in progress",
         )
 
     def find_fault(self) -> StoreError | None:

@@ -33,6 +33,7 @@ from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.speed import ROLE
 from prepare.errors import StoreError, UsageError, raise_as
 from prepare.escape import one_line
+from prepare.own_command import own_command
 from prepare.process_environment import ENDPOINT_KEY, server_environment
 from prepare.record import Record
 from recipes.engine_arguments import COMPILES, count_gpus
@@ -178,8 +179,7 @@ def read_version(
 ) -> Export:
     """Return an export, checked as in :class:`Deployment`; `places` are the export's own."""
     service_of(version.name, version.version)
-    command = "prepare export {reference} --weights FOLDER"
-    folder = checked_folder(version, weights, settings, command)
+    folder = checked_folder(version, weights, settings, "export")
     past = open_version(version, folder, trust_remote_code=trust_remote_code)
     judged = past.deployable
     judged.check_servable(f"{version.name} version {version.version}")
@@ -233,10 +233,11 @@ def certified_by(past: RegisteredVersion) -> Certified:
 def write_export(export: Export, target: str, destination: Path) -> list[Path]:
     """Write the target's files into a new folder."""
     if target in FETCHING and is_of_this_machine(export.source):
+        push = own_command("push", f"{export.name}@{export.version}", "oci://HOST/REPOSITORY")
         raise UsageError(
             "the cluster cannot fetch the files: the registry is on this machine",
             where=export.source,
-            hint=f"`prepare push {export.name}@{export.version} oci://HOST/REPOSITORY`, then add "
+            hint=f"`{push}`, then add "
             "the address that it prints: --from oci://HOST/REPOSITORY@sha256:...",
         )
     files = render(export, target)

@@ -19,6 +19,7 @@ from artifacts.run_record import VariantReport, find_run
 from eval_gates.gate_result import Verdict
 from pipeline.stages.judge import policy_digest
 from prepare.errors import PrepareError, RegistryError
+from prepare.own_command import own_command
 from prepare.record import Record
 from prepare.store import Store
 from prepare.untrusted import parse_record
@@ -79,11 +80,12 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
         try:
             found.append(parse_record(version.tags[tag].encode(), RecheckRecord))
         except ValueError as error:
+            again = own_command("recheck", f"{version.name}@{version.version}")
             raise RegistryError(
                 f"what a recheck left cannot be read: {error}",
                 where=f"{version.name} version {version.version}, tag {tag}",
                 hint="another version of prepare wrote it, or the tag was changed: run "
-                f"`prepare recheck {version.name}@{version.version}` again",
+                f"`{again}` again",
             ) from error
     return found
 

@@ -30,6 +30,7 @@ from prepare.errors import (
 )
 from prepare.escape import clip
 from prepare.events import Progress
+from prepare.own_command import own_command
 from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE, SIGNATURE
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
@@ -118,7 +119,7 @@ def find_version(registry: Registry, reference: str) -> Version:
         hint=f"{did_you_mean(wanted, sorted(model.aliases))}its aliases: "
         f"{', '.join(sorted(model.aliases)) or 'none'}; versions: "
         f"{', '.join(each.version for each in model.versions) or 'none'}; "
-        f"`prepare registry {name} --history` shows what happened",
+        f"`{own_command('registry', name, '--history')}` shows what happened",
     )
 
 
@@ -127,7 +128,7 @@ def checked_folder(
 ) -> Path:
     """Return `weights`, the version's source, or this store's folder of it, after checking it.
 
-    `command` ends the error's hint.
+    `command` is the name of the one that needs the folder, for the error's hint.
     """
     digest, source = version.tags.get(MANIFEST_TAG, ""), Path(version.source)
     places = [source, *([settings.store / VERSIONS / digest] if digest.isalnum() else [])]
@@ -135,11 +136,12 @@ def checked_folder(
         found = weights or next((each for each in places if each.is_dir()), None)
     if found is None:
         reference = f"{version.name}@{version.version}"
+        pull = own_command("pull", reference, "FOLDER")
+        words = ["FOLDER"] if command == "verify" else [reference, "--weights", "FOLDER"]
         raise RegistryError(
             "the version's files are not on this machine",
             where=version.source,
-            hint=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}; "
-            "both with the --registry of this command",
+            hint=f"{pull}, then {own_command(command, *words)}",
         )
     folder = found.absolute()
     check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
@@ -160,11 +162,12 @@ def check_files(
     """
     registered, bundle = version.tags.get(MANIFEST_TAG), folder / BUNDLE
     if registered is None or not (bundle / MANIFEST).is_file():
+        promote = own_command("promote", version.tags.get("prepare.run") or "RUN")
         raise RegistryError(
             "the version has no digest to check its files by, or no evidence next to its weights",
             where=f"{bundle / MANIFEST}, and tag {MANIFEST_TAG}",
-            hint="it was not registered by `prepare`, or a user changed it: `prepare promote "
-            f"{version.tags.get('prepare.run') or 'RUN'}` registers it again",
+            hint=f"it was not registered by `prepare`, or a user changed it: `{promote}` registers "
+            "it again",
         )
     changed = [f"{bundle / MANIFEST}: the file was changed (its digest is another)"]
     if digest_file(bundle / MANIFEST) == registered:
@@ -203,8 +206,8 @@ def open_version(version: Version, folder: Path, *, trust_remote_code: bool) -> 
         raise EvidenceError(
             f"the evidence does not give the verdict: {check.faults[0]}",
             where=str(bundle),
-            hint=f"`prepare verify {bundle}` names every difference; get the version again with "
-            "`prepare pull`",
+            hint=f"`{own_command('verify', str(bundle))}` names every difference; get the version "
+            "again with `prepare pull`",
         )
     if check.inputs is None:
         raise EvidenceError(

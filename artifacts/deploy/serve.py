@@ -23,6 +23,7 @@ from pipeline.serving.server import Server
 from prepare.errors import RegistryError, UsageError
 from prepare.events import Progress
 from prepare.hardware import hardware
+from prepare.own_command import own_command
 from prepare.private_files import make_folder, make_private
 from prepare.store import Store
 from recipes.checkpoints.folder import inspect_folder
@@ -45,8 +46,7 @@ class Deployment:
         draft: Path | None = None,
     ) -> None:
         self.version = version
-        command = "prepare serve {reference} --weights FOLDER"
-        self.weights = checked_folder(version, weights, settings, command)
+        self.weights = checked_folder(version, weights, settings, "serve")
         self._settings = settings
         self._progress = progress
         # Cached: several tuples are tried, some on other hardware.
@@ -86,10 +86,11 @@ class Deployment:
 
     def refuse(self, differences: list[str]) -> NoReturn:
         name, version = self.version.name, self.version.version
+        recheck = own_command("recheck", f"{name}@{version}")
         raise RegistryError(
             "this machine is not what the version was judged on: " + "; ".join(differences),
             where=f"{name} version {version}",
-            hint=f"judge it here (`prepare recheck {name}@{version}` says whether its verdict "
+            hint=f"judge it here (`{recheck}` says whether its verdict "
             "stands; one that was made elsewhere counts where --store names its store), or add "
             "--allow-mismatch to serve it without a verdict that holds",
         )

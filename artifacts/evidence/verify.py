@@ -35,6 +35,7 @@ from prepare.errors import (
     UsageError,
     raise_as,
 )
+from prepare.own_command import own_command
 from prepare.stage import StageRecord, StageReference, stage_key
 from prepare.store import Store
 from prepare.untrusted import read_record
@@ -116,7 +117,7 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
         raise UsageError(
             f"no variant of run {report.run} was judged, so there is no verdict to compute again",
             where=f"{store.root}/runs/{report.run}",
-            hint="`prepare runs` names the runs and their verdicts",
+            hint=f"`{own_command('runs')}` names the runs and their verdicts",
         )
     missing = find_missing(report) if report.status == "finished" else []
     return [
@@ -137,7 +138,7 @@ def find_missing(report: RunReport) -> list[str]:
     names = {variant.recipe for variant in report.variants}
     return [
         f"'{recipe}' was tried with it, and the run's record has no verdict on that"
-        for recipe in report.options.recipes or ()
+        for recipe in report.resolved.recipes
         if recipe not in names
     ]
 
@@ -413,7 +414,7 @@ def check_tuning(report: RunReport, store: Store) -> VariantCheck:
         raise UsageError(
             f"run {report.run} measured no winner, so there is nothing to compute",
             where=f"run {report.run}",
-            hint="`prepare runs latest` has the screening",
+            hint=f"`{own_command('runs', 'latest')}` has the screening",
         )
     key, computed = tuning.stage or "", None
     place = place_of(StageReference(stage=SPEED.name, key=key))

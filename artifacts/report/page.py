@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
 from rich.filesize import decimal
 
 from artifacts import run_outcome
-from artifacts.command_line import command_line, without_password
 from artifacts.report import answers
 from artifacts.report.figures import (
     Figure,
@@ -23,6 +23,7 @@ from artifacts.report.figures import (
     tradeoff_figures,
 )
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.requests import without_password
 from artifacts.run_record import RunReport
 from eval_gates.gate_result import format_percent
 from pipeline.stages.adopt import ADOPT
@@ -53,7 +54,10 @@ def run_facts(evidence: RunEvidence) -> Facts:
             "checkpoint": report.checkpoint.ref,
             "checkpoint's digest": report.checkpoint.digest,
         }
-    return facts | {f"option {name}": _text(value) for name, value in report.command.items()}
+    asked = asdict(report.request)
+    resolved = report.resolved.model_dump(exclude_defaults=True)
+    facts |= {f"option {name}": _text(value) for name, value in asked.items()}
+    return facts | {f"resolved {name}": _text(value) for name, value in resolved.items()}
 
 
 def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
@@ -130,7 +134,7 @@ def run_page(evidence: RunEvidence) -> str:
     word = run_outcome.outcome(report)
     return _render(
         [*(s["figure"] for s in sections if s["figure"]), *tradeoff],
-        title=f"{report.options.checkpoint or 'candidate'}: {word}",
+        title=f"{report.resolved.checkpoint}: {word}",
         report=report,
         error=from_dict(report.error) if report.error else None,
         outcome=word,
@@ -141,7 +145,7 @@ def run_page(evidence: RunEvidence) -> str:
         screened_title=run_outcome.SCREENED,
         tradeoff=tradeoff,
         examples=answers.changed_answers(evidence),
-        command=command_line(report.kind, report.command),
+        command=report.request.line(),
         facts=run_facts(evidence),
         tuples=tuple_table(evidence),
         policies=policies_as_json(evidence),

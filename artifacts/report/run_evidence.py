@@ -58,7 +58,7 @@ class RunEvidence:
     @property
     def recipes(self) -> list[str]:
         judged = [variant.recipe for variant in self.report.variants]
-        return list(dict.fromkeys([*judged, *(self.report.options.recipes or ())]))
+        return list(dict.fromkeys([*judged, *(self.report.resolved.recipes)]))
 
     def kept(
         self, stage: Stage[Parameters, Any, Result], variant: str, name: str = ""

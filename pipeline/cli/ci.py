@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -17,7 +17,7 @@ from prepare.errors import ExitCode, PrepareError
 from prepare.interruption import is_interruption
 
 if TYPE_CHECKING:
-    from artifacts.command_line import RunKind
+    from artifacts.requests import CommandRequest
     from artifacts.run_record import RunReport
     from pipeline.environments.settings import Settings
     from prepare.events import Progress
@@ -63,7 +63,7 @@ def is_in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool
 class CiReporting:
     """A run's reports for CI."""
 
-    kind: RunKind
+    request: CommandRequest
     ci: bool  # without one, only the files that were asked for are written
     junit: Path | None
     outputs: Path | None
@@ -72,22 +72,20 @@ class CiReporting:
     def carry_out(
         self,
         work: Work,
-        command: dict[str, Any],
         store: Path | None,
     ) -> NoReturn:
         """Do the work, report it, and exit with its code."""
         with open_display(as_json=self.as_json, plain=self.ci) as progress:
-            report = self.report(work, command, store, progress)
+            report = self.report(work, store, progress)
         if self.as_json:
             print(report.model_dump_json(indent=1))
         elif report.error is None:
-            print_run(report, store)
+            print_run(report)
         end(report.error, report.exit_code or 0)
 
     def report(
         self,
         work: Work,
-        command: dict[str, Any],
         store: Path | None,
         progress: Progress,
     ) -> RunReport:
@@ -101,7 +99,7 @@ class CiReporting:
             settings = load_settings(store)
             report = work(settings, progress)
         except BaseException as error:
-            self._publish(report_of(error, self.kind, command), self.junit, progress)
+            self._publish(report_of(error, self.request), self.junit, progress)
             raise
         in_its_folder = settings.store / "runs" / report.run / JUNIT_NAME
         if report.exit_code is not None:  # else the main copy does
@@ -118,12 +116,12 @@ class CiReporting:
         publish(report, environ, junit, self.outputs, progress.note)
 
 
-def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> RunReport:
+def report_of(error: BaseException, request: CommandRequest) -> RunReport:
     """Return the report of a command without one."""
     from datetime import UTC, datetime
 
     from artifacts.run_outcome import how_to_continue
-    from artifacts.run_record import RunReport
+    from artifacts.run_record import ResolvedOptions, RunReport
     from pipeline.run.session import RunInterrupted
 
     if isinstance(error, RunInterrupted):
@@ -143,12 +141,12 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
         code, error_facts = error.exit_code, error.to_dict()
     return RunReport(
         run="",
-        kind=kind,
+        request=request,
+        resolved=ResolvedOptions(checkpoint=request.subject),
         status="interrupted" if code == ExitCode.INTERRUPTED else "failed",
         exit_code=code,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=0,
-        command=command,
         checkpoint=None,
         variants=[],
         stages=[],

@@ -30,7 +30,7 @@ from pipeline.cli import (
     tune,
     verify,
 )
-from pipeline.cli.options import PATH, repeat_options, setting
+from pipeline.cli.options import PATH, setting
 from pipeline.cli.tables import print_json
 from pipeline.cli.terminal import guard_streams
 from pipeline.environments.settings_file import use_settings
@@ -118,7 +118,7 @@ def report_error(error: BaseException) -> int:
                 print_json(
                     {"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()}
                 )
-        print(f"error: {repeat_options(str(error))}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()

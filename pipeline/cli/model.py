@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from artifacts.requests import ModelRequest
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import (
-    AblateOption,
-    CheckpointArgument,
     CopiesOption,
-    EvalDataOption,
-    GpusACopyOption,
     JsonOption,
-    NameOption,
     OnOption,
-    PolicyOption,
-    ProfileOption,
-    PromoteOption,
-    RecipeOption,
-    RegistryOption,
-    RemeasureOption,
     RetryOption,
     RunOption,
-    ScreenOption,
-    ServedVariantOption,
-    SignOption,
     StoreOption,
-    TrustOption,
-    UntilOption,
-    VariantOption,
+    asks,
 )
+from prepare.errors import UsageError
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
@@ -37,26 +23,11 @@ if TYPE_CHECKING:
     from prepare.events import Progress
 
 
+@asks(ModelRequest)
 def model(
-    checkpoint: CheckpointArgument = None,
-    recipe: RecipeOption = None,
-    variant: VariantOption = None,
-    served_variant: ServedVariantOption = None,
-    profile: ProfileOption = "auto",
-    policy: PolicyOption = None,
-    name: NameOption = None,
-    registry: RegistryOption = None,
-    eval_data: EvalDataOption = None,
+    request: ModelRequest,
     store: StoreOption = None,
-    gpus_a_copy: GpusACopyOption = None,
     as_json: JsonOption = False,
-    trust_remote_code: TrustOption = False,
-    promote: PromoteOption = True,
-    sign: SignOption = False,
-    ablate: AblateOption = False,
-    screen: ScreenOption = False,
-    until: UntilOption = None,
-    remeasure: RemeasureOption = None,
     run: RunOption = None,
     retry: RetryOption = False,
     on: OnOption = None,
@@ -100,35 +71,10 @@ def model(
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 a gate failed, 5 undecided, 130 interrupted. A joined process: 0 done.
     """
-    from pipeline.plan.resolved_options import ModelRequest
-    from prepare.errors import UsageError
-
-    if (retry or (checkpoint is None and not run)) and run is None:
+    is_joining = request.checkpoint is None
+    if (retry or is_joining) and run is None:
         missing = "--run ID" if retry else "CHECKPOINT"
         raise UsageError(f"{missing} is missing", where="prepare model", hint="see --help")
-    request = (
-        None
-        if checkpoint is None
-        else ModelRequest(
-            checkpoint=checkpoint,
-            recipes=tuple(recipe or ()),
-            variants=tuple(variant or ()),
-            served_variants=tuple(served_variant or ()),
-            profile=profile,
-            policy=policy,
-            name=name,
-            registry=registry,
-            eval_data=eval_data,
-            trust_remote_code=trust_remote_code,
-            promote=promote,
-            ablate=ablate,
-            screen=screen or ablate,
-            until_pass=until is not None,
-            remeasured=tuple(remeasure or ()),
-            sign=sign,
-            gpus_a_copy=gpus_a_copy,
-        )
-    )
 
     def work(settings: Settings, progress: Progress) -> RunReport:
         if on is not None:
@@ -139,7 +85,8 @@ def model(
 
         return run_model(request, settings, progress, run, retry=retry)
 
-    if request is None:  # joining a run may change the working folder
-        junit, outputs = junit and junit.absolute(), outputs and outputs.absolute()
-    reporting = CiReporting("model", is_in_ci(ci), junit, outputs, as_json)
-    reporting.carry_out(work, {"checkpoint": checkpoint}, store)
+    if is_joining:  # joining a run may change the working folder
+        junit = junit and junit.absolute()
+        outputs = outputs and outputs.absolute()
+    reporting = CiReporting(request, is_in_ci(ci), junit, outputs, as_json)
+    reporting.carry_out(work, store)

@@ -1,18 +1,22 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments of the commands; those of requests are declared by their fields."""
 
 from __future__ import annotations
 
-import re
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from artifacts import requests
+from artifacts.requests import CommandRequest, Option
 from prepare.credentials import strip_credentials
+from prepare.own_command import remember_place
 from prepare.user_path import user_path
 
 
@@ -43,64 +47,107 @@ def argument(help: str, **more: Any) -> Any:
     return typer.Argument(help=help, show_default=False, **more)
 
 
-CheckpointArgument = Annotated[
-    str | None,
-    argument(
-        "A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
-        metavar="CHECKPOINT",
-        parser=strip_credentials,
-    ),
-]
-RecipeOption = Annotated[
-    list[str] | None,
-    setting(
-        "--recipe",
-        "Recipe name or YAML file; repeatable. Default: fp8-dynamic and awq-w4a16.",
-        "-r",
-    ),
-]
-VariantOption = Annotated[
-    list[str] | None,
-    setting(
-        "--variant",
-        "Variant that others quantized: a folder or Hub id (org/name@revision), with NAME= "
-        "before it or not; repeatable. Without --recipe no recipe runs.",
-        parser=strip_credentials,
-        metavar="[NAME=]CHECKPOINT",
-    ),
-]
-ServedVariantOption = Annotated[
-    list[str] | None,
-    option(
-        "--served-variant",
-        "The checkpoint's own weights, served with further engine arguments, such as "
-        "online='--quantization fp8'; repeatable.",
-        metavar="NAME=ARGUMENTS",
-    ),
-]
-ProfileOption = Annotated[
-    str,
-    setting("--profile", "auto, cpu, h100, h200 or a YAML file.", show_default=True),
-]
-PolicyOption = Annotated[
-    str | None,
-    setting(
-        "--policy", "Policy name or YAML file. Default: 'default', and 'demo' for demo checkpoints."
-    ),
-]
-NameOption = Annotated[
-    str | None,
-    setting("--name", "Name in the registry. Default: the checkpoint's own."),
-]
-RegistryOption = Annotated[
-    str | None,
-    setting(
-        "--registry",
-        "MLflow tracking URI. Default: a SQLite registry in the store's folder.",
-        parser=strip_credentials,
-        metavar="URI",
-    ),
-]
+def declare(declared: Option, *, is_path: bool = False) -> Any:
+    """Return the parser's form of a declared option or argument."""
+    more: dict[str, Any] = {}
+    if is_path:
+        more |= PATH
+    if declared.is_address:
+        more["parser"] = strip_credentials
+    if declared.metavar:
+        more["metavar"] = declared.metavar
+    if declared.minimum is not None:
+        more["min"] = declared.minimum
+    if declared.flag == "--registry":
+        more["callback"] = remember
+    if not declared.flag:
+        return argument(declared.help, **more)
+    name = f"{declared.flag}/{declared.off}" if declared.off else declared.flag
+    others = [declared.short] if declared.short else []
+    make = setting if declared.has_variable else option
+    return make(name, declared.help, *others, show_default=declared.shows_default, **more)
+
+
+def remember(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """Remember a place that the command line names, for the commands that are shown."""
+    source = context.get_parameter_source(str(parameter.name))
+    if value is not None and source is not None and source.name == "COMMANDLINE":
+        remember_place(parameter.opts[0], str(value))
+    return value
+
+
+def asks(
+    kind: type[CommandRequest], without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command the options of a request.
+
+    The command is called with the request first, then with its further options. `without` names
+    fields that keep their defaults.
+    """
+
+    def decorate(work: Callable[..., None]) -> Callable[..., None]:
+        asked = [name for name in kind.options() if name not in without]
+
+        def run(**given: Any) -> None:
+            values = {name: given.pop(name) for name in asked}
+            work(kind(**_written(values)), **given)
+
+        declared = [_parameter(kind, name) for name in asked]
+        others = list(inspect.signature(work).parameters.values())[1:]
+        hints = typing.get_type_hints(work, include_extras=True)
+        declared += [
+            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in others
+        ]
+        run.__name__ = work.__name__
+        run.__doc__ = work.__doc__
+        run.__annotations__ = {each.name: each.annotation for each in declared}
+        run.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _parameter(kind: type[CommandRequest], name: str) -> inspect.Parameter:
+    """Return the parser's parameter of a request's field."""
+    annotation = typing.get_type_hints(kind)[name]
+    default = next(each.default for each in fields(kind) if each.name == name)
+    if typing.get_origin(annotation) is tuple:
+        annotation = list[str] | None
+        default = None
+    is_path = Path in _members(annotation)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[annotation, declare(kind.options()[name], is_path=is_path)],
+    )
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the one type."""
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _written(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that were given, as a request has them."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+NameOption = Annotated[str | None, declare(requests.NAME)]
+PolicyOption = Annotated[str | None, declare(requests.POLICY)]
+RegistryOption = Annotated[str | None, declare(requests.REGISTRY)]
+SignOption = Annotated[bool, declare(requests.SIGN)]
+EvalDataOption = Annotated[Path | None, declare(requests.EVAL_DATA, is_path=True)]
+WeightsOption = Annotated[Path | None, declare(requests.WEIGHTS, is_path=True)]
+TrustOption = Annotated[bool, declare(requests.TRUST_REMOTE_CODE)]
+ReferenceArgument = Annotated[str, declare(requests.REFERENCE)]
 PublicKeyOption = Annotated[
     Path | None,
     setting(
@@ -110,26 +157,12 @@ PublicKeyOption = Annotated[
         parser=parse_path,
     ),
 ]
-SignOption = Annotated[
-    bool,
-    setting(
-        "--sign",
-        "Sign what is registered, with $PREPARE_PRIVATE_KEY or the key of the settings file.",
-    ),
-]
-EvalDataOption = Annotated[
-    Path | None,
-    setting(
-        "--eval-data",
-        "Folder of your own questions (mmlu*.jsonl, mbpp*.jsonl, summarization*.jsonl).",
-        **PATH,
-    ),
-]
 StoreOption = Annotated[
     Path | None,
     setting(
         "--store",
         "Folder of finished stages and runs. Default: $PREPARE_HOME/store.",
+        callback=remember,
         **PATH,
     ),
 ]
@@ -166,55 +199,6 @@ RunOption = Annotated[
 RetryOption = Annotated[
     bool, option("--retry", "With --run: try again what failed, of a run that ended.")
 ]
-WeightsOption = Annotated[
-    Path | None,
-    option(
-        "--weights",
-        "Folder that `prepare pull` made. Default: the version's own, where it is a folder of "
-        "this machine.",
-        **PATH,
-    ),
-]
-AblateOption = Annotated[
-    bool,
-    setting(
-        "--ablate",
-        "As --screen, and measure the weights and the KV cache of each variant alone.",
-    ),
-]
-ScreenOption = Annotated[
-    bool,
-    setting(
-        "--screen",
-        "Make and serve each variant once, and compare size, loss on conversations and speed. "
-        "Nothing is gated or promoted.",
-    ),
-]
-
-
-class Until(StrEnum):
-    """Ends the gating of further variants."""
-
-    FIRST = "pass"
-
-
-UntilOption = Annotated[
-    Until | None,
-    setting(
-        "--until",
-        "Gate one variant after another, the smallest first, up to one that passes. All count in "
-        "the error rate.",
-        show_default=False,
-    ),
-]
-RemeasureOption = Annotated[
-    list[str] | None,
-    setting(
-        "--remeasure",
-        "Measure this gate again though it is over: a suite, or a gate on speed such as "
-        "ratio.chat. It is counted as a further measurement; repeatable.",
-    ),
-]
 GpuOption = Annotated[
     str | None,
     setting("--gpu", "Kind of GPU to plan for, such as h100, or a YAML file: say what fits on it."),
@@ -222,27 +206,12 @@ GpuOption = Annotated[
 GpusOption = Annotated[
     int, setting("--gpus", "How many of them.", show_default=True, min=1, max=1024)
 ]
-GpusACopyOption = Annotated[
-    int | None,
-    setting(
-        "--gpus-a-copy",
-        "GPUs that one copy of each model is spread over. Default: the profile's number, or the "
-        "fewest that fit well.",
-        min=1,
-    ),
-]
 ContextOption = Annotated[
     int | None,
     setting(
         "--context",
         "Tokens of a sequence. Default: the model's, or the profile's max-model-len.",
         min=1,
-    ),
-]
-ReferenceArgument = Annotated[
-    str,
-    argument(
-        "Registered name, '@', alias or version.", metavar="NAME@ALIAS", parser=strip_credentials
     ),
 ]
 RegisteredArgument = Annotated[str, argument("Registered name.")]
@@ -260,54 +229,3 @@ IfCurrentOption = Annotated[
 InsecureOption = Annotated[bool, option("--insecure", "The OCI registry speaks HTTP, not HTTPS.")]
 JsonOption = Annotated[bool, setting("--json", "Print JSON on stdout.")]
 VerboseOption = Annotated[bool, option("--verbose", "Print every stage, size and table.")]
-TrustOption = Annotated[
-    bool,
-    setting("--trust-remote-code", "Run Python code that comes with the checkpoint."),
-]
-PromoteOption = Annotated[
-    bool,
-    setting(
-        "--promote/--no-promote",
-        "Register what passed and move the alias; or leave that to `prepare promote RUN`.",
-        show_default=True,
-    ),
-]
-
-
-WITH_REGISTRY = frozenset(
-    {"export", "gc", "model", "plan", "promote", "pull", "push", "recheck", "registry"}
-    | {"rollback", "serve", "tune", "verify"}
-)
-WITHOUT_STORE = frozenset({"doctor", "show"})
-# With an argument, but for `runs`: "`prepare model` makes variants" is no command to copy.
-_COMMAND = re.compile(
-    r"`(prepare (?=runs|\w+ )(\w+)[^`]*)`|(?<=Next: )(prepare (?=runs|\w+ )(\w+)[^`,;\n]*)"
-)
-
-
-def repeat_options(text: str, arguments: Sequence[str] | None = None) -> str:
-    """Add --store and --registry to commands in the text."""
-    found = {
-        option: value
-        for option in ("--store", "--registry")
-        if (value := _find(option, sys.argv[1:] if arguments is None else arguments))
-    }
-
-    def repeat(match: re.Match[str]) -> str:
-        whole, command = match[1] or match[3], match[2] or match[4]
-        for option, value in found.items():
-            taken = command in WITH_REGISTRY or option == "--store"
-            if taken and command not in WITHOUT_STORE and option not in whole:
-                whole = f"{whole} {option} {shlex.quote(value)}"
-        return f"`{whole}`" if match[1] else whole
-
-    return _COMMAND.sub(repeat, text) if found else text
-
-
-def _find(option: str, arguments: Sequence[str]) -> str | None:
-    for number, word in enumerate(arguments):
-        if word == option and number + 1 < len(arguments):
-            return arguments[number + 1]
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return None

@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.filesize import decimal
 
+from artifacts.requests import ModelRequest
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     ContextOption,
-    EvalDataOption,
     GpuOption,
-    GpusACopyOption,
     GpusOption,
     JsonOption,
-    NameOption,
-    PolicyOption,
-    ProfileOption,
-    RecipeOption,
-    RegistryOption,
-    ServedVariantOption,
     StoreOption,
-    TrustOption,
-    VariantOption,
     VerboseOption,
+    asks,
 )
 from pipeline.cli.tables import print_json, print_table
-from prepare.credentials import strip_credentials
 from prepare.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from pipeline.plan.gpu_fit import CapacityPlan
     from pipeline.plan.power import GatePower
 
 
-def check_policy(
-    name: str, recipe: list[str] | None, profile: str, eval_data: Path | None, *, as_json: bool
-) -> None:
+NOT_PLANNED = ("promote", "sign", "ablate", "screen", "until", "remeasure")
+
+
+def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     """Check a policy without a checkpoint, and print its gates' power with that profile.
 
     UsageError: as `check_power` and `find_claims`, or an invalid file.
@@ -59,14 +50,14 @@ def check_policy(
     policy = catalog.load_policy(name)
     for own, workload in (policy.speed.workloads if policy.speed else {}).items():
         check_workload(workload, f"policy key speed.workloads.{own}", max_length=None)
-    served = load_named_profile(profile)
-    recipes = [catalog.load_recipe(recipe) for recipe in recipe or DEFAULT_RECIPES]
+    served = load_named_profile(request.profile)
+    recipes = [catalog.load_recipe(recipe) for recipe in request.recipes or DEFAULT_RECIPES]
     for one in recipes:
         check_margins(one, policy)
     settings = load_settings(None)
     with open_display(as_json=as_json) as progress:
         sources = SourceResolver(
-            eval_data,
+            request.eval_data,
             identity("evaluate", Accelerator.CPU, settings),
             settings.digests,
             progress,
@@ -150,31 +141,15 @@ def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
     print(f"disk: {decimal(plan.disk_bytes())} for the checkpoint and its variants")
 
 
+@asks(ModelRequest, without=NOT_PLANNED)
 def plan(
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            help="A folder, a Hub id, or demo:smollm2-135m. Without it --policy alone is checked.",
-            metavar="[CHECKPOINT]",
-            parser=strip_credentials,
-        ),
-    ] = None,
-    recipe: RecipeOption = None,
-    variant: VariantOption = None,
-    served_variant: ServedVariantOption = None,
-    profile: ProfileOption = "auto",
-    policy: PolicyOption = None,
-    name: NameOption = None,
-    registry: RegistryOption = None,
-    eval_data: EvalDataOption = None,
+    request: ModelRequest,
     store: StoreOption = None,
-    gpus_a_copy: GpusACopyOption = None,
     gpu: GpuOption = None,
     gpus: GpusOption = 1,
     context: ContextOption = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
-    trust_remote_code: TrustOption = False,
 ) -> None:
     """Show what `prepare model` with the same options would do; nothing is run.
 
@@ -207,19 +182,17 @@ def plan(
     Exit codes, as of model: 0 it would begin, 2 refused by options, files or this
     machine, 1 the Hub or a registry does not answer, 3 unexpected error.
     """
-    if checkpoint is None:
-        if policy is None:
+    if request.checkpoint is None:
+        if request.policy is None:
             raise UsageError(
                 "there is nothing to plan",
                 where="CHECKPOINT",
                 hint="name a checkpoint; or check a policy alone: prepare plan --policy NAME",
             )
-        check_policy(policy, recipe, profile, eval_data, as_json=as_json)
+        check_policy(request, request.policy, as_json=as_json)
         return
-    from artifacts.command_line import read_command
     from artifacts.run_outcome import serving_lines
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.resolved_options import ModelRequest
     from pipeline.run.plan_report import forecast
 
     if gpu is None and (gpus != 1 or context is not None):
@@ -228,19 +201,6 @@ def plan(
             where="--gpus, --context, or PREPARE_GPUS, PREPARE_CONTEXT",
             hint="name it, such as --gpu h100; or leave them out",
         )
-    request = ModelRequest(
-        checkpoint=checkpoint,
-        recipes=tuple(recipe or ()),
-        variants=tuple(variant or ()),
-        served_variants=tuple(served_variant or ()),
-        profile=profile,
-        policy=policy,
-        name=name,
-        registry=registry,
-        eval_data=eval_data,
-        trust_remote_code=trust_remote_code,
-        gpus_a_copy=gpus_a_copy,
-    )
     if gpu is not None:
         from pipeline.plan.gpu_fit import answer
 
@@ -259,7 +219,7 @@ def plan(
         print(line)
     if verbose:
         print_table(["stage", "variant", "state", "expected"], [s.row for s in found.stages])
-        for line in serving_lines(read_command(found.choices.to_dict())):
+        for line in serving_lines(found.choices.resolved()):
             print(line)
         print("asked as: " + ", ".join(f"{name} {form}" for name, form in found.forms.items()))
         print_table(

@@ -16,7 +16,8 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
-from pipeline.cli.tables import given, print_json
+from pipeline.cli.tables import print_json
+from prepare.own_command import own_command
 
 
 def promote(
@@ -72,9 +73,8 @@ def promote(
     found = settings.open_store()
     run_id, _, variant = run.partition(":")
     report = find_run(found, run_id, judged=True)
-    asked = registry or (report.options.requested.registry if report.options.requested else None)
     order = PromotionRequest(
-        registry=registry_uri(registry or report.options.registry, settings),
+        registry=registry_uri(registry or report.registry, settings),
         variant=variant or None,
         override=override,
         name=name,
@@ -89,8 +89,9 @@ def promote(
         return
     why = f", {promoted.preferred}" if promoted.preferred else ""
     replaced = f", replacing version {promoted.replaced}" if promoted.replaced else ""
+    history = own_command("registry", promoted.name, "--history", registry=report.registry)
     print(
         f"{promoted.name}@{promoted.alias} is version {promoted.versions[promoted.champion]} "
         f"({promoted.champion}{why}){replaced}\n  {promoted.registry}\n"
-        f"Next: prepare registry {promoted.name} --history{given(store, asked)}"
+        f"Next: {history}"
     )

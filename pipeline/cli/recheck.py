@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
+from artifacts.requests import RecheckRequest
 from pipeline.cli.display import open_display
-from pipeline.cli.options import (
-    EvalDataOption,
-    JsonOption,
-    PublicKeyOption,
-    ReferenceArgument,
-    RegistryOption,
-    RemeasureOption,
-    StoreOption,
-    TrustOption,
-    WeightsOption,
-    option,
-    repeat_options,
-)
+from pipeline.cli.options import JsonOption, PublicKeyOption, StoreOption, asks
 from pipeline.cli.tables import end, print_json, print_table
+from prepare.own_command import own_command
 
 if TYPE_CHECKING:
     from eval_gates.gate_result import GateResult
     from pipeline.run.recheck import RecheckOutcome
 
 
+@asks(RecheckRequest)
 def recheck(
-    reference: ReferenceArgument,
-    force: Annotated[
-        bool,
-        option("--force", "Measure anyway, without answers kept from before."),
-    ] = False,
-    remeasure: RemeasureOption = None,
-    profile: Annotated[
-        str | None,
-        option(
-            "--profile",
-            "Serve by this profile: a name, a YAML file or 'auto'. Default: the arguments "
-            "that were judged.",
-        ),
-    ] = None,
-    weights: WeightsOption = None,
-    source: Annotated[
-        str | None,
-        option(
-            "--source",
-            "Where the source checkpoint, the baseline, is now. Default: where it was.",
-            metavar="CHECKPOINT",
-        ),
-    ] = None,
-    trust_remote_code: TrustOption = False,
-    eval_data: EvalDataOption = None,
+    request: RecheckRequest,
     public_key: PublicKeyOption = None,
-    registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,19 +43,8 @@ def recheck(
     4 a gate failed, 5 undecided, 130 interrupted.
     """
     from pipeline.environments.settings import load_settings
-    from pipeline.run.recheck import RecheckRequest, run_recheck
+    from pipeline.run.recheck import run_recheck
 
-    request = RecheckRequest(
-        reference=reference,
-        registry=registry,
-        weights=weights,
-        source=source,
-        profile=profile,
-        eval_data=eval_data,
-        force=force,
-        remeasured=tuple(remeasure or ()),
-        trust_remote_code=trust_remote_code,
-    )
     with open_display(as_json=as_json) as progress:
         outcome = run_recheck(request, load_settings(store, public_key), progress)
     if as_json:
@@ -125,7 +80,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
     print_table(["gate", "then", "", "now", ""], rows)
     words = {True: "the verdict stands", False: "the verdict does not stand", None: "no verdict"}
     print(f"{name}: {words[outcome.stands]}: {now.verdict}: {now.reason}")
-    print(repeat_options(next_step(outcome)))
+    print(next_step(outcome))
 
 
 def gate_cells(gate: GateResult | None) -> list[str]:
@@ -138,11 +93,11 @@ def gate_cells(gate: GateResult | None) -> list[str]:
 
 def next_step(outcome: RecheckOutcome) -> str:
     """Return the next step."""
-    version, look = outcome.past.version, f"prepare report {outcome.run}"
+    version = outcome.past.version
+    look = own_command("report", str(outcome.run))
     if outcome.stands:
-        return f"Next: prepare serve {version.name}@{version.version}"
+        return f"Next: {own_command('serve', f'{version.name}@{version.version}')}"
     if outcome.stands is None:
         return f"Next: {look}; fix the cause, and run the same command again"
-    return (
-        f"No alias has moved. Next: {look}; `prepare rollback {version.name}` moves the alias back"
-    )
+    back = own_command("rollback", version.name)
+    return f"No alias has moved. Next: {look}; `{back}` moves the alias back"

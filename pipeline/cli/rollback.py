@@ -13,7 +13,8 @@ from pipeline.cli.options import (
     option,
 )
 from pipeline.cli.registry import open_asked
-from pipeline.cli.tables import given, print_json
+from pipeline.cli.tables import print_json
+from prepare.own_command import own_command
 
 
 def rollback(
@@ -57,5 +58,5 @@ def rollback(
     replaced = f", replacing version {move.replaced}" if move.replaced else ""
     print(
         f"{name}@{alias} is version {move.version} again{replaced}\n"
-        f"Next: prepare registry {name} --history{given(store, registry)}"
+        f"Next: {own_command('registry', name, '--history')}"
     )

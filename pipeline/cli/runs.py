@@ -63,11 +63,11 @@ def runs(
         print(report.model_dump_json(indent=1))
     else:
         if report.tuning is None:
-            print_run(report, store, is_shown=True)
+            print_run(report, is_shown=True)
         else:
-            print_tuning(report, store)
+            print_tuning(report)
             if report.tuning.verdict is None:
-                print_ending(report, store, is_shown=True)
+                print_ending(report, is_shown=True)
         for words in {each.history.words for each in report.variants if each.history}:
             if words:
                 print(words)
@@ -95,7 +95,7 @@ def print_runs(store: Store, *, as_json: bool) -> None:
         [
             report.run,
             report.status,
-            report.options.checkpoint or "",
+            report.resolved.checkpoint,
             f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"
             if report.tuning is not None and report.tuning.verdict is not None
             else ", ".join(f"{each.recipe}: {each.verdict}" for each in report.variants),
@@ -128,7 +128,7 @@ def follow_run(report: RunReport, named: Path | None, store: Store, *, as_json: 
     if as_json:
         print(report.model_dump_json(indent=1))
     elif report.error is None and report.tuning is None:
-        print_run(report, named)
+        print_run(report)
     if report.status == "killed":
         raise StoreError(
             f"the run {report.run} ended without an outcome: it was killed, or the disk was full",

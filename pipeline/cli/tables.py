@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from pipeline.cli.options import parse_path, repeat_options
 from pipeline.cli.terminal import open_console
 from prepare.errors import from_dict
 from prepare.escape import MAX_NAME_CHARACTERS, clip, log_line
@@ -42,18 +38,8 @@ def print_json(value: Any) -> None:
 def end(error: Mapping[str, Any] | None, code: int) -> NoReturn:
     """Print a run's error, if any, and exit."""
     if error is not None:
-        print(f"error: {repeat_options(str(from_dict(error)))}", file=sys.stderr)
+        print(f"error: {from_dict(error)}", file=sys.stderr)
     raise typer.Exit(code)
-
-
-def given(store: Path | None, registry: str | None = None) -> str:
-    """Return ` --store PATH --registry URI` for the next command, as far as needed."""
-    named, words = os.environ.get("PREPARE_STORE"), []
-    if store is not None and not (named and parse_path(named) == store):
-        words += ["--store", str(store)]
-    if registry and registry != os.environ.get("PREPARE_REGISTRY"):
-        words += ["--registry", registry]
-    return f" {shlex.join(words)}" if words else ""
 
 
 def print_table(
@@ -77,7 +63,7 @@ def print_table(
     console(width).print(table)
 
 
-def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> None:
+def print_run(report: RunReport, *, is_shown: bool = False) -> None:
     """Print a run's verdicts, reasons, and the next command."""
     from rich.text import Text
 
@@ -96,16 +82,16 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     if report.screened:
         rows = screened_rows(report.screened)
         print_table(list(rows[0]), [list(row.values()) for row in rows], title=SCREENED)
-    print_ending(report, store, is_shown=is_shown)
+    print_ending(report, is_shown=is_shown)
 
 
-def print_ending(report: RunReport, store: Path | None, *, is_shown: bool = False) -> None:
+def print_ending(report: RunReport, *, is_shown: bool = False) -> None:
     """Print why the run failed, and its last line."""
     from rich.text import Text
 
     if is_shown and report.error is not None:
         print_line(console(), Text(f"error: {from_dict(report.error)}"))
-    print_line(console(), Text(last_line(report, store, is_shown=is_shown)))
+    print_line(console(), Text(last_line(report, is_shown=is_shown)))
 
 
 def print_line(out: Console, text: Text) -> None:
@@ -116,11 +102,11 @@ def print_line(out: Console, text: Text) -> None:
 def title_of(report: RunReport) -> str:
     """Describe the run in one line."""
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
-    options = report.options
+    options = report.resolved
     named = {"policy": options.policy, "profile": options.profile}
     return ", ".join(
         [
-            f"{clip(str(options.checkpoint), MAX_NAME_CHARACTERS)}{digest}",
+            f"{clip(options.checkpoint, MAX_NAME_CHARACTERS)}{digest}",
             *(f"{key} {clip(name, MAX_NAME_CHARACTERS)}" for key, name in named.items() if name),
         ]
     )
@@ -204,7 +190,7 @@ def speed_lines(report: RunReport) -> list[str]:
     return list(notes)
 
 
-def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> str:
+def last_line(report: RunReport, *, is_shown: bool = False) -> str:
     """Return the amount of work, and the next command."""
     from artifacts.run_outcome import champion_of, headline, next_command
 
@@ -214,9 +200,7 @@ def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     could = champion_of(report) is None and report.kind == "model" and report.status != "running"
     command = next_command(report, is_shown=is_shown)
     ended = f"Nothing was promoted: {headline(report)}. " if could else ""
-    asked = report.options.requested
-    registry = asked.registry if asked is not None and " registry " in command else None
-    return f"{done}{ended}Next: {command}{given(store, registry)}"
+    return f"{done}{ended}Next: {command}"
 
 
 def print_stages(report: RunReport, store: Store, *, paths: bool = False) -> None:

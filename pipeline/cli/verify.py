@@ -110,7 +110,7 @@ def registered_folder(
     settings = load_settings(store, public_key=public_key)
     _, version = find_asked(reference, registry, settings)
     # Remembered digests suffice: the check of the bundle reads all weights.
-    folder = checked_folder(version, None, settings, "prepare verify FOLDER")
+    folder = checked_folder(version, None, settings, "verify")
     return folder, settings.signing.public_key
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import demo_stage
 from pipeline.plan.machine import gpu_type, machine_of
@@ -21,10 +22,11 @@ from pipeline.plan.memory import (
     divisors,
     variants_of,
 )
-from pipeline.plan.resolved_options import Choice, ModelRequest, choose
+from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.suitability import find_making_faults
 from prepare.errors import CheckpointError, PrepareError, UsageError
+from prepare.own_command import own_command
 from recipes import catalog
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.folder import needs_own_code
@@ -233,6 +235,6 @@ def _read(
         raise CheckpointError(
             "the demo checkpoint is not made yet",
             where=reference.text,
-            hint=f"make it by: prepare model {reference.text}",
+            hint=f"make it by: {own_command('model', reference.text)}",
         )
     return read_folder(store.stage_folder(spec.stage, spec.key) / "output", reference.text)

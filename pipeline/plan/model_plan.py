@@ -242,7 +242,7 @@ def make_planner(
     policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
     counts = sources.counts(fitted)
-    if fitted != policy and not choices.asked.screen:
+    if fitted != policy and not choices.asked.is_screening:
         check_power(fitted, choices.recipes, counts, NullProgress())
     identities = {str(e): identity(e, accelerator, settings) for e in choices.environments}
     choices = replace(choices, policy=fitted)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from artifacts.requests import ModelRequest
+from artifacts.run_record import ResolvedOptions
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.environments.definition import EnvironmentName, environments_for
 from pipeline.environments.settings import Settings
@@ -25,40 +26,7 @@ from recipes.policy import Policy
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
-SWITCHES = ("ablate", "screen", "until_pass")
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
-
-
-@dataclass(frozen=True)
-class ModelRequest:
-    """Options of `prepare model`; None where defaults depend on others."""
-
-    checkpoint: str
-    recipes: tuple[str, ...] | None  # none: the default ones; None: nothing is quantized
-    profile: str
-    policy: str | None
-    name: str | None = None
-    registry: str | None = None
-    eval_data: Path | None = None
-    trust_remote_code: bool = False
-    promote: bool = True
-    ablate: bool = False  # with `screen`: weights and KV cache alone, too
-    screen: bool = False  # measure without gates
-    until_pass: bool = False  # gate from the smallest variant up to the first pass
-    remeasured: tuple[str, ...] = ()
-    sign: bool = False
-    gpus_a_copy: int | None = None  # None: the profile's number, or the plan's best
-    variants: tuple[str, ...] = ()  # folders or Hub ids that others quantized
-    served_variants: tuple[str, ...] = ()  # NAME='engine arguments'
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return options as given, which repeat the run."""
-        others = {"variants": self.variants, "served_variants": self.served_variants}
-        return {
-            **{"recipes": list(self.recipes or ()), "profile": self.profile, "policy": self.policy},
-            **({"gpus_a_copy": self.gpus_a_copy} if self.gpus_a_copy else {}),
-            **{name: list(values) for name, values in others.items() if values},
-        }
 
 
 @dataclass(frozen=True)
@@ -92,41 +60,43 @@ class Choice:
         engine = find_engine(self.profile.engine).environment
         return environments_for([*(r.quantization.environment for r in self.recipes), engine])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for the run's record."""
+    def resolved(self) -> ResolvedOptions:
+        """Return what the run's record says of it."""
         profile = self.profile
         speculative = profile.speculative
-        return {
-            "checkpoint": self.reference.text,
-            "recipes": [recipe.name for recipe in self.recipes],
-            "profile": profile.name,
-            **({"gpus_a_copy": n} if (n := profile.gpus_a_copy) else {}),
-            "cpu_overrides": {name: each.reason for name, each in profile.in_effect.items()},
-            "kv_cache_note": profile.kv_cache_note,
-            **({"speculation": speculative.words(profile.engine)} if speculative else {}),
-            "policy": self.policy.name,
-            "requested": self.asked.to_dict(),
-            "name": self.name,
-            "registry": self.asked.registry,
-            "eval_data": str(self.eval_data) if self.eval_data else None,
-            "trust_remote_code": self.asked.trust_remote_code,
-            "promote": self.asked.promote,
-            **{key: True for key in SWITCHES if getattr(self.asked, key)},
-        }
+        return ResolvedOptions(
+            checkpoint=self.reference.text,
+            recipes=tuple(recipe.name for recipe in self.recipes),
+            profile=profile.name,
+            policy=self.policy.name,
+            name=self.name,
+            gpus_a_copy=profile.gpus_a_copy,
+            cpu_overrides={name: each.reason for name, each in profile.in_effect.items()},
+            kv_cache_note=profile.kv_cache_note,
+            speculation=speculative.words(profile.engine) if speculative else "",
+        )
 
 
-def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = None) -> Choice:
+def choose(
+    request: ModelRequest,
+    settings: Settings,
+    node: NodeInfo | None = None,
+    *,
+    default_recipes: tuple[str, ...] = DEFAULT_RECIPES,
+) -> Choice:
     """Resolve names and defaults for a serving node, or this machine.
+
+    `default_recipes` apply where the request names no variant.
 
     UsageError: an unknown name, or a recipe without a margin. CheckpointError: no such folder.
     SandboxError: all suites need a sandbox, which is missing.
     """
-    reference = parse_reference(request.checkpoint)
+    reference = parse_reference(request.subject)
     if reference.kind == "folder":  # before anything else, such as the policy, is refused
         check_folder(Path(reference.name).expanduser().absolute())
     policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
     policy = catalog.load_policy(policy_name)
-    if request.screen:
+    if request.is_screening:
         policy = screening_policy(policy)
     policy, left_out = without_uncontained(policy)
     node = node or this_node()
@@ -142,9 +112,8 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
         *map(read_variant, dict.fromkeys(request.variants)),
         *(read_served(each, source, profile) for each in dict.fromkeys(request.served_variants)),
     )
-    default = () if adopted else DEFAULT_RECIPES
-    wanted = () if request.recipes is None else request.recipes or default
-    recipe_names = tuple(dict.fromkeys(wanted))
+    default = () if adopted else default_recipes
+    recipe_names = tuple(dict.fromkeys(request.recipes or default))
     recipes = (*map(load_made_recipe, recipe_names), *(each.recipe for each in adopted))
     names = [recipe.name for recipe in recipes]
     for recipe in recipes:
@@ -163,7 +132,7 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
         refuse_unfit(profile, request.profile)
     draft_reference(profile)
     find_claims(policy, profile)
-    remeasured = find_gates(request.remeasured, policy, profile.accelerator)
+    remeasured = find_gates(request.remeasure, policy, profile.accelerator)
     name = request.name or reference.short_name
     if not name.strip() or any(letter in name for letter in "/:"):
         raise UsageError(
@@ -171,12 +140,15 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
             where="--name",
             hint="give a name without '/' and ':'",
         )
+    eval_data = request.eval_data.expanduser().resolve() if request.eval_data else None
     return Choice(
         asked=replace(
             request,
             recipes=recipe_names,
             profile=profile.name if request.profile == "auto" else request.profile,
             policy=policy_name,
+            name=name,
+            eval_data=eval_data,
         ),
         reference=reference,
         recipes=recipes,
@@ -184,7 +156,7 @@ def choose(request: ModelRequest, settings: Settings, node: NodeInfo | None = No
         policy=policy,
         name=name,
         node=node,
-        eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
+        eval_data=eval_data,
         remeasured=remeasured,
         adopted=adopted,
         left_out=tuple(left_out),

@@ -115,7 +115,7 @@ def _question_faults(
     made = [QUESTIONS.parameters_of(each.record) for each in known_of(records)]
     missing = list(sources.faults(policy, [(each.kind, each.source) for each in made]))
     yield from missing
-    if not missing and not choices.asked.screen:  # without gates nothing is to be decided
+    if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:
             check_power(choices.policy, choices.recipes, sources.counts(policy), progress)
         except UsageError as fault:

@@ -25,9 +25,9 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from artifacts.requests import ModelRequest
 from artifacts.run_record import RunReport, StageReport, read_run
 from pipeline.plan.plan import Plan
-from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.recorder import COPIES, RunRecorder
 from pipeline.run.work import FAILED, empty
 from prepare import __version__
@@ -35,6 +35,7 @@ from prepare.digest import digest_json
 from prepare.errors import StoreError, UsageError
 from prepare.escape import make_visible
 from prepare.events import Progress, forward_progress
+from prepare.own_command import own_command
 from prepare.private_files import create_exclusively, make_folder, open_log, write_atomically
 from prepare.process_environment import without_registry
 from prepare.record import Record
@@ -121,15 +122,16 @@ class JoinedRun:
 
 
 def join_run(
-    request: ModelRequest | None, run_id: str | None, store: Store, *, retry: bool = False
+    request: ModelRequest, run_id: str | None, store: Store, *, retry: bool = False
 ) -> JoinedRun:
     """Join or begin a run; UsageError for another request or version of prepare.
 
-    `request` None means the run's. `retry` tries failed pieces again.
+    A request without a checkpoint means the run's. `retry` tries failed pieces again.
     """
     index = copy_index()
+    is_joining = request.checkpoint is None
     if run_id is None:
-        if request is None:
+        if is_joining:
             raise UsageError(
                 "a checkpoint is missing",
                 where="prepare model",
@@ -143,7 +145,7 @@ def join_run(
             hint="up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit",
         )
     folder = store.root / "runs" / run_id
-    if request is not None:
+    if not is_joining:
         write_request(RunFolders(store).make(run_id, is_new=False), request)
     shared = _read(folder / REQUEST, SharedRequest, f"there is no run '{run_id}' to join")
     if shared.prepare != this_prepare():
@@ -152,20 +154,21 @@ def join_run(
             where=str(folder / REQUEST),
             hint="install the same version, of the same commit, on every node",
         )
-    if request is not None and (other := _differences(request, shared.request)):
+    if not is_joining and (other := request.differences(shared.request)):
         raise UsageError(
             f"run '{run_id}' was asked for something else: {other}",
             where=str(folder / REQUEST),
             hint="take another id, or leave the other options out to join it",
         )
-    if request is None and Path(shared.cwd).is_dir():  # its options' paths are from there
+    if is_joining and Path(shared.cwd).is_dir():  # its options' paths are from there
         os.chdir(shared.cwd)
     if retry and not index:
         if is_alive(folder):
+            follow = own_command("runs", run_id, "--follow")
             raise UsageError(
                 f"run '{run_id}' is in progress, and its copies do not try failed pieces again",
                 where=str(folder),
-                hint=f"wait for its end (`prepare runs {run_id} --follow`), then give --retry",
+                hint=f"wait for its end (`{follow}`), then give --retry",
             )
         empty(folder / FAILED)
         _reopen(folder)
@@ -334,17 +337,11 @@ def _visible(value: Any) -> Any:
     return value
 
 
-def _differences(mine: ModelRequest, first: ModelRequest) -> str:
-    """Describe which options differ; '' if none does."""
-    one, other = vars(mine), vars(first)
-    return ", ".join(f"{k} is {other[k]}, not {one[k]}" for k in one if one[k] != other[k])
-
-
 def _read(path: Path, shape: type[Any], missing: str) -> Any:
     try:
         return parse_record(read_regular(path, MAX_RECORD_BYTES), shape)
     except FileNotFoundError:
-        hint = "give the options of the run with its id; `prepare runs` shows the runs"
+        hint = f"give the options of the run with its id; `{own_command('runs')}` shows the runs"
         raise UsageError(missing, where=str(path), hint=hint) from None
     except (OSError, ValueError) as error:
         raise StoreError(f"a run's file is damaged: {error}", where=str(path)) from error

@@ -10,7 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from artifacts.run_record import RunReport, exit_code_of
+from artifacts.requests import GateRequest
+from artifacts.run_record import ResolvedOptions, RunReport, exit_code_of
 from eval_gates.suites.suite_kind import for_worker, refuse_untried, without_uncontained
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -47,49 +48,61 @@ from recipes.checkpoints.chat_template import UNKNOWN_TEMPLATE, ModelGeneration,
 from recipes.checkpoints.folder import SMALL_FILES
 from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization
-from recipes.schema import Family, Recipe
+from recipes.schema import FAMILIES, Family, Recipe
 
 APIS = ("auto", "completions", "chat")
 
 
 @dataclass(frozen=True)
-class GateRequest:
-    """The options of `prepare gate`."""
+class GateChoice:
+    """A request with its endpoints; `tokenizer` and `eval_data` are absolute paths."""
 
+    asked: GateRequest
     baseline: OpenAIEndpoint
     candidate: OpenAIEndpoint
-    policy: str
     family: Family
     tokenizer: Path | None  # needed for text completions
-    max_length: int | None
     eval_data: Path | None
-    deployment_id: str | None
-    remeasured: tuple[str, ...] = ()  # gates
-    api: str = "auto"
 
     @property
     def by_chat(self) -> bool:
         """Whether both are asked by chat."""
-        return self.api == "chat" or (self.api == "auto" and self.tokenizer is None)
+        return self.asked.by_chat
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "checkpoint": f"{self.candidate.url} against {self.baseline.url}",
-            "baseline": self.baseline.url,
-            "candidate": self.candidate.url,
-            "baseline_model": self.baseline.model,
-            "candidate_model": self.candidate.model,
-            "family": self.family,
-            "max_length": self.max_length,
-            "recipes": ["candidate"],
-            "policy": self.policy,
-            "profile": f"endpoints, margins for {self.family}",
-            "tokenizer": str(self.tokenizer) if self.tokenizer else None,
-            "eval_data": str(self.eval_data) if self.eval_data else None,
-            "deployment_id": self.deployment_id,
-            "api": "chat" if self.by_chat else None,
-            "asked_by": "by the chat API" if self.by_chat else None,
-        }
+    def resolved(self) -> ResolvedOptions:
+        """Return what the run's record says of it."""
+        return ResolvedOptions(
+            checkpoint=f"{self.candidate.url} against {self.baseline.url}",
+            recipes=("candidate",),
+            policy=self.asked.policy,
+            profile=f"endpoints, margins for {self.family}",
+            asked_by="by the chat API" if self.by_chat else "",
+        )
+
+
+def choose_endpoints(request: GateRequest) -> GateChoice:
+    """Return the request's endpoints; UsageError for an unknown family or API."""
+    family = next((name for name in FAMILIES if name == request.family), None)
+    if family is None:
+        raise UsageError(
+            f"there is no family '{request.family}'",
+            where="--family",
+            hint=f"known: {', '.join(FAMILIES)}",
+        )
+    if request.api not in APIS:
+        raise UsageError(
+            f"there is no API '{request.api}'", where="--api", hint=f"known: {', '.join(APIS)}"
+        )
+    tokenizer = request.tokenizer.expanduser().resolve() if request.tokenizer else None
+    eval_data = request.eval_data.expanduser().resolve() if request.eval_data else None
+    return GateChoice(
+        asked=replace(request, tokenizer=tokenizer, eval_data=eval_data),
+        baseline=OpenAIEndpoint.from_url(request.baseline, request.baseline_model),
+        candidate=OpenAIEndpoint.from_url(request.candidate, request.candidate_model),
+        family=family,
+        tokenizer=tokenizer,
+        eval_data=eval_data,
+    )
 
 
 def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> RunReport:
@@ -97,27 +110,28 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
 
     PrepareError: the request is invalid, or an endpoint cannot answer; nothing is stored.
     """
-    wanted, left_out = without_uncontained(check_policy(request))
-    model = model_of(request, wanted)
-    request = resolve_models(request)
-    for side, endpoint in (("baseline", request.baseline), ("candidate", request.candidate)):
+    choice = choose_endpoints(request)
+    wanted, left_out = without_uncontained(check_policy(choice))
+    model = model_of(choice, wanted)
+    choice = resolve_models(choice)
+    for side, endpoint in (("baseline", choice.baseline), ("candidate", choice.candidate)):
         if endpoint.adapts:
             refuse_untried(wanted, f"a LoRA adapter of {endpoint.adapts}", f"--{side}-model")
         if wanted.claims_on(None):
             endpoint.check_stream()
-    refuse(generation_faults(wanted, model, length_of(request)))
+    refuse(generation_faults(wanted, model, length_of(choice)))
     # The accelerator of an external server does not matter for the questions.
-    session = RunSession("gate", request.to_dict(), Accelerator.CPU, settings, progress)
-    if request.by_chat:
+    session = RunSession(choice.asked, choice.resolved(), Accelerator.CPU, settings, progress)
+    if choice.by_chat:
         session.progress.note("both endpoints are asked by the chat API")
     for note in (*left_out, *form_notes(wanted, model)):
         session.progress.note(note)
     policy = resolve_generation(wanted, model)
-    policy = with_lengths(policy, length_of(request), session.progress.note)
+    policy = with_lengths(policy, length_of(choice), session.progress.note)
 
     def judge() -> ExitCode:
         run_id, node = session.log.run_id, this_node()  # this node's load generator loads them
-        plan = plan_of(request, policy, settings, run_id, session.progress, node)
+        plan = plan_of(choice, policy, settings, run_id, session.progress, node)
         state = PlanProgress(plan, session.stages.store)
         carry_out(state, session, lambda: ask_first_rows(state, session.stages))
         (report,) = session.log.variants()
@@ -126,13 +140,13 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     return session.run(judge)
 
 
-def model_of(request: GateRequest, policy: Policy) -> ModelGeneration:
+def model_of(choice: GateChoice, policy: Policy) -> ModelGeneration:
     """Return what is known of the models' template."""
     model = ModelGeneration("the endpoints' own templates")
-    if request.tokenizer:
-        model = folder_generation(request.tokenizer)
+    if choice.tokenizer:
+        model = folder_generation(choice.tokenizer)
     faults: list[PrepareError] = []
-    if request.by_chat:  # the endpoint has a template, which may be unknown here
+    if choice.by_chat:  # the endpoint has a template, which may be unknown here
         model = replace(model, template=model.template or UNKNOWN_TEMPLATE)
         faults += [
             UsageError(
@@ -144,7 +158,7 @@ def model_of(request: GateRequest, policy: Policy) -> ModelGeneration:
             for name, suite in policy.suites.items()
             if suite.prompt_format == "completion"
         ]
-    refuse([*faults, *generation_faults(policy, model, request.max_length)])
+    refuse([*faults, *generation_faults(policy, model, choice.asked.max_length)])
     return model
 
 
@@ -170,7 +184,7 @@ def ask_first_rows(state: PlanProgress, stages: StageRunner) -> None:
 
 
 def plan_of(
-    request: GateRequest,
+    choice: GateChoice,
     policy: Policy,
     settings: Settings,
     run_id: str,
@@ -181,11 +195,11 @@ def plan_of(
     identities = {"evaluate": identity("evaluate", Accelerator.CPU, settings)}
     if policy.speed:
         identities["serve"] = identity("serve", Accelerator.CPU, settings)
-    sources = SourceResolver(request.eval_data, identities["evaluate"], settings.digests, progress)
+    sources = SourceResolver(choice.eval_data, identities["evaluate"], settings.digests, progress)
     asked_as = {
-        "deployment_id": request.deployment_id or run_id,
-        "tokenizer": tokenizer_digest(request.tokenizer, settings.digests)
-        if request.tokenizer
+        "deployment_id": choice.asked.deployment_id or run_id,
+        "tokenizer": tokenizer_digest(choice.tokenizer, settings.digests)
+        if choice.tokenizer
         else "",
     }
     baseline, candidate = (
@@ -197,17 +211,17 @@ def plan_of(
                     side=recipe.name,
                     url=endpoint.url,
                     model=endpoint.model,
-                    chat=request.by_chat,
+                    chat=choice.by_chat,
                     **asked_as,
                 )
             ),
-            folder=request.tokenizer or Path(),
-            max_length=length_of(request),
+            folder=choice.tokenizer or Path(),
+            max_length=length_of(choice),
             endpoint=ExternalEndpoint(url=endpoint.url, model=endpoint.model),
         )
         for recipe, endpoint in (
-            (served_recipe("baseline", "baseline"), request.baseline),
-            (served_recipe("candidate", request.family), request.candidate),
+            (served_recipe("baseline", "baseline"), choice.baseline),
+            (served_recipe("candidate", choice.family), choice.candidate),
         )
     )
     check_power(policy, (candidate.recipe,), sources.counts(policy), progress)
@@ -216,13 +230,13 @@ def plan_of(
         baseline=baseline,
         variants=[candidate],
         # Not the URL: its port differs each time, and so would the baseline.
-        reference={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
+        reference={"model": choice.baseline.model, "tokenizer": asked_as["tokenizer"]},
         sources=sources,
         identities=identities,
         store=settings.store,
         machine=node.machine,
         run=run_id,
-        remeasured=find_gates(request.remeasured, policy, None),
+        remeasured=find_gates(choice.asked.remeasure, policy, None),
     ).build()
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
@@ -244,41 +258,41 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
     return digest_json([[path.name, digests.digest(path)] for path in sorted(files)])
 
 
-def length_of(request: GateRequest) -> int:
+def length_of(choice: GateChoice) -> int:
     """Return the limit for prompt and answer in tokens."""
-    return request.max_length or min(request.baseline.max_length, request.candidate.max_length)
+    return choice.asked.max_length or min(choice.baseline.max_length, choice.candidate.max_length)
 
 
-def check_policy(request: GateRequest) -> Policy:
+def check_policy(choice: GateChoice) -> Policy:
     """Return the policy, with margins for that family."""
-    policy = load_policy(request.policy)
-    check_margins(served_recipe("candidate", request.family), policy)
+    policy = load_policy(choice.asked.policy)
+    check_margins(served_recipe("candidate", choice.family), policy)
     refuse_unjudged_ratios(policy)
     find_claims(policy, None)
-    find_gates(request.remeasured, policy, None)
-    if request.remeasured and request.deployment_id is None:
+    find_gates(choice.asked.remeasure, policy, None)
+    if choice.asked.remeasure and choice.asked.deployment_id is None:
         raise UsageError(
             "without a deployment id everything is asked again: there is no gate to remeasure",
             where="--remeasure",
             hint="name the id of the answers with --deployment-id",
         )
-    if request.tokenizer is None and not request.by_chat:
+    if choice.tokenizer is None and not choice.by_chat:
         raise UsageError(
             "text completions are asked with token ids, which need the models' tokenizer",
             where="--api completions",
             hint="name its folder with --tokenizer, or take --api auto",
         )
-    if request.tokenizer is None and policy.claims_on(None):
+    if choice.tokenizer is None and policy.claims_on(None):
         raise UsageError(
             "performance gates send text completions, whose prompts need the models' tokenizer",
             where="policy key speed",
             hint="name the tokenizer's folder with --tokenizer, or take a policy without 'speed': "
             f"`prepare show {policy.name} > mine.yaml`, and remove the key",
         )
-    if request.tokenizer and not (request.tokenizer / "tokenizer_config.json").is_file():
+    if choice.tokenizer and not (choice.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(
             "there is no tokenizer in that folder",
-            where=f"--tokenizer {request.tokenizer}",
+            where=f"--tokenizer {choice.tokenizer}",
             hint="name the checkpoint's folder: it holds tokenizer_config.json and tokenizer.json",
         )
     return policy
@@ -297,19 +311,19 @@ def refuse_unjudged_ratios(policy: Policy) -> None:
         )
 
 
-def resolve_models(request: GateRequest) -> GateRequest:
-    """Return the request with the endpoints' model names."""
-    if request.baseline.url == request.candidate.url and not (
-        request.baseline.model and request.candidate.model
+def resolve_models(choice: GateChoice) -> GateChoice:
+    """Return the choice with the endpoints' model names."""
+    if choice.baseline.url == choice.candidate.url and not (
+        choice.baseline.model and choice.candidate.model
     ):
         raise UsageError(
             "baseline and candidate are the same endpoint",
-            where=f"--baseline and --candidate {request.baseline.url}",
+            where=f"--baseline and --candidate {choice.baseline.url}",
             hint="name two endpoints; of one that serves both, name the models with "
             "--baseline-model and --candidate-model",
         )
     return replace(
-        request,
-        baseline=request.baseline.resolve_model(),
-        candidate=request.candidate.resolve_model(),
+        choice,
+        baseline=choice.baseline.resolve_model(),
+        candidate=choice.candidate.resolve_model(),
     )

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from artifacts.evidence.signing import Signer, find_signer
 from artifacts.release import PromotionRequest, promote
+from artifacts.requests import ModelRequest
 from artifacts.run_record import NOT_PREFERRED, RunReport, exit_code_of
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
@@ -17,7 +18,7 @@ from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Preflight
 from pipeline.plan.progress import PlanProgress
-from pipeline.plan.resolved_options import Choice, ModelRequest, choose, registry_uri
+from pipeline.plan.resolved_options import Choice, choose, registry_uri
 from pipeline.plan.survey import Survey, refuse, survey
 from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.pieces import carry_out
@@ -34,7 +35,7 @@ from recipes.checkpoints.source_info import report_checkpoint
 
 
 def run_model(
-    request: ModelRequest | None,
+    request: ModelRequest,
     settings: Settings,
     progress: Progress,
     run_id: str | None = None,
@@ -43,7 +44,7 @@ def run_model(
 ) -> RunReport:
     """Run the request to its end, or join a run.
 
-    `request` None means that of the run. `retry` tries failed pieces again.
+    A request without a checkpoint means that of the run. `retry` tries failed pieces again.
 
     PrepareError: the request is invalid, so there is no run. KeyboardInterrupt: after servers are
     stopped and run.json is closed.
@@ -61,7 +62,7 @@ def run_model(
     accelerator = Accelerator(choices.profile.accelerator)
     promotes = joined.request.promote and not joined.index
     signer = find_signer(settings, sign=joined.request.sign) if promotes else None
-    session = RunSession("model", choices.to_dict(), accelerator, settings, progress, joined)
+    session = RunSession(choices.asked, choices.resolved(), accelerator, settings, progress, joined)
     if run_id is None:
         write_request(session.log.folder, joined.request)
     report = session.run(lambda: run_choices(choices, session, signer))
@@ -81,7 +82,7 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
     checkpoint = report_checkpoint(found.source)
     session.log.update(checkpoint=checkpoint, registered_name=choices.name)
     # Without gates no attempt is made.
-    run_id = "" if choices.asked.screen else session.log.run_id
+    run_id = "" if choices.asked.is_screening else session.log.run_id
     plan = make_plan(choices, found, settings, early.sources, run_id)
     check_plan(session.log.folder, plan, choices.node.kind(choices.profile.accelerator))
     known = early.preflight
@@ -95,7 +96,7 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
         plan = from_the_smallest(plan, known)
     state = PlanProgress(plan, stages.store)
     check_serving(state, session)
-    if choices.asked.screen:
+    if choices.asked.is_screening:
         if not is_main:
             return ExitCode.SUCCESS
         size, ablate = found.source.weights_bytes, choices.asked.ablate

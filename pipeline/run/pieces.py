@@ -70,8 +70,9 @@ class Pieces:
 
     def do(self, before_each: Callable[[], object] = lambda: None) -> None:
         """Work up to the verdicts; call `before_each` before each search."""
-        attempted = sorted(self._plan.trial.variants)
-        self._log.update(command={**self._log.report().command, "attempted": attempted})
+        attempted = tuple(sorted(self._plan.trial.variants))
+        resolved = self._log.report().resolved
+        self._log.update(resolved=resolved.model_copy(update={"attempted": attempted}))
         for name, suite in self._plan.policy.suites.items():
             if not self._state.is_done(arm.stages[name] for arm in self._plan.arms):
                 kind_of(suite).check_machine(suite)  # model-written code needs its sandbox

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from artifacts.requests import ModelRequest
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator, demo_stage
@@ -22,7 +23,7 @@ from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.power import BlockNoise, GatePower, policy_power, speed_power
 from pipeline.plan.progress import PlanProgress
-from pipeline.plan.resolved_options import Choice, ModelRequest, choose
+from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.survey import line, refusal, survey
 from pipeline.serving.served_model import ServedModel
@@ -95,7 +96,8 @@ class PlanReport:
         found = self.checkpoint
         return {
             "schema_version": 1,
-            "options": self.choices.to_dict(),
+            "request": self.choices.asked.to_dict(),
+            "resolved": self.choices.resolved().model_dump(mode="json"),
             "checkpoint": found.model_dump(mode="json", exclude={"files"}) if found else None,
             "estimated_weights_bytes": self.weights_bytes,
             "stages": [vars(stage) for stage in self.stages],

@@ -21,6 +21,7 @@ from artifacts.deploy.registered import (
 from artifacts.deployable import TupleDifference
 from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.registry import Registry, Version
+from artifacts.requests import ModelRequest, RecheckRequest
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
@@ -30,7 +31,7 @@ from pipeline.plan.machine import find_missing_gpus, machine_of
 from pipeline.plan.model_plan import make_planner
 from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
-from pipeline.plan.resolved_options import Choice, ModelRequest, find_gates, registry_uri
+from pipeline.plan.resolved_options import Choice, find_gates, registry_uri
 from pipeline.plan.serving_profile import check_processor, choose_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
 from pipeline.run.model import check_early
@@ -42,6 +43,7 @@ from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from prepare.errors import CheckpointError, ExitCode, UsageError
 from prepare.events import Progress
 from prepare.hardware import NodeInfo, this_node
+from prepare.own_command import own_command
 from prepare.stage import StageSpec
 from prepare.store import Store
 from recipes.checkpoints.folder import Checkpoint, inspect_folder
@@ -49,31 +51,6 @@ from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.source_info import report_checkpoint
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
-
-WEIGHTS_COMMAND = "prepare recheck {reference} --weights FOLDER"
-
-
-@dataclass(frozen=True)
-class RecheckRequest:
-    """The options of `prepare recheck`, as given."""
-
-    reference: str
-    registry: str | None = None
-    weights: Path | None = None
-    source: str | None = None
-    profile: str | None = None
-    eval_data: Path | None = None
-    force: bool = False
-    remeasured: tuple[str, ...] = ()  # gates
-    trust_remote_code: bool = False
-
-    def as_options(self) -> dict[str, str | bool | None]:
-        return {
-            "profile": self.profile,
-            "source": self.source,
-            "weights": str(self.weights) if self.weights else None,
-            "trust_remote_code": self.trust_remote_code,
-        }
 
 
 @dataclass(frozen=True)
@@ -134,7 +111,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     """
     registry = Registry(registry_uri(request.registry, settings))
     version = find_version(registry, request.reference)
-    folder = checked_folder(version, request.weights, settings, WEIGHTS_COMMAND)
+    folder = checked_folder(version, request.weights, settings, "recheck")
     past = open_version(version, folder, trust_remote_code=request.trust_remote_code)
     node = this_node()
     profile = _profile(request, past, node, settings.store)
@@ -164,7 +141,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         }
     )
     changed = past.deployable.differences(here)
-    gates = frozenset(find_gates(request.remeasured, past.policy, profile.accelerator))
+    gates = frozenset(find_gates(request.remeasure, past.policy, profile.accelerator))
     if not changed and not request.force and not gates:
         of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
         refuted = next((each for each in of_this if not each.stands), None)
@@ -175,16 +152,16 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         speed = past.policy.speed
         gates = frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())])
     choices = _choices(request, past, profile, node)
-    command = {
-        **choices.to_dict(),
-        "recheck": f"{version.name}@{version.version}",
-        "changed": list(map(str, changed)),
-        "attempted": list(past.bundle.attempted),
-        "force": request.force,
-        "remeasured": list(request.remeasured),
-        "requested": request.as_options(),
-    }
-    session = RunSession("recheck", command, accelerator, settings, progress)
+    asked = replace(
+        request, reference=f"{version.name}@{version.version}", eval_data=choices.eval_data
+    )
+    resolved = choices.resolved().model_copy(
+        update={
+            "attempted": past.bundle.attempted,
+            "changed": tuple(map(str, changed)),
+        }
+    )
+    session = RunSession(asked, resolved, accelerator, settings, progress)
 
     def measure() -> ExitCode:
         plan = _plan(choices, past, draft, gates, session)
@@ -298,11 +275,11 @@ def _plan(
 def _no_source(
     error: CheckpointError | UsageError, of: Version | Choice, source: str
 ) -> CheckpointError:
+    again = own_command("recheck", f"{of.name}@VERSION", "--source", "CHECKPOINT")
     return CheckpointError(
         f"the source checkpoint, which is the baseline, is unavailable: {error.message}",
         where=error.where or source,
-        hint="say where the same checkpoint is now, a folder or a Hub id: "
-        f"prepare recheck {of.name}@VERSION --source CHECKPOINT",
+        hint=f"say where the same checkpoint is now, a folder or a Hub id: {again}",
     )
 
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from artifacts.command_line import RunKind
-from artifacts.run_record import RunReport, StageReport, VariantReport, read_run
+from artifacts.requests import CommandRequest
+from artifacts.run_record import ResolvedOptions, RunReport, StageReport, VariantReport, read_run
 from prepare.errors import PrepareError
 from prepare.events import EventWriter, Progress
 from prepare.file_locks import doing
@@ -36,8 +36,8 @@ class RunRecorder:
     def __init__(
         self,
         store: Store,
-        kind: RunKind,
-        command: dict[str, Any],
+        request: CommandRequest,
+        resolved: ResolvedOptions,
         waits: Callable[[str], None] = lambda text: None,
         *,
         run_id: str | None = None,
@@ -69,12 +69,12 @@ class RunRecorder:
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
             run=self.run_id,
-            kind=kind,
+            request=request,
+            resolved=resolved,
             status="running",
             exit_code=None,
             started=now.isoformat(),
             seconds=0,
-            command=command,
             checkpoint=None,
             variants=[],
             stages=[],

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
-from artifacts.command_line import RunKind
+from artifacts.requests import CommandRequest
 from artifacts.run_outcome import how_to_continue
-from artifacts.run_record import RunReport
+from artifacts.run_record import ResolvedOptions, RunReport
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
@@ -37,8 +36,8 @@ class RunSession:
 
     def __init__(
         self,
-        kind: RunKind,
-        command: dict[str, Any],
+        request: CommandRequest,
+        resolved: ResolvedOptions,
         accelerator: Accelerator,
         settings: Settings,
         progress: Progress,
@@ -48,7 +47,7 @@ class RunSession:
         run_id, index = (joined.run_id, joined.index) if joined else (None, 0)
         self.settings = settings
         self.node = Node()
-        self.log = RunRecorder(store, kind, command, progress.note, run_id=run_id, index=index)
+        self.log = RunRecorder(store, request, resolved, progress.note, run_id=run_id, index=index)
         self._shown = progress
         self.progress = RecordingProgress(progress, self.log)
         python_of = cache(lambda name: ensure(name, accelerator, settings, self.progress).python)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from artifacts.evidence.recorded_loads import judge_confirmed
+from artifacts.requests import ModelRequest, TuneRequest
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -27,7 +28,7 @@ from pipeline.plan.machine import Machine, find_driver_fault, find_missing_gpus,
 from pipeline.plan.model_plan import served_arm
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.progress import PlanProgress
-from pipeline.plan.resolved_options import ModelRequest, choose
+from pipeline.plan.resolved_options import choose
 from pipeline.plan.screening import load_stage
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
@@ -68,43 +69,32 @@ ELSEWHERE = "name a file in a folder that exists and that you may write"
 STAYS = 1.01  # ratio to the best so far from which a candidate's arguments stay
 
 
-@dataclass(frozen=True)
-class TuneRequest:
-    """The options of `prepare tune`."""
-
-    checkpoint: str
-    policy: str | None
-    profile: str
-    workload: str | None
-    candidates: str
-    version: str | None = None  # registered, whose folder the checkpoint is
-    trust_remote_code: bool = False
-    output: Path | None = None  # further file for the tuned profile
-    gpus_a_copy: int | None = None  # as for `prepare model`
-
-
-def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:
+def run_tune(
+    request: TuneRequest, source: str, settings: Settings, progress: Progress
+) -> RunReport:
     """Screen, confirm, and write a profile if a gain is confirmed.
+
+    `source` is the checkpoint: that of the request, or the folder of its registered version.
 
     `exit_code` is 0 for a tuned profile, 4 for no gain, 5 for undecided. PrepareError: the request
     is invalid, so there is no run.
     """
-    if (file := request.output) is not None:  # hours before it is written
+    output = request.output.absolute() if request.output else None
+    if (file := output) is not None:  # hours before it is written
         with raise_as(UsageError, NOT_THERE, f"--output {file}", ELSEWHERE):
             is_open = file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)
             if not is_open or (not file.is_file() and os.path.lexists(file)):
                 raise UsageError(NOT_THERE, where=f"--output {file}", hint=ELSEWHERE)
     candidates, node = load_candidates(request.candidates), this_node()
     asked = ModelRequest(
-        checkpoint=request.checkpoint,
-        recipes=None,
+        checkpoint=source,
         profile=request.profile,
         policy=request.policy,
         trust_remote_code=request.trust_remote_code,
         promote=False,
         gpus_a_copy=request.gpus_a_copy,
     )
-    choices = spread_over_gpus(choose(asked, settings, node), settings)
+    choices = spread_over_gpus(choose(asked, settings, node, default_recipes=()), settings)
     profile = choices.profile
     if profile.accelerator == "cpu":  # unfitted, for any CPU
         profile = load_named_profile(request.profile, node)
@@ -124,13 +114,10 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     faults = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
     refuse(fault for fault in faults if fault is not None)
     accelerator = Accelerator(profile.accelerator)
-    command = {
-        **choices.to_dict(),
-        "workload": request.workload or policy.claims_on(None)[0].workload,
-        "candidates": request.candidates,
-        "version": request.version,
-    }
-    session = RunSession("tune", command, accelerator, settings, progress)
+    workload = request.workload or policy.claims_on(None)[0].workload
+    resolved = choices.resolved().model_copy(update={"workload": workload})
+    request = replace(request, output=output)
+    session = RunSession(request, resolved, accelerator, settings, progress)
 
     def work() -> ExitCode:
         stages = session.stages
@@ -153,7 +140,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             log=session.log,
             serving_of=session.serving,
             trust_remote_code=choices.asked.trust_remote_code,
-        ).run(request.output)
+        ).run(output)
 
     return session.run(work)
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from artifacts.command_line import command_line
 from artifacts.deploy.recheck_record import RECHECK_TAG, rechecks_of
 from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.push import read_layers
 from artifacts.registry import Version
-from artifacts.run_record import read_run
+from artifacts.run_record import AnyRequest, read_run
 from eval_gates.replies import read_chat, read_chosen
 from eval_gates.rows import Answer, Question
 from eval_gates.speed.load_run import parse_loads
@@ -34,6 +33,7 @@ from pipeline.environments.settings import load_settings
 from pipeline.plan.memory import Model
 from pipeline.stages.screen import SCREEN
 from prepare.errors import PrepareError
+from prepare.record import Record
 from prepare.stage import StageRecord
 from prepare.untrusted import (
     UntrustedJsonError,
@@ -153,12 +153,11 @@ RECHECK = {
     "stands": True,
     "reason": "",
 }
-COMMAND = {
+REQUEST = {
+    "kind": "model",
     "checkpoint": "org/name",
     "recipes": ["fp8-dynamic"],
     "profile": "cpu",
-    "requested": {"recipes": ["awq-w4a16"], "profile": "cpu", "policy": "demo"},
-    "registry": None,
     "trust_remote_code": True,
     "promote": False,
 }
@@ -169,12 +168,12 @@ def recheck_of(path: Path) -> object:
     return rechecks_of(Version("m", "1", (), "s", {f"{RECHECK_TAG}.0": text}))
 
 
-def command_of(path: Path) -> object:
-    try:
-        command = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return None
-    return command_line("model", command) if isinstance(command, dict) else None
+class RecordedRequest(Record):
+    request: AnyRequest
+
+
+def line_of_request(content: bytes) -> object:
+    return parse_record(content, RecordedRequest).request.line(public=True)
 
 
 def carried(name: str) -> bytes:
@@ -227,8 +226,9 @@ def parse_stage(content: bytes) -> object:
 
 RUN = b"""{"schema_version": 1, "run": "20261121-100000-000001", "status": "finished",
  "exit_code": 0,
- "started": "2026-11-21T10:00:00+00:00", "seconds": 372.4, "kind": "model", "checkpoint": null,
- "command": {"checkpoint": "demo:x", "recipes": ["a"], "profile": "cpu"},
+ "started": "2026-11-21T10:00:00+00:00", "seconds": 372.4, "checkpoint": null,
+ "request": {"kind": "model", "checkpoint": "demo:x", "recipes": ["a"], "profile": "cpu"},
+ "resolved": {"checkpoint": "demo:x", "recipes": ["a"], "profile": "cpu"},
  "registered_name": null, "variants": [], "notes": [], "tuning": null, "error": {"message": "w"},
  "stages": [{"name": "judge", "stage": "judge", "variant": "a", "status": "ran", "seconds": 1.25,
  "key": "abc"}]}"""
@@ -341,7 +341,11 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         lambda p: read_layers(p.read_bytes(), "here"),
     ),
     "recheck": ("a.json", json.dumps(RECHECK).encode(), recheck_of),
-    "command": ("a.json", json.dumps(COMMAND).encode(), command_of),
+    "request": (
+        "a.json",
+        json.dumps({"request": REQUEST}).encode(),
+        one_error(line_of_request, UntrustedJsonError),
+    ),
     "path": ("a", b"~/some/folder/of/mine", lambda p: user_path(text_of(p), "here")),
     "reference": ("a", b"org/name@revision", lambda p: parse_reference(text_of(p))),
 }

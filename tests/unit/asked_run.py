@@ -15,9 +15,10 @@ from listener import Listener
 from quantized_checkpoint import source_files
 from small_checkpoint import write_files
 
+from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
-from pipeline.plan.resolved_options import Choice, ModelRequest, choose
+from pipeline.plan.resolved_options import Choice, choose
 from prepare.errors import CheckpointError, UsageError
 from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec

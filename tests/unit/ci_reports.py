@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sample_reports import (
-    COMMAND,
+    REQUEST,
     failed_variant_report,
     gate_report,
     run_report,
@@ -11,6 +13,7 @@ from sample_reports import (
     variant_report,
 )
 
+from artifacts.requests import GateRequest
 from artifacts.run_record import RunReport, VariantReport
 
 
@@ -92,7 +95,7 @@ def not_promoted() -> RunReport:
     passed = {"promoted": False, "registry_version": None}
     return run_report(
         variants=[variant_report(**passed), variant_report(recipe="w8a8", **passed)],
-        command=COMMAND | {"promote": False},
+        request=replace(REQUEST, promote=False),
     )
 
 
@@ -106,8 +109,7 @@ RUNS = {
     "not made": run_report(exit_code=1, variants=[failed_variant_report(), saying_no()]),
     "refused": refused(),
     "gate": run_report(
-        kind="gate",
-        command=COMMAND | {"promote": None},
+        request=GateRequest(baseline="http://a:1", candidate="http://b:1"),
         variants=[
             variant_report(recipe="candidate", promoted=False, registry_version=None, speed=[])
         ],

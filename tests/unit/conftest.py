@@ -11,6 +11,7 @@ from empty_registry import fill
 from hypothesis import settings
 
 from artifacts import mlflow_store
+from prepare.own_command import forget_places
 
 # A machine that others use too is slow for a moment now and then; that is not our fault.
 # The same examples in each run, so that a failure belongs to the change under test; `make fuzz`
@@ -37,6 +38,13 @@ def node_of_its_own(
 ) -> None:
     """No test waits for room on a node that others use, nor takes theirs."""
     monkeypatch.setenv("PREPARE_NODE_LOCKS", str(tmp_path_factory.mktemp("node")))
+
+
+@pytest.fixture(autouse=True)
+def places() -> Iterator[None]:
+    """A command's store and registry are remembered for its process, which tests share."""
+    yield
+    forget_places()
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from typing import Any
 from asked_run import choice_of
 from listener import Listener
 from pretend_stages import PretendModels, PretendStages, Score
-from sample_reports import COMMAND
+from sample_reports import REQUEST, RESOLVED
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
@@ -274,14 +274,11 @@ class FakeRun:
             remeasured: gates that are measured again though it is over.
         """
         store, checkpoint = self.store, self.checkpoint
-        command = {
-            **COMMAND,
-            "checkpoint": checkpoint.ref,
-            "recipes": [*self.recipes, *(each.recipe.name for each in self.adopted)],
-            "name": NAME,
-            "registry": self.uri,
-        }
-        log = RunRecorder(store, "model", command, run_id=self.run_id)
+        recipes = (*self.recipes, *(each.recipe.name for each in self.adopted))
+        named = {"checkpoint": checkpoint.ref, "recipes": recipes, "name": NAME}
+        request = replace(REQUEST, **named, registry=self.uri)
+        resolved = RESOLVED.model_copy(update=named)
+        log = RunRecorder(store, request, resolved, run_id=self.run_id)
         source = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
         told = CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source)
         log.update(checkpoint=told, registered_name=NAME)
@@ -298,7 +295,7 @@ class FakeRun:
             return self.report
         with Lead(log, stages.progress) as lead:
             Pieces(serving, copy, self.before_asking).do(lead.try_to)
-        for served in ("baseline", *command["recipes"]):
+        for served in ("baseline", *recipes):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
         log.finish("finished", 0)
         self.report = log.report()

@@ -6,13 +6,13 @@ Any text can be another, so that a test can let a model say what it likes.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fake_run import FakeRun, equal
 from pretend_stages import PretendModels, Rows
-from sample_reports import COMMAND, DIGEST
+from sample_reports import DIGEST, REQUEST, RESOLVED
 from three_suites import three_suites
 
 from recipes.checkpoints.source_info import CheckpointReport
@@ -141,8 +141,9 @@ def reported_run(
         run=run,
         variants=variants,
         notes=["a note"],
-        command=COMMAND | {"recipes": list(WEIGHTS)},
-        checkpoint=CheckpointReport(ref=str(COMMAND["checkpoint"]), digest=DIGEST),
-        registered_name=COMMAND["name"],
+        request=replace(REQUEST, recipes=tuple(WEIGHTS)),
+        resolved=RESOLVED.model_copy(update={"recipes": tuple(WEIGHTS)}),
+        checkpoint=CheckpointReport(ref=RESOLVED.checkpoint, digest=DIGEST),
+        registered_name=RESOLVED.name,
     )
     return made

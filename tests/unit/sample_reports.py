@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from artifacts.run_record import RunReport, StageReport, VariantReport
+from artifacts.requests import ModelRequest
+from artifacts.run_record import ResolvedOptions, RunReport, StageReport, VariantReport
 from eval_gates.quality_result import QualityResult
 from eval_gates.speed.report import LoadSummary, SpeedGateResult
 
 DIGEST = "0123456789abcdef" * 4
-COMMAND = {
-    "checkpoint": "demo:smollm2-135m",
-    "recipes": ["fp8-dynamic"],
-    "profile": "cpu",
-    "policy": "demo",
-    "name": "smollm2-135m",
-    "registry": "sqlite:////somewhere/registry.db",
-    "eval_data": None,
-    "trust_remote_code": False,
-}
+REQUEST = ModelRequest(
+    checkpoint="demo:smollm2-135m",
+    recipes=("fp8-dynamic",),
+    profile="cpu",
+    policy="demo",
+    name="smollm2-135m",
+    registry="sqlite:////somewhere/registry.db",
+)
+RESOLVED = ResolvedOptions(
+    checkpoint="demo:smollm2-135m",
+    recipes=("fp8-dynamic",),
+    profile="cpu",
+    policy="demo",
+    name="smollm2-135m",
+)
 
 
 def gate_report(**changes: Any) -> QualityResult:
@@ -146,12 +152,12 @@ def run_report(**changes: Any) -> RunReport:
     """A finished run that promoted its one variant."""
     fields: dict[str, Any] = {
         "run": "20261121-100000-000001",
-        "kind": "model",
         "status": "finished",
         "exit_code": 0,
         "started": "2026-11-21T10:00:00+00:00",
         "seconds": 372.4,
-        "command": COMMAND,
+        "request": REQUEST,
+        "resolved": RESOLVED,
         "checkpoint": {"ref": "demo:smollm2-135m", "digest": DIGEST},
         "registered_name": "smollm2-135m",
         "variants": [variant_report()],

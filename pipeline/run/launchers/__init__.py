@@ -8,14 +8,16 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from artifacts.requests import ModelRequest
 from artifacts.run_record import RunReport, read_run
 from pipeline.environments.settings import Settings
-from pipeline.plan.resolved_options import ModelRequest
+from pipeline.plan.resolved_options import DEFAULT_RECIPES
 from pipeline.run.copies import join_run, write_request
 from pipeline.run.launchers.ray import RayLauncher
 from pipeline.run.launchers.slurm import SlurmLauncher
 from prepare.errors import StageError
 from prepare.events import Progress
+from prepare.own_command import own_command
 from prepare.store import RUN_RECORD, RunFolders
 
 POLL_S = 2.0
@@ -26,7 +28,7 @@ Launcher = SlurmLauncher | RayLauncher
 
 
 def launch(
-    request: ModelRequest | None,
+    request: ModelRequest,
     on: str,
     copies: int | None,
     run_id: str | None,
@@ -45,17 +47,18 @@ def launch(
     store = settings.open_store()
     name = run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     folder = RunFolders(store).make(name, is_new=run_id is None)
-    if request is not None:
+    if request.checkpoint is not None:
         write_request(folder, request, nodes=True)
     joined = join_run(request, name, store, retry=retry)
     if joined.ended is not None:
         return joined.ended
     asked = joined.request
-    models = 1 + len(asked.recipes or ("", "")) + len(asked.variants + asked.served_variants)
+    models = 1 + len(asked.recipes or DEFAULT_RECIPES) + len(asked.variants + asked.served_variants)
     launcher = (SlurmLauncher if on == "slurm" else RayLauncher)(settings, folder)
     try:
         progress.note(f"run {name}: {launcher.start(copies or models)}")
-        progress.note(f"`prepare model --run {name} --on {on}` follows it again")
+        again = own_command("model", "--run", name, "--on", on)
+        progress.note(f"`{again}` follows it again")
         return _follow(launcher, settings, name, progress)
     finally:
         launcher.close()

@@ -30,8 +30,8 @@ RECIPE = "fp8-dynamic"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     made = judged_run(tmp_path_factory.mktemp("card") / "store")
-    command = {**made.report.command, "requested": {"recipes": ["awq-w4a16"]}}
-    made.report = made.report.model_copy(update={"command": command})
+    request = replace(made.report.request, recipes=("awq-w4a16",))
+    made.report = made.report.model_copy(update={"request": request})
     return made
 
 

@@ -24,6 +24,7 @@ from artifacts.evidence.verify import check_bundle, check_run
 from artifacts.garbage_collection import find_garbage, remove
 from artifacts.mlflow_store import MlflowStore
 from artifacts.registry import Cause, Registry
+from artifacts.requests import GateRequest
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from prepare.errors import EvidenceError, RegistryError, StoreError, UsageError
@@ -51,6 +52,9 @@ FILES = (
     *("config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"),
     *("modeling_x.py", "consolidated.safetensors", "adapter/model.safetensors"),
 )
+
+
+GATE = GateRequest(baseline="http://a:1", candidate="http://b:1")
 
 
 class TestChangedFolder:
@@ -189,7 +193,7 @@ class TestPromoteRun:
         ("changes", "words"),
         [
             ({"status": "running"}, "is not finished"),
-            ({"kind": "gate"}, "no weights to promote"),
+            ({"request": GATE}, "no weights to promote"),
             ({"stages": []}, "judged no variant"),
         ],
     )

@@ -25,9 +25,10 @@ from artifacts.evidence.manifest import MANIFEST
 from artifacts.evidence.signing import Signer, find_signer, fingerprint_of
 from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.registry import MANIFEST_TAG, TUPLE_TAG, WEIGHTS_TAG, Registry
+from artifacts.requests import RecheckRequest
 from pipeline.cli.main import app
 from pipeline.environments.settings import load_settings
-from pipeline.run.recheck import RecheckRequest, run_recheck
+from pipeline.run.recheck import run_recheck
 from pipeline.stages import newest_revision
 from prepare.digest import digest_file, digest_json
 from prepare.errors import EvidenceError, UsageError
@@ -89,7 +90,7 @@ class Site:
         self.command("serve", "model@champion", "--check", "--allow-mismatch", key=key)
 
     def recheck(self, key: Path | None) -> None:
-        request = RecheckRequest("model@champion", registry=self.made.uri)
+        request = RecheckRequest(reference="model@champion", registry=self.made.uri)
         run_recheck(request, load_settings(self.made.root, public_key=key), Listener())
 
     def command(self, *words: str, key: Path | None) -> None:

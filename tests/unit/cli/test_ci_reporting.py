@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from listener import Listener
 from sample_reports import (
+    REQUEST,
     failed_variant_report,
     gate_report,
     run_report,
@@ -156,9 +157,9 @@ def test_whatever_ends_a_run_is_told_and_goes_on(
     def work(*_: Any) -> RunReport:
         raise error
 
-    reporting = CiReporting("model", ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
+    reporting = CiReporting(REQUEST, ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
     with pytest.raises(type(error)):
-        reporting.report(work, {"checkpoint": "c"}, None, Listener())
+        reporting.report(work, None, Listener())
     assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == (code, verdict)
     assert ET.parse(job / "junit.xml").find(".//error") is not None
 

@@ -32,6 +32,8 @@ def type_name(annotation: Any) -> str:
         return " | ".join(type_name(each) for each in inner)
     if typing.get_origin(annotation) is list:
         return f"list[{type_name(inner[0])}]"
+    if typing.get_origin(annotation) is typing.Literal:
+        return "{" + ",".join(inner) + "}"
     if annotation is types.NoneType:
         return "None"
     if issubclass(annotation, Enum):

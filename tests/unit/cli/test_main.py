@@ -27,7 +27,8 @@ from prepare.store import RUN_RECORD, RunFolders, Store
 HEAVY = {
     *("torch", "transformers", "vllm", "llmcompressor", "awq", "lm_eval", "rouge_score"),
     *("mlflow", "sqlalchemy", "numpy", "scipy", "huggingface_hub", "datasets", "httpx"),
-    *("prepare.record", "yaml", "eval_gates", "artifacts", "pipeline.plan", "pipeline.run"),
+    *("prepare.record", "yaml", "eval_gates", "artifacts.run_record"),
+    *("pipeline.plan", "pipeline.run"),
 }
 PREPARE = (sys.executable, "-m", "prepare")
 

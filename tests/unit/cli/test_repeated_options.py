@@ -1,31 +1,11 @@
-"""Commands that are told have the options that say where things are."""
+"""Commands that are shown have the options that say where things are."""
 
 from __future__ import annotations
 
-import pytest
 import typer
 
 from pipeline.cli.main import app
-from pipeline.cli.options import WITH_REGISTRY, WITHOUT_STORE, repeat_options
-
-WHERE = ["promote", "--store", "/a b", "--registry=http://r:5000"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("`prepare gc -n` is", "`prepare gc -n --store '/a b' --registry http://r:5000` is"),
-        ("`prepare runs RUN`", "`prepare runs RUN --store '/a b'`"),
-        ("`prepare show policy`", "`prepare show policy`"),
-        ("`prepare model` makes variants", "`prepare model` makes variants"),
-        ("Next: prepare gc, or", "Next: prepare gc, or"),
-        ("Next: prepare runs, or", "Next: prepare runs --store '/a b', or"),
-        ("`prepare promote RUN --store x`", "`prepare promote RUN --store x --registry http://r:5000`"),
-    ],
-)  # fmt: skip
-def test_commands_repeat_where_things_are(text: str, expected: str) -> None:
-    assert repeat_options(text, WHERE) == expected
-    assert repeat_options(text, ["promote", "RUN"]) == text
+from prepare.own_command import WITH_REGISTRY, WITHOUT_STORE
 
 
 def test_commands_are_those_that_take_the_options() -> None:

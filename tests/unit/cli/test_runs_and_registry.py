@@ -9,11 +9,12 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_reports import COMMAND, failed_variant_report, run_report, stage_report
+from sample_reports import REQUEST, RESOLVED, failed_variant_report, run_report, stage_report
 from typer.testing import CliRunner
 
 from artifacts.registry import MANIFEST_TAG, Cause, Registry
@@ -65,7 +66,7 @@ def put_run(store: Store, report: RunReport) -> None:
 
 def test_the_running_stage_is_shown_and_the_next_command_has_the_store(tmp_path: Path) -> None:
     store = tmp_path / "a store"
-    log = RunRecorder(Store(store), "model", dict(COMMAND))
+    log = RunRecorder(Store(store), REQUEST, RESOLVED)
     log.note_running(["baseline: screen", "baseline: evaluate mmlu", "fp8: quantize"])
     lines = words("runs", "latest", "--store", str(store))
     assert any(line.startswith("running: baseline: screen; fp8: quantize") for line in lines)
@@ -77,7 +78,7 @@ def test_the_running_stage_is_shown_and_the_next_command_has_the_store(tmp_path:
 
 
 def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> None:
-    log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
+    log = RunRecorder(Store(tmp_path / "store"), REQUEST, RESOLVED)
     log.note("before")
     attach = [sys.executable, "-P", "-m", "prepare", "runs", "latest", "--follow"]
     with subprocess.Popen(
@@ -107,7 +108,8 @@ def store(tmp_path: Path) -> Store:
         run=SECOND,
         exit_code=1,
         seconds=12.0,
-        command=COMMAND | {"checkpoint": "./mine"},
+        request=replace(REQUEST, checkpoint="./mine"),
+        resolved=RESOLVED.model_copy(update={"checkpoint": "./mine"}),
         variants=[failed_variant_report()],
         stages=[stage_report(name="quantize", variant="awq-w4a16", status="failed", key="def")],
     )

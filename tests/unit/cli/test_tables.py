@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sample_reports import (
-    COMMAND,
+    RESOLVED,
     gate_report,
     run_report,
     speed_claim,
@@ -36,7 +36,9 @@ def test_brackets_are_no_markup(capsys: Capture) -> None:
         reason="[link]it failed",
         speed=[speed_claim(note="[dim]note[/]")],
     )
-    report = run_report(command=COMMAND | {"checkpoint": odd}, variants=[variant], run="[1]")
+    report = run_report(
+        resolved=RESOLVED.model_copy(update={"checkpoint": odd}), variants=[variant], run="[1]"
+    )
     text = "\n".join(shown(capsys, report))
-    for words in (odd, "[red]here[/blue]", "[link]it failed", "[dim]note[/]", "runs [1]"):
+    for words in (odd, "[red]here[/blue]", "[link]it failed", "[dim]note[/]", "runs '[1]'"):
         assert words in text

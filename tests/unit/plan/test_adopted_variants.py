@@ -13,7 +13,6 @@ from listener import Listener
 from small_checkpoint import write_files
 from sound_variants import RECIPES, source_files, variant_files
 
-from artifacts.command_line import command_line
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import read_served, read_variant
 from pipeline.plan.checkpoint_resolver import Locator
@@ -179,11 +178,11 @@ class TestChoices:
 
     def test_the_command_that_repeats_it(self, settings: Settings) -> None:
         served = ("x=--quantization fp8",)
-        command = self.choices(settings, served_variants=served).to_dict()
-        line = command_line("model", command)
+        request = self.choices(settings, served_variants=served).asked
+        line = request.line()
         assert f"--variant {self.folder / 'vendor'}" in line
         assert "--served-variant 'x=--quantization fp8'" in line
-        public = command_line("model", command, public=True)
+        public = request.line(public=True)
         assert "--variant ./vendor" in public
         assert str(self.folder) not in public
 

@@ -29,11 +29,11 @@ from published_models import (
 from small_checkpoint import safetensors, write_files
 from some_node import NODE
 
+from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_faults import find_missing_matrix
 from pipeline.plan.machine import Machine
 from pipeline.plan.preflight import Preflight
-from pipeline.plan.resolved_options import ModelRequest
 from pipeline.plan.serving_profile import check_processor
 from pipeline.plan.survey import line
 from pipeline.run.model import run_model

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_run import refused, request_for, write_policy
 
+from artifacts.run_record import ResolvedOptions
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import choose
 from prepare.errors import CheckpointError
@@ -32,20 +34,16 @@ class TestDefaults:
             registry="http://registry.example",
             eval_data=tmp_path / "programs" / ".." / "data",
         )
-        assert choose(request, settings).to_dict() | {"checkpoint": ""} == {
-            "checkpoint": "",
-            "recipes": ["fp8-dynamic"],
-            "profile": "h200",
-            "cpu_overrides": {},
-            "kv_cache_note": load_profile("h200").kv_cache_note,
-            "policy": "default",
-            "requested": {"recipes": ["fp8-dynamic"], "profile": "h200", "policy": "default"},
-            "name": "mine",
-            "registry": "http://registry.example",
-            "eval_data": str(tmp_path / "data"),
-            "trust_remote_code": False,
-            "promote": True,
-        }
+        choices = choose(request, settings)
+        assert choices.asked == replace(request, eval_data=tmp_path / "data")
+        assert choices.resolved() == ResolvedOptions(
+            checkpoint="demo:smollm2-135m",
+            recipes=("fp8-dynamic",),
+            profile="h200",
+            kv_cache_note=load_profile("h200").kv_cache_note,
+            policy="default",
+            name="mine",
+        )
 
     def test_a_recipe_named_twice_is_made_once(self, settings: Settings) -> None:
         request = request_for(recipes=("awq-w4a16", "fp8-dynamic", "awq-w4a16"))
@@ -54,14 +52,15 @@ class TestDefaults:
 
     def test_gates_are_measured_again_by_their_names(self, settings: Settings) -> None:
         for name, gate in (("quiz", "quiz"), ("speed.ratio.short", "ratio.short")):
-            request = request_for("demo:smollm2-135m", remeasured=(name,))
+            request = request_for("demo:smollm2-135m", remeasure=(name,))
             assert choose(request, settings).remeasured == (gate,)
 
     def test_the_record_keeps_what_was_asked_for(self, settings: Settings, tmp_path: Path) -> None:
         policy = write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}})
-        told = choose(request_for(recipes=("awq-w4a16",), policy=policy), settings).to_dict()
-        assert told["requested"] == {"recipes": ["awq-w4a16"], "profile": "cpu", "policy": policy}
-        assert told["policy"] == "mine"
+        choices = choose(request_for(recipes=("awq-w4a16",), policy=policy), settings)
+        asked = choices.asked
+        assert (asked.recipes, asked.profile, asked.policy) == (("awq-w4a16",), "cpu", policy)
+        assert choices.resolved().policy == "mine"
 
     @pytest.mark.parametrize("policy", [None, "no-such-policy"])
     def test_a_folder_that_is_not_there_is_told_first(
@@ -80,7 +79,7 @@ class TestUsage:
             ({"recipes": ("fp8-dynamik",)}, "did you mean 'fp8-dynamic'"),
             ({"policy": "defualt"}, "did you mean 'default'"),
             ({"profile": "h10"}, "did you mean 'h100'"),
-            ({"remeasured": ("mmul",)}, "it has mmlu"),
+            ({"remeasure": ("mmul",)}, "it has mmlu"),
         ],
     )
     def test_a_slip(self, settings: Settings, options: dict[str, Any], words: str) -> None:
@@ -97,7 +96,7 @@ class TestUsage:
         assert "no margin for int4" in error.message
         assert error.where == "policy key suites.mmlu.margins"
         assert choose(request_for(policy=policy, recipes=("fp8-dynamic",)), settings)
-        assert choose(request_for(policy=policy, recipes=None), settings).recipes == ()
+        assert choose(request_for(policy=policy), settings, default_recipes=()).recipes == ()
 
     def test_two_recipes_of_one_name(self, settings: Settings, tmp_path: Path) -> None:
         import recipes
@@ -111,3 +110,12 @@ class TestUsage:
     @pytest.mark.parametrize("name", ["org/model", "model:1", " "])
     def test_a_name_that_the_registry_refuses(self, settings: Settings, name: str) -> None:
         assert refused(request_for(name=name), settings).where == "--name"
+
+
+def test_ablating_is_screening(settings: Settings) -> None:
+    """Nothing is gated, so no power is needed."""
+    demo = "demo:smollm2-135m"
+    ablated = choose(request_for(demo, ablate=True), settings)
+    assert ablated.asked.is_screening
+    assert ablated.policy == choose(request_for(demo, screen=True), settings).policy
+    assert ablated.policy != choose(request_for(demo), settings).policy

@@ -55,7 +55,7 @@ class TestSpeculative:
         assert "mine.yaml" in error.where
         assert "speculative.rejection_sample_method" in error.where
         choices = choose(replace(asked, promote=False), settings)
-        assert "lossy" in choices.to_dict()["speculation"]
+        assert "lossy" in choices.resolved().speculation
 
     def test_log_probabilities_of_prompts_are_untried_with_it(
         self, tmp_path: Path, settings: Settings

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from finished_stage import stage_record
-from sample_reports import COMMAND
+from sample_reports import REQUEST, RESOLVED
 from some_attempt import some_trial
 
 from artifacts.mlflow_store import make_database
@@ -146,7 +146,7 @@ def answer(root: Path, first: int) -> list[str]:
 
 
 def begin_run(root: Path, end: str) -> str:
-    log = RunRecorder(Store(root), "model", dict(COMMAND))
+    log = RunRecorder(Store(root), REQUEST, RESOLVED)
     if end == "finished":
         log.finish("finished", 0)
     return log.run_id

@@ -14,11 +14,12 @@ from listener import Listener
 from sample_stages import PARAMETERS
 from word_tokenizer import WordTokenizer
 
+from artifacts.requests import GateRequest
 from eval_gates import evaluate_worker as evaluate
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.suites.json_lines import write_rows
 from pipeline.plan.generation_settings import resolve_generation
-from pipeline.run.gate import GateRequest, check_policy, model_of
+from pipeline.run.gate import GateChoice, check_policy, choose_endpoints, model_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.consistency import find_other_forms
 from pipeline.stages.evaluate import EvaluateParameters
@@ -168,18 +169,15 @@ def test_an_endpoint_may_be_refused_before_the_first_question(tmp_path: Path) ->
     assert made.models.asked == []
 
 
-def request_of(policy: Path, api: str, tokenizer: Path | None = None) -> GateRequest:
-    return GateRequest(
-        baseline=OpenAIEndpoint("http://a", "m"),
-        candidate=OpenAIEndpoint("http://b", "m"),
+def request_of(policy: Path, api: str, tokenizer: Path | None = None) -> GateChoice:
+    request = GateRequest(
+        baseline="http://a",
+        candidate="http://b",
         policy=str(policy),
-        family="fp8",
         tokenizer=tokenizer,
-        max_length=None,
-        eval_data=None,
-        deployment_id=None,
         api=api,
     )
+    return choose_endpoints(request)
 
 
 def test_without_a_tokenizer_only_the_chat_api_can_be_asked(

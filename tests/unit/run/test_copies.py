@@ -12,10 +12,11 @@ import pytest
 from fake_run import ONE, TWO, FakeRun, equal, lost
 from listener import Listener
 from pretend_stages import PretendModels
+from sample_reports import RESOLVED
 
 from artifacts.evidence.verify import check_run
+from artifacts.requests import ModelRequest
 from artifacts.run_record import StageReport, read_run
-from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
 from pipeline.run.pieces import Pieces
 from pipeline.run.recorder import RunRecorder
@@ -46,7 +47,7 @@ def store(tmp_path: Path) -> Store:
 class TestJoining:
     def test_without_options_one_takes_those_of_the_first(self, store: Store) -> None:
         first = join_run(REQUEST, "nightly", store)
-        assert join_run(None, "nightly", store) == first
+        assert join_run(ModelRequest(), "nightly", store) == first
         assert first.request == REQUEST
 
     def test_with_others_one_is_told_what_differs(self, store: Store) -> None:
@@ -62,9 +63,9 @@ class TestJoining:
 
     def test_there_must_be_something_to_do(self, store: Store) -> None:
         with pytest.raises(UsageError, match="checkpoint is missing"):
-            join_run(None, None, store)
+            join_run(ModelRequest(), None, store)
         with pytest.raises(UsageError, match="no run 'nightly'"):
-            join_run(None, "nightly", store)
+            join_run(ModelRequest(), "nightly", store)
 
     def test_another_prepare_is_refused(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -72,22 +73,22 @@ class TestJoining:
         join_run(REQUEST, "nightly", store)
         monkeypatch.setattr("pipeline.run.copies.this_prepare", lambda: "0.0.0+code.other")
         with pytest.raises(UsageError, match=r"0\.0\.0\+code\.other"):
-            join_run(None, "nightly", store)
+            join_run(ModelRequest(), "nightly", store)
 
     def test_a_run_that_ended_is_told_and_not_done_again(self, store: Store) -> None:
         join_run(REQUEST, "nightly", store)
-        log = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="nightly")
+        log = RunRecorder(store, REQUEST, RESOLVED, run_id="nightly")
         log.finish("finished", 4)
-        ended = join_run(None, "nightly", store).ended
+        ended = join_run(ModelRequest(), "nightly", store).ended
         assert ended is not None
         assert ended.exit_code == 4
-        assert join_run(None, "nightly", store, retry=True).ended is None
-        going_on = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="nightly")
+        assert join_run(ModelRequest(), "nightly", store, retry=True).ended is None
+        going_on = RunRecorder(store, REQUEST, RESOLVED, run_id="nightly")
         with pytest.raises(UsageError, match="in progress"):
-            join_run(None, "nightly", store, retry=True)
+            join_run(ModelRequest(), "nightly", store, retry=True)
         going_on.finish("interrupted", 130)
         # Copies that a launcher starts are not told of the retry, and who follows them waits.
-        assert join_run(None, "nightly", store).ended is None
+        assert join_run(ModelRequest(), "nightly", store).ended is None
 
     @pytest.mark.parametrize("spoil", [os.mkfifo, Path.mkdir, lambda p: p.symlink_to(p)])
     def test_a_request_that_is_no_file_is_refused(
@@ -167,8 +168,8 @@ class TestPieces:
 
 
 def test_the_main_copy_records_what_the_others_tell(store: Store) -> None:
-    main = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
-    other = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
+    main = RunRecorder(store, REQUEST, RESOLVED, run_id="r")
+    other = RunRecorder(store, REQUEST, RESOLVED, run_id="r")
     assert (main.is_main, other.is_main) == (True, False)
     told = Listener()
     with OtherCopies(main, told).heard():
@@ -185,7 +186,7 @@ def test_the_main_copy_records_what_the_others_tell(store: Store) -> None:
 
 
 def test_what_no_copy_wrote_neither_stops_nor_spoils_the_record(store: Store) -> None:
-    main = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
+    main = RunRecorder(store, REQUEST, RESOLVED, run_id="r")
     folder = main.folder / "copies"
     folder.mkdir()
     os.mkfifo(folder / "0.jsonl")
@@ -206,10 +207,8 @@ def test_what_no_copy_wrote_neither_stops_nor_spoils_the_record(store: Store) ->
 
 
 def test_who_comes_while_the_killed_main_copy_still_ends_takes_over(store: Store) -> None:
-    main = RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r")
-    again, numbered = (
-        RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r", index=i) for i in (0, 1)
-    )
+    main = RunRecorder(store, REQUEST, RESOLVED, run_id="r")
+    again, numbered = (RunRecorder(store, REQUEST, RESOLVED, run_id="r", index=i) for i in (0, 1))
     assert not again.take_over()
     main.note("found")
     main._held.close()  # killed, and its last child has ended
@@ -225,9 +224,7 @@ def test_who_comes_while_the_killed_main_copy_still_ends_takes_over(store: Store
 
 def test_a_copy_takes_over_in_the_middle_and_hears_the_others(store: Store) -> None:
     """The main copy is killed at the first answer; a numbered copy tells something after it."""
-    main, other = (
-        RunRecorder(store, "model", {"checkpoint": "c"}, run_id="r", index=i) for i in (0, 2)
-    )
+    main, other = (RunRecorder(store, REQUEST, RESOLVED, run_id="r", index=i) for i in (0, 2))
     other.note("before")
 
     def score(variant: str, suite: str, number: int) -> float:
@@ -337,7 +334,7 @@ def test_a_further_copy_begins_with_the_answers_that_all_wait_for(
         piece.do(lot)
 
     monkeypatch.setattr(Copy, "_do", do)
-    main = RunRecorder(Store(tmp_path / "store"), "model", {}, run_id="r")
+    main = RunRecorder(Store(tmp_path / "store"), REQUEST, RESOLVED, run_id="r")
     FakeRun(tmp_path / "store", run_id="r").run()
     main.finish("finished", 0)
     assert next(each for each in begun if not each.startswith("questions")) == "serves baseline"

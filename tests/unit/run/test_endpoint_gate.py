@@ -12,12 +12,12 @@ from listener import Listener
 from sample_stages import RESULTS
 from some_node import NODE
 
+from artifacts.requests import GateRequest
 from pipeline.environments import environment
 from pipeline.environments.settings import Settings
 from pipeline.plan.plan import Plan
 from pipeline.run import gate as endpoint_gate
-from pipeline.run.gate import GateRequest, plan_of
-from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.run.gate import choose_endpoints, plan_of
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
 from prepare.errors import UsageError
@@ -32,13 +32,12 @@ def request_of(tmp_path: Path) -> GateRequest:
     for name in ("tokenizer_config.json", "tokenizer.json", "model.safetensors"):
         (tokenizer / name).write_text("{}")
     return GateRequest(
-        baseline=OpenAIEndpoint("http://a", "m"),
-        candidate=OpenAIEndpoint("http://b", "m"),
+        baseline="http://a",
+        candidate="http://b",
+        baseline_model="m",
+        candidate_model="m",
         policy="demo",
-        family="fp8",
         tokenizer=tokenizer,
-        max_length=None,
-        eval_data=None,
         deployment_id="s",
     )
 
@@ -47,7 +46,7 @@ def keys(request: GateRequest, run_id: str = "run") -> set[str]:
     home = request.tokenizer.parent
     settings = Settings(home=home / "home", store=home / "store")
     policy = load_policy(request.policy)
-    plan = plan_of(request, policy, settings, run_id, Listener(), NODE)
+    plan = plan_of(choose_endpoints(request), policy, settings, run_id, Listener(), NODE)
     sides = (plan.baseline, *plan.variants)
     return {
         spec.key for side in sides for spec in side.stages.values() if spec.stage == EVALUATE.name
@@ -75,7 +74,7 @@ def plan_for(request: GateRequest, run_id: str) -> Plan:
     home = request.tokenizer.parent
     settings = Settings(home=home / "home", store=home / "store")
     policy = load_policy(request.policy)
-    return plan_of(request, policy, settings, run_id, Listener(), NODE)
+    return plan_of(choose_endpoints(request), policy, settings, run_id, Listener(), NODE)
 
 
 def begin(plan: Plan, request: GateRequest, number: int = 1) -> int:
@@ -100,7 +99,7 @@ def test_a_gate_that_is_tried_again_is_another_attempt(
     assert [level(p) for p in plans] == [pytest.approx(alpha)] * 3
     # On another port it is the same baseline; one deployment id is the same attempt.
     named = replace(again, deployment_id="s")
-    moved = replace(named, baseline=replace(again.baseline, url="http://c"))
+    moved = replace(named, baseline="http://c")
     assert [begin(plan_for(named, run), again) for run in ("x", "y")] == [4, 4]
     if attempts is not None:
         with pytest.raises(UsageError, match="allows 4 attempts"):
@@ -129,7 +128,7 @@ def finish_asking(plan: Plan, request: GateRequest) -> None:
 
 def test_a_gate_of_a_session_is_measured_again_on_request(request_of: GateRequest) -> None:
     named = replace(request_of, policy=str(easy(request_of)))
-    again = replace(named, remeasured=("code",))
+    again = replace(named, remeasure=("code",))
 
     def planned(request: GateRequest, run_id: str) -> tuple[int, float]:
         plan = plan_for(request, run_id)
@@ -145,13 +144,13 @@ def test_a_gate_of_a_session_is_measured_again_on_request(request_of: GateReques
     assert planned(again, "run 3") == (3, pytest.approx(0.05))
 
 
-@pytest.mark.parametrize("changes", [{"remeasured": ("none",)}, {"deployment_id": None}])
+@pytest.mark.parametrize("changes", [{"remeasure": ("none",)}, {"deployment_id": None}])
 def test_a_gate_that_cannot_be_measured_again_is_refused_by_name(
     request_of: GateRequest, changes: dict[str, Any]
 ) -> None:
-    request = replace(request_of, policy=str(easy(request_of)), remeasured=("code",))
+    request = replace(request_of, policy=str(easy(request_of)), remeasure=("code",))
     with pytest.raises(UsageError) as caught:
-        endpoint_gate.check_policy(replace(request, **changes))
+        endpoint_gate.check_policy(choose_endpoints(replace(request, **changes)))
     assert caught.value.where == "--remeasure"
 
 
@@ -210,8 +209,9 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
     )
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
     with EndpointStandIn() as one, EndpointStandIn() as other:
-        sides = {"baseline": OpenAIEndpoint(one.url), "candidate": OpenAIEndpoint(other.url)}
-        request = replace(request_of, policy=str(policy), **sides)
+        sides = {"baseline": one.url, "candidate": other.url}
+        names = {"baseline_model": None, "candidate_model": None}
+        request = replace(request_of, policy=str(policy), **sides, **names)
         report = endpoint_gate.run_gate(request, settings, Listener())
     assert report.exit_code == 2
     assert report.error is not None

@@ -11,11 +11,12 @@ from quantized_checkpoint import source_files
 from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
+from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.progress import PlanProgress
-from pipeline.plan.resolved_options import ModelRequest, choose
+from pipeline.plan.resolved_options import choose
 from pipeline.plan.survey import survey
 from pipeline.run import plan_report
 from pipeline.run.plan_report import PlanReport, forecast

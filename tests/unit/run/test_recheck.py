@@ -21,6 +21,7 @@ from artifacts.deploy.serve import accepted_tuples
 from artifacts.evidence.verify import check_run
 from artifacts.registry import Registry
 from artifacts.release import PromotionRequest, promote_run
+from artifacts.requests import RecheckRequest
 from artifacts.run_record import RunReport, find_run
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.cli.main import app
@@ -29,7 +30,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import load_settings
 from pipeline.plan import model_plan
 from pipeline.run import recheck, session
-from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
+from pipeline.run.recheck import RecheckOutcome, run_recheck
 from prepare.errors import (
     CheckpointError,
     ExitCode,
@@ -85,7 +86,7 @@ class Site:
         return [each.serve_environment for each in accepted_tuples(past, store or self.store)]
 
     def recheck(self, reference: str = "model@champion", **options: Any) -> RecheckOutcome:
-        request = RecheckRequest(reference, registry=self.registry.uri, **options)
+        request = RecheckRequest(reference=reference, registry=self.registry.uri, **options)
         return run_recheck(request, load_settings(self.store.root), self.said)
 
     def statuses(self, outcome: RecheckOutcome) -> dict[tuple[str, str], str]:
@@ -172,10 +173,10 @@ class TestNothingChanged:
 
     def test_one_gate_is_measured_again_on_request(self, site: Site) -> None:
         with pytest.raises(UsageError) as caught:
-            site.recheck(remeasured=("none",))
+            site.recheck(remeasure=("none",))
         assert caught.value.where == "--remeasure"
         for number in (1, 2):
-            site.recheck(remeasured=("code",))
+            site.recheck(remeasure=("code",))
             asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
             assert max(each["measurement"] for each in asked) == number
         assert site.models.served == ["baseline", RECIPE] * 2
@@ -347,7 +348,7 @@ class TestErrors:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0}, trust_remote_code=True)
         uri = f"sqlite:///{tmp_path / 'registry.db'}"
         run.promote(uri, variant=RECIPE)
-        request = RecheckRequest("model@champion", registry=uri)
+        request = RecheckRequest(reference="model@champion", registry=uri)
         with pytest.raises(CheckpointError) as caught:
             run_recheck(request, load_settings(tmp_path / "here"), Listener())
         assert caught.value.where == "model version 1"

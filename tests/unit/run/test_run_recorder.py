@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
+from sample_reports import REQUEST, RESOLVED, failed_variant_report, stage_report, variant_report
 from small_disk import fill, small_disk
 
 from artifacts.run_record import RunReport, find_run, read_run
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def log(store: Store) -> RunRecorder:
-    return RunRecorder(store, "model", dict(COMMAND))
+    return RunRecorder(store, REQUEST, RESOLVED)
 
 
 def on_disk(log: RunRecorder) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunRecorder) 
     assert data["run"] == log.run_id == log.folder.name
     assert data["status"] == "running"
     assert data["exit_code"] is None
-    assert data["command"] == COMMAND
+    assert data["request"] == REQUEST.to_dict()
     assert data["schema_version"] == 1
     assert RunFolders(store).all() == [log.folder]
 
@@ -89,9 +89,12 @@ import os, signal
 from pathlib import Path
 from pipeline.run.recorder import RunRecorder
 from prepare.store import Store
+from artifacts.requests import ModelRequest
+from artifacts.run_record import ResolvedOptions
 import sys
 
-log = RunRecorder(Store(Path(sys.argv[1])), "model", {"checkpoint": "x"})
+asked = ModelRequest(checkpoint="x")
+log = RunRecorder(Store(Path(sys.argv[1])), asked, ResolvedOptions(checkpoint="x"))
 if sys.argv[2] == "finished":
     log.finish("finished", 0)
 print(log.run_id, flush=True)
@@ -139,7 +142,7 @@ def test_a_full_disk_is_explained(log: RunRecorder) -> None:
 
 def test_the_outcome_is_written_to_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path):
-        log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
+        log = RunRecorder(Store(tmp_path / "store"), REQUEST, RESOLVED)
         fill(tmp_path)
         with pytest.raises(StoreError, match="disk is full"):
             log.note("x" * 10_000)
@@ -153,7 +156,7 @@ def test_the_outcome_is_written_to_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.fixture
 def three(store: Store) -> list[RunReport]:
-    logs = [RunRecorder(store, "model", dict(COMMAND)) for _ in range(3)]
+    logs = [RunRecorder(store, REQUEST, RESOLVED) for _ in range(3)]
     for log in logs:
         log.finish("finished", 0)
     return [log.report() for log in logs]

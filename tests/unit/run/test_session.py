@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from listener import Listener
+from sample_reports import REQUEST, RESOLVED
 
-from artifacts.command_line import RunKind
+from artifacts.requests import CommandRequest, GateRequest
 from artifacts.run_record import find_run
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
@@ -14,11 +16,13 @@ from pipeline.run.session import RunInterrupted, RunSession
 from prepare.errors import ExitCode, PrepareError, StoreError
 from prepare.store import Store
 
+GATE = GateRequest(baseline="http://a:1", candidate="http://b:1")
+
 
 @pytest.fixture
 def session(tmp_path: Path) -> RunSession:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
-    made = RunSession("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+    made = RunSession(REQUEST, RESOLVED, Accelerator.CPU, settings, Listener())
     made.progress.note("begun")
     return made
 
@@ -76,16 +80,19 @@ def test_anything_else_is_passed_on(
 
 
 @pytest.mark.parametrize(
-    ("kind", "named", "goes_on_by"),
-    [("model", None, ""), ("gate", None, "--deployment-id {run}"), ("gate", "mine", "")],
+    ("asked", "goes_on_by"),
+    [
+        (REQUEST, ""),
+        (GATE, "--deployment-id {run}"),
+        (replace(GATE, deployment_id="mine"), ""),
+    ],
 )
 def test_an_interrupted_run_names_what_continues_it(
-    tmp_path: Path, kind: RunKind, named: str | None, goes_on_by: str
+    tmp_path: Path, asked: CommandRequest, goes_on_by: str
 ) -> None:
     """A gate without a deployment id has answers under its run's id alone."""
     settings, listener = Settings(home=tmp_path / "home", store=tmp_path / "store"), Listener()
-    command = {"checkpoint": "c", "deployment_id": named}
-    session = RunSession(kind, command, Accelerator.CPU, settings, listener)
+    session = RunSession(asked, RESOLVED, Accelerator.CPU, settings, listener)
 
     def work() -> ExitCode:
         raise KeyboardInterrupt

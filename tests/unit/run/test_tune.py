@@ -10,8 +10,9 @@ from some_node import NODE
 
 from artifacts.evidence.verify import check_tuning
 from artifacts.release import PromotionRequest, choose_variants
+from artifacts.requests import TuneRequest
 from artifacts.run_outcome import headline, next_command, next_steps
-from artifacts.run_record import RunReport, ScreeningReport, TuningReport
+from artifacts.run_record import ResolvedOptions, RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.plan.machine import Machine
 from pipeline.plan.tuned_arm import add_candidate, claim_gain, make_defaults
@@ -66,7 +67,9 @@ class Tried:
 
     def run(self, to: Path | None = None) -> ExitCode:
         defaults = make_defaults(self.profile, self.found)
-        self.log = RunRecorder(self.store, "tune", {"checkpoint": "c"})
+        self.log = RunRecorder(
+            self.store, TuneRequest(checkpoint="c"), ResolvedOptions(checkpoint="c")
+        )
         stages = PretendStages(self.store, self.models, self.log)
         return Tuning(
             checkpoint=self.checkpoint,

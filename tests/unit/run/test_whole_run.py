@@ -8,12 +8,12 @@ import pytest
 from listener import Listener
 from sample_reports import failed_variant_report, variant_report
 
+from artifacts.requests import ModelRequest
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
 from pipeline.cli.tables import last_line
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.plan import Plan
-from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run import model as whole_run
 from prepare.errors import ExitCode
 from recipes.catalog import load_policy
@@ -86,7 +86,7 @@ def test_without_promotion_what_passed_is_not_registered(
     passed = variant_report(promoted=False, registry_version=None)
     report = run_to([failed_variant_report(), passed], False, tmp_path, monkeypatch)
     assert (report.status, report.exit_code) == ("finished", 0)
-    assert report.command["promote"] is False
+    assert report.request.promote is False
     assert not any(variant.promoted for variant in report.variants)
     assert not (tmp_path / "store" / "registry.db").exists()
     failed = run_to([failed_variant_report()], False, tmp_path, monkeypatch)

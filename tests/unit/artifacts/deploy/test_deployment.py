@@ -181,7 +181,10 @@ def test_files_that_are_elsewhere(run: FakeRun, version: Version, tmp_path: Path
     here, there = (Settings(home=tmp_path, store=each) for each in (run.root, tmp_path))
     assert checked_folder(moved, None, here, "") == Path(version.source)
     with pytest.raises(RegistryError) as caught:
-        checked_folder(moved, None, there, "prepare serve {reference}")
-    assert "prepare pull model@1 FOLDER, then prepare serve model@1" in caught.value.hint
+        checked_folder(moved, None, there, "serve")
+    assert (
+        "prepare pull model@1 FOLDER, then prepare serve model@1 --weights FOLDER"
+        in caught.value.hint
+    )
     with pytest.raises(RegistryError):
         checked_folder(replace(moved, source="/" + "x" * 9_999), None, there, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,8 @@ def test_what_a_model_says_is_inert(tmp_path: Path) -> None:
     made.save(
         notes=[HOSTILE],
         registered_name=HOSTILE,
-        command=made.report.command | {"checkpoint": HOSTILE},
+        request=replace(made.report.request, checkpoint=HOSTILE),
+        resolved=made.report.resolved.model_copy(update={"checkpoint": HOSTILE}),
     )
     page = page_of(made)
     assert len(page.running) == 2
