@@ -8,8 +8,8 @@ is its share of 16 samples, with difficulties that differ; a ROUGE score changes
 of 0.1. The pass rate of all blocking suites together is the product over suites.
 
 Prints one JSON line. Exits with 1 if `default`, `general`, `code` or `reasoning` pass a usual
-variant in less than 90 %, `strict` in less than 80 %, or if the formula of `plan/power.py` differs
-from the replays by more than 7 points.
+variant in less than 90 %, `strict` in less than 80 %, or if the formula of `preflight/power.py`
+differs from the replays by more than 7 points.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
-from pipeline.plan.power import policy_power
+from pipeline.preflight.power import policy_power
 from recipes.catalog import load_policy, load_recipe
 from recipes.policy import AnySuite, UsualChange
 

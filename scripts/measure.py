@@ -20,7 +20,7 @@ CEILINGS = {
     "tokens": 305_000,
     "own_names_imported_per_file": 11.8,
     "classes": 470,
-    "tuple_assignments": 417,
+    "tuple_assignments": 420,
     "files_in_a_folder": 28,
     "class_names_with_two_meanings": 0,
 }

@@ -112,8 +112,8 @@ def _build(
 
 def _diagnose(settings: Settings, profile: str, *, as_json: bool) -> None:
     from pipeline.environments.gpu_host import Severity
-    from pipeline.plan.doctor import diagnose
     from pipeline.plan.serving_profile import load_named_profile
+    from pipeline.preflight.doctor import diagnose
 
     findings = diagnose(settings, None if profile == "auto" else load_named_profile(profile))
     environments = _statuses(settings)

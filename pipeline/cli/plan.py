@@ -25,8 +25,8 @@ from prepare.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.plan.gpu_fit import CapacityPlan
-    from pipeline.plan.power import GatePower
+    from pipeline.preflight.gpu_fit import CapacityPlan
+    from pipeline.preflight.power import GatePower
 
 
 NOT_PLANNED = ("promote", "sign", "ablate", "screen", "until", "remeasure")
@@ -40,10 +40,10 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
     from pipeline.plan.data_sources import SourceResolver, note_repeated_fields
-    from pipeline.plan.power import check_power, policy_power, speed_power
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
     from pipeline.plan.serving_profile import load_named_profile
-    from pipeline.plan.survey import refuse
+    from pipeline.preflight.power import check_power, policy_power, speed_power
+    from pipeline.preflight.survey import refuse
     from recipes import catalog
     from recipes.traffic_file import check_workload
 
@@ -78,7 +78,7 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
 
 def print_power(power: Sequence[GatePower]) -> None:
     """Print the chances of each gate and family."""
-    from pipeline.plan.power import RATIO, format_chance, joint_power, promotion_power
+    from pipeline.preflight.power import RATIO, format_chance, joint_power, promotion_power
 
     for gate in power:
         print(gate.words)
@@ -202,7 +202,7 @@ def plan(
             hint="name it, such as --gpu h100; or leave them out",
         )
     if gpu is not None:
-        from pipeline.plan.gpu_fit import answer
+        from pipeline.preflight.gpu_fit import answer
 
         capacity = answer(request, load_settings(store), gpu, gpus, context)
         if as_json:

@@ -68,7 +68,7 @@ def _show_prompt(
     name: str, checkpoint: Path, policy: str | None, eval_data: Path | None, *, as_json: bool
 ) -> None:
     from pipeline.cli.display import open_display
-    from pipeline.plan.first_prompt import first_prompt
+    from pipeline.preflight.first_prompt import first_prompt
     from recipes import catalog
 
     with open_display() as display:

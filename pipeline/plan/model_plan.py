@@ -17,7 +17,6 @@ from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION, SourceResolver
 from pipeline.plan.generation_settings import max_length_of, resolve_generation, with_lengths
 from pipeline.plan.plan import Arm, Plan
-from pipeline.plan.power import check_power
 from pipeline.plan.resolved_options import Choice
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
@@ -33,7 +32,6 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
-from prepare.events import NullProgress
 from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec
 from recipes.checkpoints.chat_template import folder_generation
@@ -241,9 +239,6 @@ def make_planner(
     accelerator = Accelerator(choices.profile.accelerator)
     policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
-    counts = sources.counts(fitted)
-    if fitted != policy and not choices.asked.is_screening:
-        check_power(fitted, choices.recipes, counts, NullProgress())
     identities = {str(e): identity(e, accelerator, settings) for e in choices.environments}
     choices = replace(choices, policy=fitted)
     return ModelPlanner(choices, found, identities, sources, settings.store)

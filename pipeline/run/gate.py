@@ -17,18 +17,14 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.generation_settings import (
-    form_notes,
-    generation_faults,
-    resolve_generation,
-    with_lengths,
-)
+from pipeline.plan.generation_settings import resolve_generation, with_lengths
 from pipeline.plan.plan import Arm, Plan
-from pipeline.plan.power import check_power
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import check_margins, find_gates
 from pipeline.plan.speed_plan import find_claims
-from pipeline.plan.survey import refuse
+from pipeline.preflight.generation_faults import form_notes, generation_faults
+from pipeline.preflight.power import check_power
+from pipeline.preflight.survey import refuse
 from pipeline.run.pieces import carry_out
 from pipeline.run.serving import facts_of
 from pipeline.run.session import RunSession

@@ -13,13 +13,13 @@ from artifacts.run_record import NOT_PREFERRED, RunReport, exit_code_of
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
-from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import Plan
-from pipeline.plan.preflight import Preflight
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose, registry_uri
-from pipeline.plan.survey import Survey, refuse, survey
+from pipeline.preflight.gpu_fit import spread_over_gpus
+from pipeline.preflight.preflight import Preflight
+from pipeline.preflight.survey import Survey, check_fitted, refuse, survey
 from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.pieces import carry_out
 from pipeline.run.screening import run_screening
@@ -84,6 +84,7 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
     # Without gates no attempt is made.
     run_id = "" if choices.asked.is_screening else session.log.run_id
     plan = make_plan(choices, found, settings, early.sources, run_id)
+    check_fitted(plan.policy, choices, found.source, early.sources)
     check_plan(session.log.folder, plan, choices.node.kind(choices.profile.accelerator))
     known = early.preflight
     if known is None:  # a demo, which is made by now

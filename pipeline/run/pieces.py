@@ -13,8 +13,8 @@ from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.plan.data_sources import check_independence
 from pipeline.plan.plan import Arm
-from pipeline.plan.power import check_counted
 from pipeline.plan.progress import PlanProgress
+from pipeline.preflight.power import check_counted
 from pipeline.run.blocks import BlockPieces
 from pipeline.run.copies import Lead
 from pipeline.run.serving import BrokenModelError, Serving

@@ -19,13 +19,13 @@ from pipeline.environments.environment import Accelerator, EnvironmentStatus, st
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator, demo_stage
 from pipeline.plan.generation_settings import resolve_generation
-from pipeline.plan.gpu_fit import spread_over_gpus
 from pipeline.plan.model_plan import make_plan
-from pipeline.plan.power import BlockNoise, GatePower, policy_power, speed_power
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.serving_profile import draft_reference
-from pipeline.plan.survey import line, refusal, survey
+from pipeline.preflight.gpu_fit import spread_over_gpus
+from pipeline.preflight.power import BlockNoise, GatePower, policy_power, speed_power
+from pipeline.preflight.survey import check_fitted, line, refusal, survey
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
@@ -185,6 +185,7 @@ def forecast(
             found = Locator(profile, settings, find_made, progress, trusts_code).all(choices)
             checkpoint = found.source
             plan = make_plan(choices, found, settings, sources)
+            check_fitted(plan.policy, choices, checkpoint, sources)
             policy, level, state = plan.policy, plan.trial.level, PlanProgress(plan, store)
             attempt, specs = AttemptLedger(store).history(plan.trial).words, state.stages()
             if preflight is not None:

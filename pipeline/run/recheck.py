@@ -27,13 +27,13 @@ from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
 from pipeline.plan.checkpoint_resolver import Located, Locator
-from pipeline.plan.machine import find_missing_gpus, machine_of
 from pipeline.plan.model_plan import make_planner
 from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, find_gates, registry_uri
 from pipeline.plan.serving_profile import check_processor, choose_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
+from pipeline.preflight.machine import find_missing_gpus, machine_of
 from pipeline.run.model import check_early
 from pipeline.run.pieces import carry_out
 from pipeline.run.session import RunSession

@@ -23,8 +23,6 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.gpu_fit import spread_over_gpus
-from pipeline.plan.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
 from pipeline.plan.model_plan import served_arm
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.progress import PlanProgress
@@ -32,8 +30,10 @@ from pipeline.plan.resolved_options import choose
 from pipeline.plan.screening import load_stage
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_claims
-from pipeline.plan.survey import refuse
 from pipeline.plan.tuned_arm import TunedArm, add_candidate, claim_gain, make_defaults
+from pipeline.preflight.gpu_fit import spread_over_gpus
+from pipeline.preflight.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
+from pipeline.preflight.survey import refuse
 from pipeline.run.blocks import measure_blocks
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving

@@ -30,7 +30,7 @@ from eval_gates.suites import mbpp
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
 from pipeline.environments.settings import load_settings
-from pipeline.plan.memory import Model
+from pipeline.preflight.memory import Model
 from pipeline.stages.screen import SCREEN
 from prepare.errors import PrepareError
 from prepare.record import Record

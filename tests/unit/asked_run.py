@@ -138,3 +138,21 @@ class Checkpoints:
         assert str(self.folder) in caught.value.where
         assert caught.value.hint
         return caught.value
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", store=tmp_path / "store")
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, settings: Settings) -> Checkpoints:
+    return Checkpoints(tmp_path / "model", settings)

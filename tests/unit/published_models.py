@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.plan.memory import Model
+from pipeline.preflight.memory import Model
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.safetensors_header import TensorEntry
 

@@ -17,7 +17,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import read_served, read_variant
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.resolved_options import Choice, choose
-from pipeline.plan.survey import survey
+from pipeline.preflight.survey import survey
 from prepare.errors import CheckpointError, UsageError
 from recipes.catalog import load_profile
 from recipes.checkpoints.folder import Checkpoint

@@ -12,7 +12,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.screening import screening_stages
-from pipeline.plan.survey import survey
+from pipeline.preflight.survey import survey
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
 from prepare.errors import UsageError

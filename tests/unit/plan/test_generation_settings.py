@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.plan.generation_settings import (
-    form_notes,
-    generation_faults,
-    resolve_generation,
-)
+from pipeline.plan.generation_settings import resolve_generation
+from pipeline.preflight.generation_faults import form_notes, generation_faults
 from prepare.errors import CheckpointError
 from recipes.catalog import load_policy, load_profile, policy_names
 from recipes.checkpoints.chat_template import ModelGeneration

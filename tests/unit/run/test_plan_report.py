@@ -17,7 +17,7 @@ from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import choose
-from pipeline.plan.survey import survey
+from pipeline.preflight.survey import survey
 from pipeline.run import plan_report
 from pipeline.run.plan_report import PlanReport, forecast
 from prepare.errors import ExitCode, UsageError

@@ -14,8 +14,8 @@ from artifacts.requests import TuneRequest
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import ResolvedOptions, RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
-from pipeline.plan.machine import Machine
 from pipeline.plan.tuned_arm import add_candidate, claim_gain, make_defaults
+from pipeline.preflight.machine import Machine
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
 from pipeline.run.tune import PROFILE, Tuning

@@ -12,7 +12,7 @@ import pytest
 from measured_refusal import refusal
 from small_checkpoint import checkpoint_files, write_files
 
-from pipeline.plan.memory import Model
+from pipeline.preflight.memory import Model
 from prepare.digest import FileDigests
 from prepare.errors import CheckpointError
 from recipes.checkpoints.folder import inspect_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.plan.memory import GIB, Model
+from pipeline.preflight.memory import GIB, Model
 from recipes.checkpoints.variant_size import VariantWeights
 from recipes.engines import find_engine
 from recipes.quantization import Calibration

@@ -12,8 +12,10 @@ from rich.filesize import decimal
 from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import demo_stage
-from pipeline.plan.machine import gpu_type, machine_of
-from pipeline.plan.memory import (
+from pipeline.plan.resolved_options import Choice, choose
+from pipeline.plan.serving_profile import draft_reference
+from pipeline.preflight.machine import gpu_type, machine_of
+from pipeline.preflight.memory import (
     SMALL_FILES_BYTES,
     Fit,
     Gpus,
@@ -22,9 +24,7 @@ from pipeline.plan.memory import (
     divisors,
     variants_of,
 )
-from pipeline.plan.resolved_options import Choice, choose
-from pipeline.plan.serving_profile import draft_reference
-from pipeline.plan.suitability import find_making_faults
+from pipeline.preflight.suitability import find_making_faults
 from prepare.errors import CheckpointError, PrepareError, UsageError
 from prepare.own_command import own_command
 from recipes import catalog

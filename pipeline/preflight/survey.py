@@ -15,11 +15,16 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import resolve_generation
-from pipeline.plan.gpu_fit import read_draft_bytes, read_source
-from pipeline.plan.machine import existing_folder, find_driver_fault, find_missing_gpus, machine_of
-from pipeline.plan.power import check_power
-from pipeline.plan.preflight import Preflight
 from pipeline.plan.resolved_options import Choice, registry_uri
+from pipeline.preflight.gpu_fit import read_draft_bytes, read_source
+from pipeline.preflight.machine import (
+    existing_folder,
+    find_driver_fault,
+    find_missing_gpus,
+    machine_of,
+)
+from pipeline.preflight.power import check_power
+from pipeline.preflight.preflight import Preflight
 from pipeline.stages import known_of
 from pipeline.stages.questions import QUESTIONS
 from prepare.errors import (
@@ -30,7 +35,9 @@ from prepare.errors import (
     RegistryError,
     UsageError,
 )
-from prepare.events import Progress
+from prepare.events import NullProgress, Progress
+from recipes.checkpoints.chat_template import folder_generation
+from recipes.checkpoints.folder import Checkpoint
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.policy import Policy
@@ -120,6 +127,18 @@ def _question_faults(
             check_power(choices.policy, choices.recipes, sources.counts(policy), progress)
         except UsageError as fault:
             yield fault
+
+
+def check_fitted(
+    fitted: Policy, choices: Choice, checkpoint: Checkpoint, sources: SourceResolver
+) -> None:
+    """Check the power of a policy without the questions that are too long for the model.
+
+    UsageError: as `check_power`.
+    """
+    resolved = resolve_generation(choices.policy, folder_generation(checkpoint.path))
+    if fitted != resolved and not choices.asked.is_screening:
+        check_power(fitted, choices.recipes, sources.counts(fitted), NullProgress())
 
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:

@@ -31,11 +31,11 @@ from some_node import NODE
 
 from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_faults import find_missing_matrix
-from pipeline.plan.machine import Machine
-from pipeline.plan.preflight import Preflight
 from pipeline.plan.serving_profile import check_processor
-from pipeline.plan.survey import line
+from pipeline.preflight.checkpoint_faults import find_missing_matrix
+from pipeline.preflight.machine import Machine
+from pipeline.preflight.preflight import Preflight
+from pipeline.preflight.survey import line
 from pipeline.run.model import run_model
 from pipeline.run.plan_report import forecast
 from prepare.errors import ExitCode, HubError, PrepareError, UsageError
@@ -537,7 +537,7 @@ def test_a_hub_that_cannot_be_reached(settings: Settings, monkeypatch: pytest.Mo
         raise HubError("the Hub is unreachable", where="org/name", hint="check the network")
 
     for name in ("read_source", "bytes_to_download"):
-        monkeypatch.setattr(f"pipeline.plan.survey.{name}", fail)
+        monkeypatch.setattr(f"pipeline.preflight.survey.{name}", fail)
     report = forecast(request("org/name"), settings, Listener())
     assert report.exit_code == run_model(request("org/name"), settings, Listener()).exit_code == 1
     assert list(report.lines())[1].startswith("would be refused: the Hub is unreachable")

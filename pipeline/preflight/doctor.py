@@ -27,8 +27,8 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.gpu_host import DoctorCheck, Severity, check_compilers, check_driver
-from pipeline.plan.machine import find_gpu_fault, find_missing_gpus, machine_of
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
+from pipeline.preflight.machine import find_gpu_fault, find_missing_gpus, machine_of
 from prepare.errors import UsageError
 from prepare.gpus import VisibleGpu, busy_gpus
 from prepare.hardware import cpu_features, this_node

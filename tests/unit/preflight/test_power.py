@@ -13,7 +13,7 @@ from listener import Listener
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import find
-from pipeline.plan.power import (
+from pipeline.preflight.power import (
     BlockNoise,
     chances,
     check_power,

@@ -12,7 +12,8 @@ from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import load_settings
 from pipeline.plan.build import QUESTION_SEED
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.generation_settings import generation_faults, resolve_generation
+from pipeline.plan.generation_settings import resolve_generation
+from pipeline.preflight.generation_faults import generation_faults
 from pipeline.stages.context import StageContext
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from prepare.digest import FileDigests

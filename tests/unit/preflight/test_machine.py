@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plan.machine import machine_of
+from pipeline.preflight.machine import machine_of
 from prepare.hardware import this_node
 
 

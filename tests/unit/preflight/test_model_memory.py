@@ -23,8 +23,8 @@ from published_models import (
     qwen3_moe,
 )
 
-from pipeline.plan.host_memory import serving_bytes
-from pipeline.plan.memory import Fit, Gpus, Model, divisors, variants_of
+from pipeline.preflight.host_memory import serving_bytes
+from pipeline.preflight.memory import Fit, Gpus, Model, divisors, variants_of
 from prepare.errors import CheckpointError
 from recipes import catalog
 from recipes.checkpoints.header_source import read_config_alone

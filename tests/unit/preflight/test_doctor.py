@@ -15,8 +15,8 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.settings import EnvironmentOverride, Settings
-from pipeline.plan import doctor
-from pipeline.plan.doctor import (
+from pipeline.preflight import doctor
+from pipeline.preflight.doctor import (
     DoctorCheck,
     Severity,
     diagnose,

@@ -13,7 +13,9 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.plan.checkpoint_faults import (
+from pipeline.plan.resolved_options import Choice
+from pipeline.plan.speed_plan import find_claims
+from pipeline.preflight.checkpoint_faults import (
     calibration_faults,
     checkpoint_faults,
     describes_other_weights,
@@ -21,20 +23,18 @@ from pipeline.plan.checkpoint_faults import (
     may_exceed_context,
     read_tokenizer,
 )
-from pipeline.plan.generation_settings import form_notes, generation_faults
-from pipeline.plan.gpu_fit import gpu_remarks
-from pipeline.plan.host_memory import HostNeed, making_needs, serving_bytes
-from pipeline.plan.machine import (
+from pipeline.preflight.generation_faults import form_notes, generation_faults
+from pipeline.preflight.gpu_fit import gpu_remarks
+from pipeline.preflight.host_memory import HostNeed, making_needs, serving_bytes
+from pipeline.preflight.machine import (
     Machine,
     find_driver_fault,
     find_gpu_fault,
     find_missing_gpus,
     gpu_type,
 )
-from pipeline.plan.memory import SMALL_FILES_BYTES, Division, Gpus, Model, variants_of
-from pipeline.plan.resolved_options import Choice
-from pipeline.plan.speed_plan import find_claims
-from pipeline.plan.suitability import find_loading_fault, find_making_faults
+from pipeline.preflight.memory import SMALL_FILES_BYTES, Division, Gpus, Model, variants_of
+from pipeline.preflight.suitability import find_loading_fault, find_making_faults
 from prepare.errors import (
     CheckpointError,
     PreflightError,

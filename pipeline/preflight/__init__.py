@@ -1,0 +1,1 @@
+"""Refusals before a run: what options, files and this machine show."""
