@@ -49,7 +49,7 @@ class Answering:
         with answering(self.folder / f"s{len(self.started)}") as socket:
             yield {"url": "http://localhost", "model": "m", "socket": str(socket)}
 
-    def leave(self, arm: str, error: PrepareError, *, under_load: bool) -> None:
+    def leave(self, arm: str, error: PrepareError) -> None:
         raise error
 
 

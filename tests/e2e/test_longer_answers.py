@@ -45,7 +45,7 @@ POLICY = {
     "cost": {"suites": ["sentences"], "max_ratio": {"fp8": 1.1}},
     # Two of the same servers: a half leaves room for other programs on the machine.
     "speed": {
-        "ratio": {"min_ratio": {"cpu": 0.5}, "workloads": ["short"]},
+        "ratio": {"min_ratio": 0.5, "workloads": ["short"], "blocks": 5},
         "workloads": {
             "short": {
                 **{"kind": "random", "input_tokens": 16, "output_tokens": 8, "seconds": 3},

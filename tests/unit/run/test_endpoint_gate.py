@@ -144,6 +144,21 @@ def test_a_gate_of_a_session_is_measured_again_on_request(request_of: GateReques
     assert planned(again, "run 3") == (3, pytest.approx(0.05))
 
 
+def test_a_ratio_without_a_number_for_endpoints_is_refused_with_the_line(
+    request_of: GateRequest, tmp_path: Path
+) -> None:
+    """It was left out without a word."""
+    file = tmp_path / "cpu-only.yaml"
+    text = easy(request_of).read_text().rstrip("}")
+    ratio = "speed: {ratio: {min_ratio: {cpu: 0.5}, workloads: [chat]}}"
+    file.write_text(f"{text}}}}}}}, {ratio}}}")
+    with pytest.raises(UsageError) as caught:
+        endpoint_gate.check_policy(choose_endpoints(replace(request_of, policy=str(file))))
+    assert caught.value.where == "policy key speed.ratio.min_ratio"
+    assert "cpu: 0.5, cuda: 0.95" in caught.value.hint
+    assert endpoint_gate.check_policy(choose_endpoints(request_of)).claims_on(None)
+
+
 @pytest.mark.parametrize("changes", [{"remeasure": ("none",)}, {"deployment_id": None}])
 def test_a_gate_that_cannot_be_measured_again_is_refused_by_name(
     request_of: GateRequest, changes: dict[str, Any]

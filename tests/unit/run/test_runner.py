@@ -59,6 +59,16 @@ class TestRounds:
         assert asked == {"baseline": 4000, ONE: verdict.gates[0].n}
         assert verdict.gates[0].look < 3
 
+    def test_a_variant_that_is_far_better_is_undecided(self, bench: FakeRun) -> None:
+        """30 against 70 % moved the alias: the two were not asked alike."""
+        bench.models.score = lambda variant, suite, number: float(
+            number % 10 < (3 if variant == "baseline" else 7)
+        )
+        verdict = bench.verdict()
+        assert (verdict.verdict, verdict.gates[0].suspicious) == ("undecided", True)
+        bench.policy = policy(max_gain=0.5)
+        assert bench.verdict().verdict == "pass"
+
     def test_a_clear_loss_fails_early(self, bench: FakeRun) -> None:
         bench.models.score = lost(2)
         verdict = bench.verdict()

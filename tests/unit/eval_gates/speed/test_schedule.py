@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -99,3 +101,18 @@ def test_the_number_of_requests_of_a_load_is_poisson() -> None:
 )
 def test_a_load_lasts_ten_answers(answers: list[float], rate: float, timing: Timing) -> None:
     assert timing_after({**WORKLOAD, "arrivals": {"rate": rate}}, answers) == timing
+
+
+@pytest.mark.parametrize("arms", [2, 3, 4])
+def test_orders_are_balanced(arms: int) -> None:
+    """A second place that is 6 % slower passed a minimum in 2.8 %, with drawn orders."""
+    names = [f"arm{number}" for number in range(arms)]
+    for seed in range(20):
+        orders = [draw_block(seed, block, block % 3, names)[0] for block in range(2 * arms)]
+        for name in names:
+            places = [order.index(name) for order in orders]
+            assert sorted(places) == sorted(list(range(arms)) * 2)
+        for one, other in combinations(names, 2):
+            assert sum(order.index(one) < order.index(other) for order in orders) == arms
+    firsts = {draw_block(seed, 0, 0, names)[0][0] for seed in range(40)}
+    assert firsts == set(names)
