@@ -10,18 +10,29 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from eval_gates.rows import Answer
+from eval_gates.reply_forms import ENTITIES, begins_with_thought, has_call_marks
+from eval_gates.rows import CALLS, FORMS, Answer
 from prepare.errors import StageError
 
 _MOST = 0.5
 _NEARLY_ALL, _FIRST_ANSWERS = 0.9, 16  # suffice before all questions are asked
 _SAME = 4  # so few equal answers may be chance
 _COUNT_TOLERANCE = 0.9  # servers differ by some tokens in what they count
+_FEW = 0.1
 _SHOWN = 60  # characters
 
 _THINKING = (
     "turn thoughts off (policy key chat_template_kwargs: {enable_thinking: false}), or raise "
     "max_tokens of the suite"
+)
+
+_THOUGHTS = (
+    "set the policy key generation.thinking to remove, or to the model's own marks, and max_tokens "
+    "to model; or start the server with the model's reasoning parser (vLLM: --reasoning-parser)"
+)
+_PARSER = (
+    "start the server with the model's tool-call parser (vLLM: --enable-auto-tool-choice "
+    "--tool-call-parser NAME; llama.cpp: --jinja), or write 'form: prompt' into the suite"
 )
 
 
@@ -32,17 +43,24 @@ class _Fault(NamedTuple):
 
 
 def check_answers(
-    suite: str, rows: Sequence[Answer], *, max_tokens: Any, is_complete: bool
+    suite: str,
+    rows: Sequence[Answer],
+    *,
+    max_tokens: Any,
+    is_complete: bool,
+    takes_thoughts: bool = False,
 ) -> None:
     """Raise StageError, with cause and cure, if most answers are faulty.
 
-    Unless `is_complete`, nearly all must be.
+    Unless `is_complete`, nearly all must be. `takes_thoughts`: the suite reads what follows a
+    thought, or the thought too.
     """
     if not rows or (not is_complete and len(rows) < _FIRST_ANSWERS):
         return
+    _check_calls(suite, rows)
     counts: Counter[int] = Counter()
     examples: dict[int, Answer] = {}
-    faults = _faults(rows, max_tokens)
+    faults = _faults(rows, max_tokens, takes_thoughts=takes_thoughts)
     for row in rows:
         for number, fault in enumerate(faults):
             if fault.has(row):
@@ -62,13 +80,47 @@ def check_answers(
     )
 
 
-def _faults(rows: Sequence[Answer], max_tokens: Any) -> list[_Fault]:
+def remarks_on(rows: Sequence[Answer], *, takes_thoughts: bool) -> list[str]:
+    """Return what a few answers' form shows, which is too little for an error."""
+    counts = Counter(form for row in rows for form in row.own.get(FORMS, ()))
+    if counts[ENTITIES] <= _FEW * len(rows):
+        del counts[ENTITIES]  # some tasks need them in an answer
+    if not takes_thoughts:
+        counts[f"begin with a thought: {_THOUGHTS}"] = sum(map(_has_thought, rows))
+    counts[f"have call marks in their text and no call: {_PARSER}"] = sum(map(_hides_call, rows))
+    return [f"{n:,} of {len(rows):,} answers {what}" for what, n in counts.items() if n]
+
+
+def _check_calls(suite: str, rows: Sequence[Answer]) -> None:
+    """Raise StageError if the server parses no call that the model writes."""
+    hidden = [row for row in rows if _hides_call(row)]
+    if len(hidden) < _SAME or any(map(_calls, rows)):
+        return
+    raise StageError(
+        f"the answers cannot be judged: none of {len(rows)} has a call, and {len(hidden)} have "
+        f"call marks in their text; the first is {_shown(hidden[0])}",
+        where=f"suite {suite}",
+        hint=_PARSER,
+    )
+
+
+def _faults(rows: Sequence[Answer], max_tokens: Any, *, takes_thoughts: bool) -> list[_Fault]:
     most_common = _most_common(rows)
     return [
         _Fault(
             "were withheld by the endpoint (content filter, refusal)",
             lambda row: _is_all(row, row.refused),
             "turn off the filter or guard in front of the model, or leave the suite out",
+        ),
+        _Fault(
+            "begin with a thought, which is scored as part of the answer",
+            lambda row: not takes_thoughts and row.score < 1 and _has_thought(row),
+            _THOUGHTS,
+        ),
+        _Fault(
+            "have call marks in their text and no call",
+            _hides_call,
+            _PARSER,
         ),
         _Fault(
             f"were cut off by the server before the {max_tokens} tokens asked for",
@@ -117,12 +169,25 @@ def _is_all(row: Answer, count: int) -> bool:
 
 
 def _is_empty(row: Answer) -> bool:
+    return bool(row.tokens) and not any(text.strip() for text in _texts(row)) and not _calls(row)
+
+
+def _texts(row: Answer) -> list[str]:
+    """Return the samples' texts; none of log-probabilities."""
     texts = row.answer if isinstance(row.answer, list) else [row.answer]
-    return bool(row.tokens) and not any(text.strip() for text in texts) and not _calls(row)
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _has_thought(row: Answer) -> bool:
+    return any(map(begins_with_thought, _texts(row)))
+
+
+def _hides_call(row: Answer) -> bool:
+    return CALLS in row.own and not _calls(row) and any(map(has_call_marks, _texts(row)))
 
 
 def _calls(row: Answer) -> list[Any]:
-    return [call for calls in row.own.get("calls", ()) for call in calls]
+    return [call for calls in row.own.get(CALLS, ()) for call in calls]
 
 
 def _identity(row: Answer) -> str | None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +22,7 @@ from typing import Any, NamedTuple
 
 from eval_gates import replies
 from eval_gates.model_tokenizer import Tokenizer
+from eval_gates.reply_forms import find_error
 from eval_gates.rows import Question, Reply, sample_seed
 from prepare.credentials import restore_credentials
 from prepare.errors import StageError
@@ -47,6 +51,7 @@ fields that OpenAI's API lacks are sent."""
 # The log-probabilities of a prompt of 100,000 tokens are 10 MB.
 MAX_BYTES = 16 * MEBIBYTE
 TRIES = 3
+PATIENCE_S = 600  # that one request waits, where the endpoint says how long
 TIMEOUT_S = 1800.0  # of one request
 CHOICE_TOKENS = 16  # of a choice that is written, unless the model thinks
 THINKING_TOKENS = 4096  # of one that is thought about, where the policy has no number
@@ -77,7 +82,11 @@ class _RejectedRequestError(Exception):
 
 
 class _FailedRequestError(Exception):
-    """Failed request that may succeed when it is sent again."""
+    """Failed request that may succeed when it is sent again, after `wait_s` if not None."""
+
+    def __init__(self, words: str, wait_s: float | None = None) -> None:
+        super().__init__(words)
+        self.wait_s = wait_s
 
 
 class Request(NamedTuple):
@@ -124,6 +133,7 @@ class Client:
         self._asks_once: bool | None = None if asks_once else False
         self._forms: Sequence[tuple[str, bool]] = FORMS
         self._special = tokenizer.special_texts() if tokenizer else []
+        self._paused_until = 0.0  # of the event loop's clock
         self.counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
 
     def render(self, messages: Sequence[Any], **settings: Any) -> str:
@@ -374,20 +384,48 @@ class Client:
         raise refused or _RejectedRequestError("it takes no form of requests with these settings")
 
     async def _try_often(self, request: Request) -> Any:
-        for number in range(1, TRIES + 1):
+        tries, waited_s = 0, 0.0
+        while True:
             try:
                 async with self._slots:
+                    await self._wait_for_rate()
                     self.counts["requests"] += 1
                     return await self._send_once(request)
             except _FailedRequestError as error:
-                if number == TRIES:
-                    raise UnansweredError(
-                        f"the endpoint does not answer a question, after {TRIES} requests: {error}",
-                        where=f"{self._url}{_address(request)}",
-                        hint="read the server's log",
-                    ) from error
-            await asyncio.sleep(2 ** (number - 1))
-        raise AssertionError("the last try returns or raises")
+                if error.wait_s is None:
+                    tries += 1
+                else:
+                    waited_s += error.wait_s
+                if tries == TRIES or waited_s > PATIENCE_S:
+                    raise self._unanswered(request, error) from error
+                if error.wait_s is not None:
+                    self._limit_rate(error)
+                    continue
+            await asyncio.sleep(2 ** (tries - 1))
+
+    def _unanswered(self, request: Request, error: _FailedRequestError) -> UnansweredError:
+        if error.wait_s is None:
+            what, hint = f"after {TRIES} requests", "read the server's log"
+        else:
+            what = f"and asks to wait {error.wait_s:,.0f} s (at most {PATIENCE_S:,} s are waited)"
+            hint = "raise its limit of requests, or run the same command again later"
+        return UnansweredError(
+            f"the endpoint does not answer a question, {what}: {error}",
+            where=f"{self._url}{_address(request)}",
+            hint=hint,
+        )
+
+    def _limit_rate(self, error: _FailedRequestError) -> None:
+        """Delay all requests, as the endpoint asks."""
+        if not self._paused_until:
+            self._note(f"the endpoint limits the rate of requests, and is waited for ({error})")
+        until = asyncio.get_running_loop().time() + (error.wait_s or 0)
+        self._paused_until = max(self._paused_until, until)
+
+    async def _wait_for_rate(self) -> None:
+        wait_s = self._paused_until - asyncio.get_running_loop().time()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
 
     async def _send_once(self, request: Request) -> Any:
         key = "" if self._socket else os.environ.get("OPENAI_API_KEY", "")
@@ -412,12 +450,14 @@ class Client:
         if is_fault and status not in _PASSING_STATUSES:
             raise _RejectedRequestError(f"it answered {status}: {said}")
         if status >= 400:
-            raise _FailedRequestError(f"it answered {status}: {said}")
+            wait_s = seconds_to_wait(response.headers.get("Retry-After"))
+            raise _FailedRequestError(f"it answered {status}: {said}", wait_s)
         try:
             # NaN is read here and refused below with its cause: a broken model.
             body = parse_json(received, whole_text=False, finite=False)
         except ValueError as error:
             raise _FailedRequestError(f"it did not answer JSON: {error}") from error
+        _check_no_error(body)
         try:
             return request.read(body)
         except ValueError as error:
@@ -444,6 +484,31 @@ def choice_body(model: str, context: Sequence[int], tokens: Sequence[int]) -> di
         "return_tokens_as_token_ids": True,
         **PLAIN_SAMPLING,
     }
+
+
+def seconds_to_wait(retry_after: str | None) -> float | None:
+    """Return the seconds of a header Retry-After, at least 1; None if it has neither of its forms.
+
+    It is a number, or a date (RFC 9110, 10.2.3).
+    """
+    text = (retry_after or "").strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        return max(1.0, float(text))
+    try:
+        date = parsedate_to_datetime(text)
+        return max(1.0, date.timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _check_no_error(body: Any) -> None:
+    """Raise for an error that a gateway gave with status 200."""
+    if (found := find_error(body)) is not None:
+        words, code = found
+        said = f"it answered 200 with an error: {words[:_MAX_REASON]}"
+        if code is not None and 400 <= code < 500 and code not in _PASSING_STATUSES:
+            raise _RejectedRequestError(said)
+        raise _FailedRequestError(said)
 
 
 @cache

@@ -83,6 +83,7 @@ class OpenSuite:
         self._kind.open(self._task, self.questions, file.parent)
         self.settings = self._kind.settings(self._task)
         self.is_chat = self._task.prompt_format == "chat"
+        self.takes_thoughts = self._kind.takes_thoughts(self._task)
 
     def ask(
         self, client: Client, asked: Sequence[Question], baseline: Mapping[str, Answer] | None
@@ -145,7 +146,13 @@ class BatchAsker:
         asked, replies = self.replies(batch)
         rows = self._suite.score(batch, asked, replies, self._progress)
         # Unusable answers are not stored: the server may be started otherwise.
-        check_answers(self._name, rows, max_tokens=self._max_tokens, is_complete=False)
+        check_answers(
+            self._name,
+            rows,
+            max_tokens=self._max_tokens,
+            is_complete=False,
+            takes_thoughts=self._suite.takes_thoughts,
+        )
         self._progress.advance(self._name, batch.stop, self._limit, "questions")
         return rows
 

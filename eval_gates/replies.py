@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from eval_gates.reply_forms import clean, read_arguments, read_content
 from eval_gates.rows import Reply, ToolCall
 from recipes.generation import ThoughtMarkers
 
@@ -32,26 +33,55 @@ def read_chat(body: Any) -> tuple[Reply, str]:
     message = choice.get("message")
     if not isinstance(message, dict):
         raise ValueError("its answer has no message")
+    content, thoughts, refuses = read_content(message.get("content"))
     # vLLM renamed the key; other servers keep DeepSeek's.
-    reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-    content, calls = message.get("content") or "", message.get("tool_calls") or []
-    if not isinstance(content, str) or not isinstance(reasoning, str):
+    reasoning = message.get("reasoning") or message.get("reasoning_content") or thoughts
+    if not isinstance(reasoning, str):
         raise ValueError("its message is not a text")
-    if not isinstance(calls, list):
+    calls, forms = _read_calls(message)
+    found = _reply(body, choice, content, calls, forms)
+    is_refused = found.is_refused or refuses or bool(message.get("refusal"))
+    return replace(found, is_refused=is_refused), reasoning
+
+
+def _read_calls(message: dict[str, Any]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
+    """Return calls, and the forms of their arguments that are not OpenAI's."""
+    listed = message.get("tool_calls") or []
+    if not isinstance(listed, list):
         raise ValueError("its tool calls are not a list")
-    found = _reply(body, choice, content, tuple(_tool_call(call) for call in calls))
-    return replace(found, is_refused=found.is_refused or bool(message.get("refusal"))), reasoning
+    if not listed and message.get("function_call"):
+        listed = [{"function": message["function_call"]}]  # OpenAI's first API of functions
+    calls, forms = list[ToolCall](), list[str]()
+    for each in listed:
+        function = each.get("function") if isinstance(each, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("its tool call has no name")
+        arguments, form = read_arguments(function.get("arguments"))
+        calls.append(ToolCall(function["name"], arguments))
+        if form and form not in forms:
+            forms.append(form)
+    return tuple(calls), tuple(forms)
 
 
 def _reply(
-    body: dict[str, Any], choice: dict[str, Any], text: str, calls: tuple[ToolCall, ...] = ()
+    body: dict[str, Any],
+    choice: dict[str, Any],
+    text: str,
+    calls: tuple[ToolCall, ...] = (),
+    forms: tuple[str, ...] = (),
 ) -> Reply:
     usage, reason = body.get("usage"), choice.get("finish_reason")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     if type(tokens) is not int or not 0 <= tokens < 2**31:
         raise ValueError("its answer does not count its tokens (usage.completion_tokens)")
-    is_truncated, is_refused = reason == "length", reason == _WITHHELD
-    return Reply(text, tokens, is_truncated=is_truncated, is_refused=is_refused, calls=calls)
+    return Reply(
+        text,
+        tokens,
+        is_truncated=reason == "length",
+        is_refused=reason == _WITHHELD,
+        calls=calls,
+        forms=forms,
+    )
 
 
 def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
@@ -108,8 +138,15 @@ def finish(
         for token in special_tokens:
             text = text.replace(token, "")
         text = cut_at(text.lstrip(), stops)
+    text, forms = clean(text, takes_thoughts=thinking is not None)
     is_thought = bool(reasoning) and not found.text.strip() and not found.calls
-    return replace(found, text=text, is_unclosed=is_unclosed, is_thought=is_thought)
+    return replace(
+        found,
+        text=text,
+        is_unclosed=is_unclosed,
+        is_thought=is_thought,
+        forms=(*found.forms, *forms),
+    )
 
 
 def remove_thoughts(
@@ -173,10 +210,3 @@ def choice_of(body: Any) -> dict[str, Any]:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise ValueError("its answer has no text")
     return choices[0]
-
-
-def _tool_call(call: Any) -> ToolCall:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError("its tool call has no name")
-    return ToolCall(function["name"], str(function.get("arguments") or ""))

@@ -10,6 +10,10 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from eval_gates.reply_forms import ENTITIES, has_entities
+
+FORMS = "forms"  # own key of answers in another form than OpenAI's
+CALLS = "calls"  # own key: each sample's calls, where the server's parser reads them
 SEEDS = 1 << 31
 Name = Annotated[str, Field(min_length=1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -76,6 +80,7 @@ class Reply:
     # Each continuation's log-probability, and whether it is the greedy one.
     values: tuple[tuple[float, bool], ...] = ()
     is_named: bool = False  # a chat API wrote the choice; `values` only tell which one it is
+    forms: tuple[str, ...] = ()  # of :mod:`eval_gates.reply_forms`, that were read
     own: Mapping[str, Any] = field(default_factory=dict)  # what a suite that asks itself scores
 
     @property
@@ -134,6 +139,9 @@ class Answer:
     def of(cls, asked: Asked, scored: Score, *, thinks: bool) -> Answer:
         """Return an answer; a thinking model's unfinished text is not read."""
         question, replies = asked.question, asked.replies
+        forms = {form for reply in replies for form in reply.forms}
+        if any(has_entities(reply.text) for reply in replies) and not has_entities(question.prompt):
+            forms.add(ENTITIES)
         found = cls(
             question.id,
             scored.prompt_sha256 or digest(question),
@@ -143,7 +151,7 @@ class Answer:
             unrelated=scored.unrelated,
             empty=scored.empty,
             nats=scored.nats,
-            own=scored.own,
+            own={**scored.own, FORMS: sorted(forms)} if forms else scored.own,
         )
         if question.continuations and not replies[0].is_named:
             return replace(found, answer=[value for value, _ in replies[0].values])

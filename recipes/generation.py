@@ -54,6 +54,7 @@ THOUGHT_MARKERS = tuple(
         ("<think>", "</think>"),
         ("<thinking>", "</thinking>"),
         ("<thought>", "</thought>"),
+        ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     )
 )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from eval_gates.engine_metrics import open_session, read_counters
+from eval_gates.reply_forms import find_error
 from eval_gates.speed.load_prompts import Prompt
 from prepare.errors import ServingError
 from prepare.process_environment import ENDPOINT_KEY
@@ -254,14 +255,13 @@ class _Load:
             ),
         ) as response:
             if response.status != 200:
-                why = ": redirects are not followed" * (300 <= response.status < 400)
-                raise BadAnswerError(f"the endpoint answered {response.status}{why}")
+                raise BadAnswerError(f"the endpoint answered {await _words_of(response)}")
             if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
                 raise BadAnswerError(f"the answer is compressed ({packed[:20]!a})")
             limit = BYTES_OF_AN_ANSWER + BYTES_OF_A_TOKEN * prompt.output_tokens
             async for part in _parts(response, limit):
-                if "error" in part:
-                    raise BadAnswerError(f"the endpoint says: {part['error']}")
+                if (found := find_error(part)) is not None:
+                    raise BadAnswerError(f"the endpoint says: {found[0]}")
                 if part.get("choices"):
                     last = self._clock.now()
                     first = last if first is None else first
@@ -277,6 +277,15 @@ class _Load:
         if not is_whole:
             raise BadAnswerError(f"{came} tokens came, {wanted} were asked for")
         return first, last, asked, came
+
+
+async def _words_of(response: Any) -> str:
+    """Return an error's status and the start of its text."""
+    if 300 <= response.status < 400:
+        return f"{response.status}: redirects are not followed"
+    async for chunk in response.content.iter_any():
+        return f"{response.status}: {chunk[:MAX_ERROR_CHARACTERS].decode(errors='replace')}"
+    return str(response.status)
 
 
 async def _parts(response: Any, limit: int) -> Any:
@@ -296,7 +305,8 @@ async def _parts(response: Any, limit: int) -> Any:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     content = line.strip().removeprefix(b"data:").strip()
-    if not line.startswith(b"data:") or content == b"[DONE]":
+    # A gateway's error of status 200 is one object, and no stream.
+    if not line.startswith((b"data:", b'{"')) or content == b"[DONE]":
         return None
     # The plain reader is ten times as fast as the one for untrusted files. The answer's limit
     # bounds memory, counts are checked, and text is only repeated in errors.

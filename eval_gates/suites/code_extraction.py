@@ -10,6 +10,7 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from eval_gates.replies import cut_at, remove_thoughts
+from eval_gates.reply_forms import has_entities, unescape
 from recipes.generation import THOUGHT_MARKERS
 
 # Ends of a completed function; vLLM's server refuses more than four.
@@ -39,6 +40,7 @@ _TESTING = {"print", "input", "exit", "quit", "sys", "unittest", "doctest", "pyt
 # A looping answer of a megabyte takes a second to parse.
 _MAX_BLOCKS, _MAX_FENCES, _MAX_DEPTH, _MAX_STARTS, _MAX_TRIES = 50, 20, 10, 20, 100
 _MAX_HEADERS, _MAX_ALL_STARTS = 5, 30
+_ENTITY_NAMES = {"lt", "gt", "amp", "quot", "apos"}
 
 
 class ExtractedCode(NamedTuple):
@@ -62,7 +64,29 @@ def extract_code(
     Imports and other functions of the prompt precede it. Code without a header is the function's
     body. A block without a closing fence loses its last lines until it parses. As in EvalPlus
     (arXiv 2305.01210), the answer's own tests are not run.
+
+    A gateway may have escaped the answer's HTML characters: they are read if code needs it.
     """
+    found = _extract(completion, problem_prompt, entry_point, form)
+    if not has_entities(completion):
+        return found
+    unescaped = _extract(unescape(completion), problem_prompt, entry_point, form)
+    return unescaped if _is_better(unescaped, found) else found
+
+
+def _is_better(unescaped: ExtractedCode, found: ExtractedCode) -> bool:
+    """Return whether only the unescaped code is a program, or it has more lines of it."""
+    if not unescaped.is_found or not _parses(unescaped.code):
+        return False
+    if not found.is_found or not _parses(found.code):
+        return True
+    # `x &lt; 5` is Python: a name `lt`, and the next statement.
+    if _missing_names(found.code) & _ENTITY_NAMES:
+        return True
+    return unescaped.code.count("\n") > found.code.count("\n")
+
+
+def _extract(completion: str, problem_prompt: str, entry_point: str, form: str) -> ExtractedCode:
     if form == "completion":
         return ExtractedCode(
             problem_prompt + cut_at(completion, STOPS["completion"]), is_found=True

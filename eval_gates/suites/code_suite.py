@@ -133,6 +133,10 @@ class CodeKind(GeneratingKind[Code]):
             )
         return found
 
+    def takes_thoughts(self, task: Code) -> bool:
+        # `extract_code` skips them.
+        return task.prompt_format != "completion" or super().takes_thoughts(task)
+
     def metric(self, task: Code, laid_out: str | None) -> str:
         return f"pass@{task.k}"
 

@@ -146,6 +146,11 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         """Return the task's need."""
         return ChatNeed.NONE
 
+    def takes_thoughts(self, task: Task) -> bool:
+        """Return whether an answer that begins with a thought is scored as it should be."""
+        thinking = getattr(task, "thinking", None)
+        return bool(getattr(thinking, "keep", False))
+
     def example_chat(self, task: Task) -> dict[str, Any]:
         """Return typical `messages`, and `tools` if any."""
         return {"messages": [{"role": "user", "content": "Hello"}]}

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from eval_gates.rows import Question, Reply
+from eval_gates.reply_forms import has_entities, unescape
+from eval_gates.rows import CALLS, Question, Reply
 from eval_gates.suites.bfcl import (
     CATEGORIES,
     FUNCTION_LISTS,
@@ -140,7 +141,11 @@ class Tools(TextKind[ToolsTask]):
     def own(self, task: ToolsTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
         if task.form != "server":
             return {}
-        return {"calls": [[call._asdict() for call in reply.calls] for reply in replies]}
+        return {CALLS: [[call._asdict() for call in reply.calls] for reply in replies]}
+
+    def takes_thoughts(self, task: ToolsTask) -> bool:
+        # The server's parser has separated the calls from the text.
+        return task.form == "server" or super().takes_thoughts(task)
 
     def chat_need(self, task: ToolsTask) -> ChatNeed:
         if task.form == "server":
@@ -162,7 +167,10 @@ class Tools(TextKind[ToolsTask]):
 def calls_in(reply: Reply, category: str, form: CallForm) -> Calls | None:
     """Return calls; None if it is not a list of calls."""
     if form == "prompt":
-        return decode(reply.text, category)
+        calls = decode(reply.text, category)
+        if calls is None and has_entities(reply.text):
+            calls = decode(unescape(reply.text), category)
+        return calls
     try:
         return [
             {call.name: parse_json(call.arguments or "{}", finite=False, whole_text=False)}

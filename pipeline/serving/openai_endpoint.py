@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from eval_gates.reply_forms import find_error
 from prepare.credentials import restore_credentials
 from prepare.errors import ServingError
 from prepare.process_environment import ENDPOINT_KEY
@@ -96,6 +97,8 @@ class OpenAIEndpoint:
             for line in answer.content.decode(errors="replace").splitlines():
                 part = line.removeprefix("data:").strip()
                 found = parse_json(part) if part.startswith("{") else {}
+                if (fault := find_error(found)) is not None:
+                    raise ValueError(f"it says: {fault[0][:300]}")
                 if not found.get("choices") and isinstance(found.get("usage"), dict):
                     counts.append(found["usage"].get("completion_tokens"))
             if counts[-1:] != [STREAMED_TOKENS]:

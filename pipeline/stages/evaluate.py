@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
-from eval_gates.answer_validity import check_answers
+from eval_gates.answer_validity import check_answers, remarks_on
 from eval_gates.clusters import labels_of
 from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.rows import Answer, Question
@@ -87,7 +87,7 @@ class EvaluateResult(Record):
     )
 
 
-EVALUATE = Stage("evaluate", 10, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+EVALUATE = Stage("evaluate", 11, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")
@@ -145,12 +145,12 @@ def run(context: Context) -> EvaluateResult:
     """Ask until the round is over."""
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {}
+    kind = kind_of(context.parameters.suite)
     with open_book(context.store, todo.book_file, context.progress.note):
         if (counted := context.runtime.counted) is not None:  # before any answer
             AttemptLedger(context.store).begin(counted, context.parameters.measurement)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
-            kind = kind_of(context.parameters.suite)
             reads_baseline = kind.reads_baseline and "baseline" in context.spec.inputs
             facts = context.run_worker(
                 "eval_gates.evaluate_worker",
@@ -172,8 +172,17 @@ def run(context: Context) -> EvaluateResult:
     if not rows:
         raise StageError("no question was answered", where=str(todo.book_file))
     max_tokens = getattr(context.parameters.suite, "max_tokens", None)
-    check_answers(context.runtime.suite, rows, max_tokens=max_tokens, is_complete=True)
-    private = kind_of(context.parameters.suite).private_keys
+    takes_thoughts = kind.takes_thoughts(context.parameters.suite)
+    check_answers(
+        context.runtime.suite,
+        rows,
+        max_tokens=max_tokens,
+        is_complete=True,
+        takes_thoughts=takes_thoughts,
+    )
+    for remark in remarks_on(rows, takes_thoughts=takes_thoughts):
+        context.note(f"{context.runtime.suite}: {remark}")
+    private = kind.private_keys
     if private:
         texts = [
             {"id": row.id, **{key: row.own[key] for key in private if key in row.own}}
@@ -193,7 +202,7 @@ def run(context: Context) -> EvaluateResult:
         context.note(f"{context.runtime.suite}: decided after {decided} questions ({state})")
     return EvaluateResult(
         **facts,
-        metric=kind_of(context.parameters.suite).metric(context.parameters.suite, laid_out.metric),
+        metric=kind.metric(context.parameters.suite, laid_out.metric),
         n=len(rows),
         available=todo.available,
         score=sum(row.score for row in rows) / len(rows),

@@ -151,6 +151,8 @@ def failures(endpoint: Endpoint, given: Any, *, is_natural: bool = False) -> lis
     [
         ({"status": 307}, "redirects"),
         ({"status": 500}, "500"),
+        ({"status": 429, "chunks": [b'{"error": "too fast"}']}, '429: {"error": "too fast'),
+        ([b'{"error": {"message": "no provider"}}'], "no provider"),
         ({"headers": {"Content-Encoding": "gzip"}}, "compressed"),
         (answer(tokens=3), "3 tokens came"),
         (answer(tokens=1), "1 tokens came"),
@@ -178,6 +180,12 @@ def test_what_is_no_answer_is_a_failed_request(endpoint: Endpoint, given: Any, w
 
 def test_an_endpoint_need_not_count_the_prompt(endpoint: Endpoint) -> None:
     assert failures(endpoint, stream(CHOICE, {"usage": {"completion_tokens": 2}})) == [None]
+
+
+def test_a_part_may_say_that_it_has_no_error(endpoint: Endpoint) -> None:
+    usage = {"completion_tokens": 2, "prompt_tokens": 8}
+    parts = stream({**CHOICE, "error": None}, {"choices": [], "usage": usage, "error": None})
+    assert failures(endpoint, parts) == [None]
 
 
 def test_a_natural_answer_may_end_early_and_not_late(endpoint: Endpoint) -> None:
