@@ -14,7 +14,7 @@ from typing import Any
 from prepare.untrusted import parse_json
 from recipes.generation import THOUGHT_MARKERS
 
-# Of answers; each continues "N of M answers ...".
+# Forms of answers: each continues "N of M answers ...".
 ENDED = "end with the model's end token, which is removed"
 EMPTY_THOUGHT = "begin with an empty thought, which is removed"
 ENTITIES = "have HTML entities such as &lt; (code, JSON and calls are read without them)"
