@@ -255,7 +255,7 @@ def test_variants_were_served_with_the_kv_cache_that_this_cpu_has(
 ) -> None:
     """FP8, or what the profile falls back to; and that is said."""
     avx512 = "avx512f" in cpu_features()
-    assert ("kv-cache-not-fp8" in demo.report["command"]["cpu_overrides"]) is not avx512
+    assert ("kv-cache-not-fp8" in demo.report["resolved"]["cpu_overrides"]) is not avx512
     dtype = "fp8" if avx512 else "auto"
     times = (4 if "float32" in cpu_profile.in_effect else 2) if avx512 else 1
     facts = {}

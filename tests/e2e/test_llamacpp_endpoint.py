@@ -98,7 +98,7 @@ def test_a_model_passes_against_itself_and_noise_is_no_answer(
     ):
         code, report = gate(store, baseline, baseline)
         assert code == 0, report
-        assert report["command"]["api"] == "chat"
+        assert report["resolved"]["asked_by"]
         (found,) = report["variants"][0]["gates"]
         assert (found["prompt_format"], found["verdict"]) == ("chat", "pass")
         verified = prepare(store, "verify", "--json")

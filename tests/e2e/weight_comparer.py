@@ -22,7 +22,7 @@ LOOP = """
 import json, runpy, sys, traceback
 from pathlib import Path
 
-runpy.run_path(sys.argv[1])["register_packages"](Path(sys.argv[1]).resolve().parents[2])
+runpy.run_path(sys.argv[1])["register_packages"](Path(sys.argv[1]).resolve().parents[1])
 from prepare.errors import PrepareError
 from prepare.events import NullProgress
 from recipes.weights.check_weights_worker import run
