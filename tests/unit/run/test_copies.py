@@ -254,7 +254,7 @@ def run_copy(root: Path, run_id: str, gate: Any) -> None:
 def run_with_blocks(root: Path, run_id: str, gate: Any) -> None:
     chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "seconds": 1}
     chat |= {"arrivals": {"concurrency": 4}}
-    ratio = {"min_ratio": 0.8, "workloads": ["chat"]}
+    ratio = {"min_ratio": 0.8, "workloads": ["chat"], "blocks": 5}
     speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
     made = FakeRun(root, PretendModels(equal, 24), recipes=(ONE, TWO), run_id=run_id)
     made.policy = made.policy.model_copy(update={"speed": speed})

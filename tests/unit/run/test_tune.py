@@ -113,7 +113,7 @@ def test_a_gain_is_confirmed_on_lives_and_prompts_of_its_own(tmp_path: Path) -> 
     assert load_profile(str(tmp_path / "tuned.yaml")).starts == made.profile.starts == "once"
     # Stock raced, and is served again next to the winner.
     assert made.models.served[:3] == ["baseline", "fast", "other"]
-    assert sorted(made.models.served[3:]) == ["baseline"] * 5 + ["fast"] * 5
+    assert sorted(made.models.served[3:]) == ["baseline"] * 7 + ["fast"] * 7
     seeds: dict[str, set[int]] = {"screening": set(), "ratio": set()}
     for record in made.store.records("speed"):
         loads = read_loads(made.store.stage_folder("speed", record.key) / LOADS)
