@@ -206,8 +206,6 @@ def served_arm(
         ),
         folder=checkpoint.path,
         max_length=max_length_of(profile, checkpoint),
-        arguments=arguments,
-        trust_remote_code=trust_remote_code,
         ready_timeout_seconds=profile.ready_timeout_seconds,
     )
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.serving.served_model import ExternalEndpoint, ServedModel
-from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.serving.served_model import ServedModel
 from pipeline.stages.attempts import Trial
 from prepare.stage import StageSpec
 from recipes.policy import Policy
@@ -36,12 +35,14 @@ class Arm:
     max_length: int
     stages: Mapping[str, StageSpec] = field(default_factory=dict)
     served: tuple[str, ...] = ()
-    arguments: ServingArguments | None = None
-    endpoint: ExternalEndpoint | None = None
     profile: ServingProfile | None = None
-    trust_remote_code: bool = False
     draft: Path | None = None
     ready_timeout_seconds: float = 0.0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether prepare serves it; an endpoint is served elsewhere."""
+        return self.identity.endpoint is None
 
     @property
     def making(self) -> list[StageSpec]:

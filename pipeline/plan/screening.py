@@ -57,15 +57,14 @@ def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
 
 def kv_dtype(arm: Arm) -> str:
     """Return the type of its KV cache."""
-    assert arm.arguments is not None
-    return str(arm.arguments.engine_arguments[KV_DTYPE])
+    return str(arm.identity.serving.engine_arguments[KV_DTYPE])
 
 
 def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
     """Return the arm with this KV cache type, to answer the judged stage's conversations."""
-    assert arm.arguments is not None
-    engine_arguments = {**arm.arguments.engine_arguments, KV_DTYPE: dtype}
-    arguments = replace(arm.arguments, engine_arguments=engine_arguments)
+    served = arm.identity.serving
+    engine_arguments = {**served.engine_arguments, KV_DTYPE: dtype}
+    arguments = replace(served, engine_arguments=engine_arguments)
     name, asked = f"{arm.recipe.name}.kv-{dtype.replace('_', '-')}", arm.stages[suite]
     inputs = {r: i for r, i in asked.inputs.items() if r in ("weights", "questions")}
     answered = EVALUATE.spec(
@@ -78,7 +77,7 @@ def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
     return replace(
         arm,
         recipe=arm.recipe.model_copy(update={"name": name}),
-        arguments=arguments,
+        identity=arm.identity.model_copy(update={"serving": arguments}),
         stages={
             **{role: arm.stages[role] for role in MAKING if role in arm.stages},
             suite: answered,

@@ -151,7 +151,7 @@ class BlockPieces:
         def is_done() -> bool:
             return self.serving.stages.store.find(spec.stage, spec.key) is not None
 
-        arguments = [each.arguments for each in plans.values() if each.arguments is not None]
+        arguments = [each.identity.serving for each in plans.values() if each.is_ours]
         needs = NOTHING  # else what one server needs, the largest of the arms
         if arguments and self.serving.stages.accelerator is not Accelerator.CUDA:
             needs = Needs(cores=True)

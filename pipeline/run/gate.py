@@ -30,7 +30,7 @@ from pipeline.run.serving import facts_of
 from pipeline.run.session import RunSession
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
-from pipeline.serving.served_model import ExternalEndpoint, ExternalModel, ServedModel
+from pipeline.serving.served_model import ExternalModel, ServedModel
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import worker_spec
@@ -162,7 +162,7 @@ def ask_first_rows(state: PlanProgress, stages: StageRunner) -> None:
     """Ask each suite's first question; store nothing."""
     rows = []
     for name in state.plan.policy.suites:
-        sides = [(arm.stages[name], facts_of(arm.endpoint)) for arm in state.plan.arms]
+        sides = [(arm.stages[name], facts_of(arm.identity.endpoint)) for arm in state.plan.arms]
         if not state.is_done(spec for spec, _ in sides):
             rows.append([stages.with_runtime(spec, facts) for spec, facts in sides])
     if not rows:
@@ -213,7 +213,6 @@ def plan_of(
             ),
             folder=choice.tokenizer or Path(),
             max_length=length_of(choice),
-            endpoint=ExternalEndpoint(url=endpoint.url, model=endpoint.model),
         )
         for recipe, endpoint in (
             (served_recipe("baseline", "baseline"), choice.baseline),

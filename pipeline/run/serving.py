@@ -17,7 +17,7 @@ from pipeline.plan.plan import Arm
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.stage_run import StageRunner
 from pipeline.serving.argument_check import engine_version
-from pipeline.serving.served_model import SERVED_NAME, ExternalEndpoint
+from pipeline.serving.served_model import SERVED_NAME, ExternalModel
 from pipeline.serving.server import URL, Server
 from pipeline.stages.block import SideLostError
 from pipeline.stages.evaluate import EVALUATE, is_answered
@@ -61,7 +61,7 @@ class LocalServers:
 
     def open(self, arm: Arm) -> dict[str, Any]:
         """Return facts on the arm's endpoint, opened if necessary."""
-        if facts := facts_of(arm.endpoint):
+        if facts := facts_of(arm.identity.endpoint):
             return facts
         if arm.recipe.name not in self._facts:
             self._facts[arm.recipe.name] = self._start(arm)
@@ -87,17 +87,16 @@ class LocalServers:
         self._servers.pop(name).stop()
 
     def _start(self, arm: Arm) -> dict[str, Any]:
-        assert arm.arguments is not None
-        engine = arm.arguments.engine
+        engine = arm.identity.serving.engine
         environment = find_engine(engine).environment
         python = self.stages.python_of(environment)
         log = self._make_log(arm.recipe.name)
         server = Server(
             python,
             arm.folder,
-            arm.arguments,
+            arm.identity.serving,
             log,
-            trust_remote_code=arm.trust_remote_code,
+            trust_remote_code=arm.identity.trust_remote_code,
             draft=arm.draft,
             caches=self.caches_of(environment),
         )
@@ -151,7 +150,7 @@ class LocalServers:
         return ready
 
 
-def facts_of(endpoint: ExternalEndpoint | None) -> dict[str, Any]:
+def facts_of(endpoint: ExternalModel | None) -> dict[str, Any]:
     """Return a stage's facts on an external endpoint; {} if it is ours."""
     if endpoint is None:
         return {}
@@ -179,9 +178,8 @@ class Serving:
         `measurement` is that of a load. ServingError: it does not start.
         """
         name = arm.recipe.name
-        is_ours = (
-            arm.endpoint is None and SCREEN.name in arm.stages
-        )  # parts of an ablation have none
+        # Parts of an ablation have no screen.
+        is_ours = arm.is_ours and SCREEN.name in arm.stages
         if not is_ours or name in self._up:
             return self.endpoints.open(arm)
         ledger = StartLedger(self.stages.store, arm.stages[SCREEN.name].key)
@@ -231,13 +229,14 @@ class Serving:
         """Return what the servers take, at most."""
         undone = self.undone(specs)
         asked = [spec for spec in undone if needs_endpoint(spec, self.stages.store)]
-        if not asked or variant.arguments is None:
+        if not asked or not variant.is_ours:
             return NOTHING
         if self.stages.accelerator is not Accelerator.CUDA:
             return Needs(cores=True)
-        sides = [variant.arguments]
-        if any(spec.stage == SPEED.name for spec in asked) and self.state.plan.baseline.arguments:
-            sides.append(self.state.plan.baseline.arguments)
+        sides = [variant.identity.serving]
+        baseline = self.state.plan.baseline
+        if any(spec.stage == SPEED.name for spec in asked) and baseline.is_ours:
+            sides.append(baseline.identity.serving)
         return Needs(gpus=max(count_gpus(side.engine_arguments) for side in sides))
 
     def hold(self, variant: Arm, specs: Sequence[StageSpec]) -> None:
@@ -281,11 +280,11 @@ class Serving:
             return self.stages.run(spec)
         try:
             with ExitStack() as held:
-                if spec.stage == SPEED.name and self.is_alone and variant.arguments is not None:
+                if spec.stage == SPEED.name and self.is_alone and variant.is_ours:
                     held.enter_context(lot.quiet(self.tell_of_waiting))
                 record = self.stages.run(spec, lambda: self._open(variant, spec))
         except TooLongError as error:
-            if variant.arguments is None or EVALUATE.runtime_of(spec).halved:
+            if not variant.is_ours or EVALUATE.runtime_of(spec).halved:
                 raise
             self.stages.progress.note(f"{error.message}; once more, with half the tokens")
             self.close()

@@ -12,13 +12,6 @@ from prepare.stage import WorkerRuntime
 SERVED_NAME = "model"  # at every server
 
 
-class ExternalEndpoint(Record):
-    """Address of a model at an external endpoint."""
-
-    url: str
-    model: str = Field(description="its name at the endpoint")
-
-
 class ExternalModel(Record):
     """A model at an external endpoint, which may change."""
 

@@ -289,9 +289,8 @@ class TestMachine:
             "dtype": "float32",
             "environment": {},
         }
-        assert awq.arguments is not None
-        assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
-        assert awq.arguments.engine_arguments["dtype"] == "float32"
+        assert awq.identity.serving.engine_arguments["kv-cache-dtype"] == "auto"
+        assert awq.identity.serving.engine_arguments["dtype"] == "float32"
         judge = begun(other.plan()).judge(awq)
         assert set(judge.parameters["profile"]["cpu_overrides"]) == {"float32", "kv-cache-not-fp8"}
 

@@ -15,6 +15,7 @@ from model_server_stand_in import stand_in_python
 from eval_gates.ask import TooLongError
 from pipeline.run import serving as endpoints
 from pipeline.run.serving import LocalServers
+from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.evaluate import EVALUATE
 from prepare.errors import ServingError
@@ -39,10 +40,13 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSe
 def model(tmp_path: Path, name: str, stand_in: str = "answers", **changes: Any) -> Any:
     arguments = ServingArguments.of(load_profile("cpu"), is_baseline=False)
     arguments.environment.update({"STAND_IN": stand_in})
+    identity = ServedModel(serving=arguments, endpoint=changes.get("endpoint"))
     return SimpleNamespace(
-        **{"recipe": SimpleNamespace(name=name), "folder": tmp_path, "arguments": arguments},
-        **{"ready_timeout_seconds": 20, "trust_remote_code": False, "draft": None},
-        endpoint=changes.get("endpoint"),
+        recipe=SimpleNamespace(name=name),
+        folder=tmp_path,
+        identity=identity,
+        ready_timeout_seconds=20,
+        draft=None,
     )
 
 
@@ -122,7 +126,7 @@ def test_an_engine_that_ends_over_long_prompts_is_started_once_more_with_half(
         "serving": {"engine_arguments": {}, "environment": {}},
     }
     spec = stage_spec("evaluate", "fp8", parameters, {}, {}, tmp_path)
-    variant: Any = SimpleNamespace(arguments=object())
+    variant: Any = SimpleNamespace(is_ours=True)
     with pytest.raises(TooLongError):
         serving._run(variant, spec, None)  # type: ignore[arg-type]
     assert (seen, len(closed)) == ([False, True], 1)

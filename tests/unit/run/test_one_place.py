@@ -82,17 +82,16 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     made.run()
     # plan
     (variant,) = made.plan().variants
-    assert variant.arguments is not None
-    assert variant.arguments.engine_arguments == arguments
+    assert variant.identity.serving.engine_arguments == arguments
     # worker
     screen = SCREEN.parameters_of(variant.stages["screen"])
-    assert screen.serving == variant.arguments
+    assert screen.serving == variant.identity.serving
     # card, tags and recheck
     folder = made.bundle(ONE)
     assert f"--max-model-len {length}" in (folder / CARD).read_text()
     version = made.registered(ONE)
     past = open_version(version, Path(version.source), trust_remote_code=False)
-    assert past.deployable.serving == variant.arguments
+    assert past.deployable.serving == variant.identity.serving
     # verify
     assert check_bundle(folder).is_sound
     (asked,) = opened(folder).glob(f"screen/{variant.stages['screen'].key}/stage.json")
