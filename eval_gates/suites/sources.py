@@ -132,11 +132,13 @@ class SourcedKind:
                         f"source '{source}', the next in policy key suites.{name}.sources"
                     )
                 return found
+        carried = "packages" if self.packaged else "builtin" if self.carried else ""
+        few = f", or take the few that prepare carries: 'sources: [{carried}]'" if carried else ""
         raise EvaluationDataError(
             f"no source has questions for the suite '{name}'",
             where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",
             hint="give a folder with --eval-data (docs/how-to/suites.md says what it holds), "
-            f"name a file with the key suites.{name}.data, or run where the Hub can be reached",
+            f"name a file with the key suites.{name}.data, run where the Hub can be reached{few}",
         )
 
     def _own_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:

@@ -22,14 +22,15 @@ suites: {suites}
 """
 # A wider margin than this would end below what a summary of another document scores.
 SUMMARIES = (
-    "{rouge: {kind: rouge, margins: {fp8: 0.08}, max_tokens: 64, tier: advisory}, "
+    "{rouge: {kind: rouge, sources: [builtin], margins: {fp8: 0.08}, max_tokens: 64, "
+    "tier: advisory}, "
     "quiz: {kind: mmlu, prompt_format: cloze, num_fewshot: 0, sources: [builtin], "
     "margins: {fp8: 0.15}, noise_floor_questions: 8}}"
 )
 # SmolLM2-135M is at chance in the letter form.
 LETTERS = (
-    "{mmlu: {kind: mmlu, prompt_format: letter, num_fewshot: 0, margins: {fp8: 0.3}, "
-    "questions: 48}}"
+    "{mmlu: {kind: mmlu, prompt_format: letter, num_fewshot: 0, sources: [packages], "
+    "margins: {fp8: 0.3}, questions: 48}}"
 )
 
 
