@@ -147,7 +147,7 @@ class ResolvedOptions(Record):
     workload: str = Field("", description="of `tune`")
 
 
-StageStatus = Literal["ran", "reused", "failed"]
+StageStatus = Literal["ran", "reused", "failed", "interrupted"]
 
 
 class VariantReport(Record):
@@ -180,6 +180,14 @@ class VariantReport(Record):
     def not_shown(self) -> str:
         """Gates that its pass says nothing of; else ''."""
         return not_shown(self.gates) if self.verdict == "pass" else ""
+
+    @property
+    def short_verdict(self) -> str:
+        """The verdict, with the names of gates that its pass does not show."""
+        others = [gate.name for gate in self.gates if gate.verdict in ("undecided", "fail")]
+        if self.verdict != "pass" or not others:
+            return self.verdict
+        return f"pass (not shown: {', '.join(others)})"
 
     @property
     def quality(self) -> list[QualityResult]:
@@ -280,7 +288,7 @@ class RunReport(Record):
         return {
             stage.variant: str(stage.key)
             for stage in self.stages
-            if stage.stage == "judge" and stage.status != "failed"
+            if stage.stage == "judge" and stage.status in ("ran", "reused")
         }
 
 

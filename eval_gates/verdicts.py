@@ -77,6 +77,7 @@ def judge_suite(
         shuffled_score=0.0 if candidate[0].unrelated is None else mean_of(candidate, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
+        unit="clusters" if suite.cluster_by else "questions",
     )
     decision = decide(finding, scores)
     bounds, allowed, kept = (finding.lower, finding.upper), comparison.threshold, None
@@ -85,13 +86,14 @@ def judge_suite(
         bounds, allowed = (change.lower, change.upper), -comparison.allowed_drop(scores.baseline)
         kept = scores.candidate / scores.baseline if scores.baseline > 0 else 0.0
     nats = nats_lost(baseline, candidate)
+    counted = f"{n:,} of {planned:,}" if n < planned else f"{n:,}"
     return QualityResult(
         name=name,
         metric=metric,
         tier=rule.tier,
         prompt_format=suite.prompt_format,
         n=n,
-        counted=f"{n:,} of {planned:,}" if n < planned else f"{n:,}",
+        counted=f"{counted} clusters" if suite.cluster_by else counted,
         unit=SCORE,
         planned=planned,
         look=finding.number,

@@ -87,10 +87,13 @@ class Card:
         for gate in self.verdict.variant.quality:
             suite = self.judged.evaluations[gate.name].parameters.suite
             known, dataset = kind_of(suite).benchmark, getattr(suite, "task", gate.name)
-            name = f"{dataset}, {gate.n:,} of {gate.planned:,} questions"
+            unit = f"clusters by {gate.cluster}" if gate.cluster else "questions"
+            name = f"{dataset}, {gate.n:,} of {gate.planned:,} {unit}"
             if known is not None:
                 dataset = known.dataset
                 name = f"{known.title}, {gate.n:,} of {known.questions:,} questions"
+                if gate.cluster:
+                    name = f"{known.title}, {gate.n:,} of {gate.planned:,} {unit}"
             results.append(
                 EvalResult(
                     task_type="text-generation",

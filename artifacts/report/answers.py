@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
@@ -112,10 +113,13 @@ def answer_of(suite: AnySuite, question: Question | None, row: Answer) -> str:
         place, margin = row.own["first_flip"] + 1, f"{row.own['margin']:.3f} nats"
         return f"{kept}\nthe first other token is number {place}, by {margin}"
     if _is_chosen(row):
-        number = find_choice(suite, question, answer)
-        likelihoods = ", ".join(f"{value:.2f}" for value in answer)
+        values = kind_of(suite).choice_values(suite, answer, _choices(question))
+        number = choose(values)
         name = _choice(question, number) or f"choice {number + 1}"
-        return f"{name}\n(log-likelihoods {likelihoods})"
+        words = f"log-likelihoods {_listed(answer)}"
+        if list(values) != list(answer):
+            words += f"; divided by the choices' lengths {_listed(values)}: the largest is chosen"
+        return f"{name}\n({words})"
     texts = answer if isinstance(answer, list) else [answer]
     words = "\n--- another sample ---\n".join(str(text) for text in texts)
     return shorten(words) + _outcome(row)
@@ -175,6 +179,10 @@ def _choices(question: Question | None) -> list[str]:
 def _choice(question: Question | None, number: int) -> str | None:
     choices = _choices(question)
     return f"{ascii_uppercase[number]}. {choices[number]}" if number < len(choices) else None
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
 
 
 def _outcome(row: Answer) -> str:

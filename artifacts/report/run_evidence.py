@@ -52,7 +52,7 @@ class RunEvidence:
         self._finished = {
             (stage.name, stage.variant): StageReference(stage=stage.stage, key=stage.key)
             for stage in report.stages
-            if stage.key is not None and stage.status != "failed"
+            if stage.key is not None and stage.status in ("ran", "reused")
         }
 
     @property

@@ -30,7 +30,7 @@ class Scores:
 
     baseline: float  # mean, in [0, 1]
     candidate: float  # mean, in [0, 1]
-    flips: float  # share of questions whose score changed
+    flips: float  # share of values whose score changed
     # By all of the baseline's answers, including those without a candidate's.
     sensitivity_checks: tuple[SensitivityCheck, ...] = ()
     full_baseline: float = 0.0  # mean of all those answers
@@ -38,6 +38,7 @@ class Scores:
     shuffled_score: float = 0.0
     cut_off: float = 0.0  # share of the baseline's answers that say little, as they were cut off
     max_gain: float | None = None  # largest plausible one; None: as much as may be lost
+    unit: str = "questions"  # of the values: questions or clusters
 
 
 @dataclass(frozen=True)
@@ -67,23 +68,24 @@ def decide(finding: Finding, scores: Scores) -> Decision:
     suspicious = difference > largest > 0 and is_gain_shown
     insensitive = [each for each in scores.sensitivity_checks if each.p_insensitive > finding.alpha]
     verdict: Verdict = "undecided"
+    unit = scores.unit
     if finding.state == "fail":
-        verdict, reason = "fail", _describe(finding, f"not inside {comparison.words}")
+        verdict, reason = "fail", _describe(finding, f"not inside {comparison.words}", unit)
     elif insensitive:
         worst = max(insensitive, key=lambda each: each.score)
         reason = (
             f"the gate is insensitive: {comparison.words} is not shown to end above"
             f" {_CHANCE_SCORES[worst.kind]} ({worst.score:.1%}), as the baseline scores"
             f" {scores.full_baseline:.1%} (p = {worst.p_insensitive:.2g}), so a model that lost"
-            f" everything could pass; {_describe_sensitivity(finding, worst.p_insensitive)}"
+            f" everything could pass; {_describe_sensitivity(finding, worst.p_insensitive, unit)}"
         )
     elif finding.lower > comparison.threshold and (
         scores.candidate == 0 or finding.state == "open"
     ):
         reason = (
-            f"the candidate scores {scores.candidate:.1%} on {finding.n} questions, and its answers"
-            f" score {scores.shuffled_score:.1%} on other questions: they are not shown to fit"
-            " their own questions better, so a drop inside the margin proves nothing"
+            f"the candidate scores {scores.candidate:.1%} on {finding.n} {scores.unit}, and its"
+            f" answers score {scores.shuffled_score:.1%} on other questions: they are not shown to"
+            " fit their own questions better, so a drop inside the margin proves nothing"
         )
     elif finding.state == "pass" and scores.cut_off > MAX_CUT_OFF:
         reason = (
@@ -92,9 +94,10 @@ def decide(finding: Finding, scores: Scores) -> Decision:
             " 'max_tokens' of the suite"
         )
     elif finding.state == "pass":
-        verdict, reason = "pass", _describe(finding, f"inside {comparison.words}")
+        verdict, reason = "pass", _describe(finding, f"inside {comparison.words}", unit)
     else:
-        reason = f"{_describe(finding, 'not shown to be inside ' + comparison.words)}; "
+        margin_words = f"not shown to be inside {comparison.words}"
+        reason = f"{_describe(finding, margin_words, unit)}; "
         reason += _describe_needs(finding, scores, difference)
     if suspicious:
         verdict = "undecided" if verdict == "pass" else verdict
@@ -106,7 +109,7 @@ def decide(finding: Finding, scores: Scores) -> Decision:
     return Decision(verdict, reason, suspicious)
 
 
-def _describe(finding: Finding, margin: str) -> str:
+def _describe(finding: Finding, margin: str, unit: str) -> str:
     shown = {
         "pass": f"the drop is at most {_points(max(0.0, -finding.lower))}, {margin}",
         "fail": f"the drop is at least {_points(-finding.upper)}, {margin}",
@@ -119,44 +122,45 @@ def _describe(finding: Finding, margin: str) -> str:
             "fail": f"less than {share} is kept",
             "open": f"{share} is neither shown nor refuted to be kept",
         }
-    asked = f"{finding.n} questions"
+    asked = f"{finding.n} {unit}"
     if finding.n < finding.planned:
         look = f"look {finding.number} of {finding.looks}"
-        asked = f"{look}: {finding.n} of {finding.planned} questions"
+        asked = f"{look}: {finding.n} of {finding.planned} {unit}"
     return f"{shown[finding.state]} ({100 * (1 - finding.alpha):g} % confidence, {asked})"
 
 
-def _describe_sensitivity(finding: Finding, p: float) -> str:
+def _describe_sensitivity(finding: Finding, p: float, unit: str) -> str:
     if not 0 < p < 0.5:
-        return "needs another suite, or more questions with a stricter margin"
+        return f"needs another suite, or more {unit} with a stricter margin"
     # If the scores stay, p falls exponentially with their number.
     needed = max(finding.planned + 1, finding.planned * math.log(finding.alpha) / math.log(p))
-    return f"needs more questions (in all about {needed:.0f} if these scores stay) or another suite"
+    return f"needs more {unit} (in all about {needed:.0f} if these scores stay) or another suite"
 
 
 def _describe_needs(finding: Finding, scores: Scores, difference: float) -> str:
     comparison = finding.comparison
+    unit = scores.unit
     is_points = comparison.kind == "points"
     looser = "a wider margin" if is_points else "a lower recovery"
     if is_points and finding.planned < (
         least := min_unchanged_values(comparison.size, finding.alpha)
     ):
         return (
-            f"{finding.planned} questions cannot pass even if no answer changes, {least} could:"
-            f" needs more questions or {looser}"
+            f"{finding.planned} {unit} cannot pass even if no answer changes, {least} could:"
+            f" needs more {unit} or {looser}"
         )
     gap = comparison.allowed_drop(scores.baseline) + difference
     if gap <= 0:
-        return "the drop so far is outside of it: more questions would probably fail it"
+        return f"the drop so far is outside of it: more {unit} would probably fail it"
     if scores.flips == 0:
-        return f"needs more questions or {looser}"
+        return f"needs more {unit} or {looser}"
     # A bound's width falls with the square root of their number.
     reach = comparison.threshold + gap - finding.lower
     needed = max(finding.n * (reach / gap) ** 2, finding.n + 1)
     stays = f"if the difference of {_points(difference, sign=True)} stays"
     if needed > _MAX_QUESTIONS:
-        return f"needs {looser}: no benchmark has enough questions {stays}"
-    return f"needs more questions (in all about {needed:.0f} {stays}) or {looser}"
+        return f"needs {looser}: no benchmark has enough {unit} {stays}"
+    return f"needs more {unit} (in all about {needed:.0f} {stays}) or {looser}"
 
 
 def _points(fraction: float, *, sign: bool = False) -> str:

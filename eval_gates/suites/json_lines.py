@@ -35,13 +35,7 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
             where=str(folder),
             hint="give a folder that exists to --eval-data",
         )
-    with raise_as(
-        EvaluationDataError,
-        "the folder of evaluation data cannot be read",
-        folder,
-        "give a folder with little else in it to --eval-data",
-    ):
-        there = list_names(folder)
+    there = _names_in(folder)
     others = tuple(filter(None, but_not))
     named = [name for name in there if name.startswith(stem) and not name.startswith(others)]
     for name in named:
@@ -62,6 +56,21 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
                 hint="remove one of the two",
             )
     return files
+
+
+def question_files(folder: Path) -> list[str]:
+    """Return names of a folder's files that may hold questions, in any form; raises as above."""
+    return [name for name in _names_in(folder) if name.endswith(READ) or _OTHER_FORMS.search(name)]
+
+
+def _names_in(folder: Path) -> list[str]:
+    with raise_as(
+        EvaluationDataError,
+        "the folder of evaluation data cannot be read",
+        folder,
+        "give a folder with little else in it to --eval-data",
+    ):
+        return list_names(folder)
 
 
 def package_file(package: str, *parts: str) -> Path:

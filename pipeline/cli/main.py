@@ -39,6 +39,8 @@ from prepare.errors import ExitCode, PrepareError, explain
 from prepare.interruption import interrupt_on_signals, is_interruption
 from prepare.redaction import redact
 
+WIDEST_HELP = 160  # columns, on a terminal that has them
+
 app = typer.Typer(
     name="prepare",
     no_args_is_help=True,
@@ -65,7 +67,7 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(context_settings={"max_content_width": WIDEST_HELP})
 def root(
     context: typer.Context,
     version: Annotated[

@@ -98,7 +98,7 @@ def print_runs(store: Store, *, as_json: bool) -> None:
             report.resolved.checkpoint,
             f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"
             if report.tuning is not None and report.tuning.verdict is not None
-            else ", ".join(f"{each.recipe}: {each.verdict}" for each in report.variants),
+            else ", ".join(f"{each.recipe}: {each.short_verdict}" for each in report.variants),
             f"{report.seconds:.0f} s",
         ]
         for report in found

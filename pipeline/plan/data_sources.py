@@ -13,7 +13,7 @@ from typing import Any
 
 import recipes
 from eval_gates.clusters import repeated_field
-from eval_gates.suites.json_lines import read_rows
+from eval_gates.suites.json_lines import question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_of
 from pipeline.stages.questions import QuestionsResult
@@ -27,6 +27,7 @@ from recipes.quantization import Calibration, names_file
 from recipes.quantizers.calibration import form_of
 from recipes.schema import CalibrationLimit
 
+_MOST_NAMES = 20
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 
 
@@ -75,6 +76,8 @@ class SourceResolver:
                 where=f"--eval-data {self.eval_data}; policy '{policy.name}'",
                 hint="leave the option out, or write 'eval-data' to the 'sources' of a suite",
             )
+        else:
+            self.note_unread(policy)
         for name, suite in policy.suites.items():
             try:
                 found = self.suite(name, suite)
@@ -90,6 +93,26 @@ class SourceResolver:
                     kind_of(suite).check_rows(suite, order)
                 except EvaluationDataError as error:
                     yield error
+
+    def note_unread(self, policy: Policy) -> None:
+        """Note the names of the folder's files that no suite reads."""
+        if self.eval_data is None:
+            return
+        kinds = [kind_of(suite) for suite in policy.suites.values() if _reads_folder(suite)]
+        read = {stem for each in kinds for stem in (each.folder_stem, each.examples_stem) if stem}
+        others = {each.other_stem for each in kinds if each.other_stem} - read
+        unread = [
+            name
+            for name in question_files(self.eval_data)
+            if not name.startswith(tuple(read)) or name.startswith(tuple(others))
+        ]
+        if unread:
+            more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
+            self.note(
+                f"no suite of the policy '{policy.name}' reads these files of --eval-data: "
+                f"{', '.join(unread[:_MOST_NAMES])}{more}; its suites read files whose names begin "
+                f"with {', '.join(sorted(read))}"
+            )
 
     def digest_of(self, file: Path) -> str:
         return self.digests.digest(file)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from recipes.schema import ServingProfile
 
 
+NOT_BUILT = "not built yet: the first run that needs it builds it"
 NUMA_LIBRARY = "libnuma.so.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 SERVER_SHARES_BYTES = 160 * 2**20  # vLLM 0.32's queue between its processes
@@ -184,7 +185,8 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
         found = status(name, accelerator, settings)
         subject = f"environment {found.key}"
         if found.state is not EnvironmentState.BROKEN:
-            yield _ok(subject, str(found.state))
+            is_made = found.state is not EnvironmentState.MISSING
+            yield _ok(subject, str(found.state) if is_made else NOT_BUILT)
         elif name in settings.environments:
             yield _problem(subject, found.reason, "correct `environments` in the settings file")
         else:

@@ -329,6 +329,10 @@ class _SuiteGate:
         return comparison_of(self.suite.margins[self.family])
 
     @property
+    def unit(self) -> str:
+        return "clusters" if self.suite.cluster_by else "questions"
+
+    @property
     def kind(self) -> SuiteKind[Any]:
         return kind_of(self.suite)
 
@@ -351,11 +355,11 @@ class _SuiteGate:
         passes = of_usual = None
         words = f"{self.name}, {self.family}, {self.suite.tier}: {self.comparison.words}"
         if self.questions is None:
-            words += "; the number of questions is known once they are read"
+            words += f"; the number of {self.unit} is known once they are read"
         else:
             planned = planned_looks(self.questions, self.comparison.margin)
             looks = " or ".join(f"{look.n:,}" for look in planned)
-            words += f", decided after {looks} questions"
+            words += f", decided after {looks} {self.unit}"
             passes, said = self._outcome(0.0, "nothing")
             words += f"; {said}"
             if usual is not None:
@@ -389,17 +393,17 @@ class _SuiteGate:
             return self._error(
                 f"the suite '{self.name}' could not tell a good variant from one that guesses: its "
                 f"margin of {margin} reaches down to the score of guessing, "
-                f"{100 * self.kind.guessing:g} %, unless the questions show that the baseline "
+                f"{100 * self.kind.guessing:g} %, unless the {self.unit} show that the baseline "
                 f"scores above {100 * self.must_exceed:g} %",
-                "a stricter margin; or more questions; or 'tier: advisory'",
+                f"a stricter margin; or more {self.unit}; or 'tier: advisory'",
             )
         if self.questions is None:
             return None
         if (least := self._min_questions()) > self.questions:
             return self._error(
                 f"the suite '{self.name}' cannot decide its margin of {margin}: even when no "
-                f"answer changes it takes {least} questions, and there are {self.questions}",
-                "give more questions (suites.*.questions, --eval-data, or where the Hub can be "
+                f"answer changes it takes {least} {self.unit}, and there are {self.questions}",
+                f"give more {self.unit} (suites.*.questions, --eval-data, or where the Hub can be "
                 "reached); or a wider margin; or 'tier: advisory'",
             )
         if self.suite.tier != "critical" or self._is_likely():
@@ -408,9 +412,9 @@ class _SuiteGate:
             return None
         return self._error(
             f"the suite '{self.name}' would pass only {100 * passes:.0f} % of the variants that "
-            f"lose nothing: {margin}, {self.questions} questions, {100 * self.flips:g} % of the "
+            f"lose nothing: {margin}, {self.questions} {self.unit}, {100 * self.flips:g} % of the "
             "answers expected to flip",
-            "a wider margin; or more questions; or 'tier: supporting'",
+            f"a wider margin; or more {self.unit}; or 'tier: supporting'",
         )
 
     def _outcome(self, loss: float, lost: str) -> tuple[float, str]:

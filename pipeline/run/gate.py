@@ -192,6 +192,7 @@ def plan_of(
     if policy.speed:
         identities["serve"] = identity("serve", Accelerator.CPU, settings)
     sources = SourceResolver(choice.eval_data, identities["evaluate"], settings.digests, progress)
+    sources.note_unread(policy)
     asked_as = {
         "deployment_id": choice.asked.deployment_id or run_id,
         "tokenizer": tokenizer_digest(choice.tokenizer, settings.digests)

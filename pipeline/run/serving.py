@@ -27,7 +27,7 @@ from pipeline.stages.starts import ServerStart, StartLedger
 from prepare.errors import PrepareError, ServingError
 from prepare.file_locks import doing
 from prepare.gpus import gpu_states, visible_gpus
-from prepare.interruption import hold_interruptions
+from prepare.interruption import hold_interruptions, is_interruption
 from prepare.lots import NOTHING, Lot, Needs, Node
 from prepare.private_files import private_umask
 from prepare.stage import StageRecord, StageSpec
@@ -134,6 +134,9 @@ class LocalServers:
         try:
             ready = server.start(arm.ready_timeout_seconds, progress, arm.recipe.name)
             status = "ran"
+        except BaseException as error:
+            status = "interrupted" if is_interruption(error) else "failed"
+            raise
         finally:
             seconds = time.monotonic() - started
             self.stages.log.stage(

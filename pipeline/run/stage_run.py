@@ -22,6 +22,7 @@ from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.speed import SPEED
 from prepare.errors import StoreError
 from prepare.events import Progress
+from prepare.interruption import is_interruption
 from prepare.lots import NOTHING, Needs
 from prepare.private_files import private_umask
 from prepare.stage import StageRecord, StageReference, StageSpec
@@ -73,8 +74,8 @@ class StageRunner:
         self.log.note_running([f"{spec.variant}: {title_of(spec)}"])
         try:
             is_ours = self.do(ready, servers)
-        except BaseException:
-            self._report(spec, "failed", started)
+        except BaseException as error:
+            self._report(spec, "interrupted" if is_interruption(error) else "failed", started)
             raise
         self._report(spec, "ran" if is_ours else "reused", started)
         return self.find_finished(spec)

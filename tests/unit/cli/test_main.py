@@ -273,3 +273,19 @@ def test_output_that_a_full_disk_does_not_take_is_an_expected_error(words: str) 
     assert done.returncode == ExitCode.EXPECTED_ERROR
     assert "disk is full" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_help_is_as_wide_as_the_terminal() -> None:
+    def longest(columns: int) -> int:
+        code = "from pipeline.cli.main import main; main()"
+        shown = subprocess.run(
+            [sys.executable, "-c", code, "gate", "--help"],
+            env={**os.environ, "COLUMNS": str(columns)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return max(map(len, shown.stdout.splitlines()))
+
+    assert 70 < longest(80) <= 80
+    assert 120 < longest(140) <= 140

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_reports import REQUEST, RESOLVED, failed_variant_report, run_report, stage_report
+from sample_reports import (
+    REQUEST,
+    RESOLVED,
+    failed_variant_report,
+    gate_report,
+    run_report,
+    stage_report,
+    variant_report,
+)
 from typer.testing import CliRunner
 
 from artifacts.registry import MANIFEST_TAG, Cause, Registry
@@ -129,6 +137,17 @@ def test_runs_are_listed_newest_last() -> None:
         {"run": FIRST, "status": "finished", "exit_code": 0, "seconds": 372.4},
         {"run": SECOND, "status": "finished", "exit_code": 1, "seconds": 12.0},
     ]
+
+
+def test_the_list_names_gates_that_a_pass_does_not_show(tmp_path: Path) -> None:
+    gates = [
+        gate_report(),
+        gate_report(name="humaneval", tier="supporting", verdict="undecided"),
+        gate_report(name="rouge", tier="advisory", verdict="fail"),
+    ]
+    found = Store(tmp_path / "home" / "store")
+    put_run(found, run_report(run=FIRST, variants=[variant_report(gates=gates, speed=[])]))
+    assert "fp8-dynamic: pass (not shown: humaneval, rouge)" in " ".join(words("runs"))
 
 
 def test_a_damaged_record_does_not_hide_the_others(store: Store) -> None:

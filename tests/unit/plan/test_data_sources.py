@@ -186,6 +186,18 @@ class TestSuite:
         (fault,) = Resolving(tmp_path, data).resolver.faults(policy)
         assert fault.where.startswith(f"--eval-data {data}")
 
+    def test_files_that_no_suite_reads_are_named(self, tmp_path: Path, data: Path) -> None:
+        suites = {"quiz": {"kind": "mmlu", "margins": {"fp8": 0.1}}}
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+        read = {"mmlu_dev.jsonl": b"{}", "mmlu_test.jsonl": b"{}"}
+        others = {"gsm8k_test.jsonl": b"{}", "mmlu_pro_test.jsonl": b"{}", "mnlu.csv": b"a"}
+        write_files(data, read | others)
+        resolving = Resolving(tmp_path, data)
+        list(resolving.resolver.faults(policy))
+        (note,) = resolving.notes
+        assert [name for name in others if name not in note] == []
+        assert not any(f"{name}," in note for name in (*read, "notes.txt"))
+
     def test_carried_data_is_used_where_the_policy_names_it(self, tmp_path: Path) -> None:
         resolving = Resolving(tmp_path)
         suite = Rouge.policy(margins=MARGINS, sources=["eval-data", "builtin"])

@@ -83,6 +83,12 @@ def test_whatever_is_wrong_has_a_hint(settings: Settings, tmp_path: Path) -> Non
         assert (item.severity is Severity.OK) == (item.hint == "")
 
 
+def test_an_environment_that_is_not_built_is_not_called_missing(settings: Settings) -> None:
+    definition = define("serve", detect_accelerator())
+    found = about(f"environment {definition.key}", diagnose(settings))
+    assert (found.severity, found.message) == (Severity.OK, doctor.NOT_BUILT)
+
+
 def test_a_half_built_environment_is_a_warning(settings: Settings) -> None:
     definition = define("serve", detect_accelerator())
     environment_folder(settings.home, definition).mkdir(parents=True)

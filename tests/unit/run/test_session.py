@@ -3,9 +3,11 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from listener import Listener
+from loose_stage import stage_spec
 from sample_reports import REQUEST, RESOLVED
 
 from artifacts.requests import CommandRequest, GateRequest
@@ -45,6 +47,22 @@ def test_an_error_becomes_part_of_the_record(session: RunSession) -> None:
     assert report.error is not None
     assert report.error["message"] == "no room"
     assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["begun"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), "interrupted"), (StoreError("no"), "failed")]
+)
+def test_a_stage_that_the_user_interrupts_did_not_fail(
+    session: RunSession, tmp_path: Path, error: BaseException, status: str
+) -> None:
+    def stop(*_: object) -> bool:
+        raise error
+
+    spec = stage_spec("judge", "fp8", {}, {}, {}, tmp_path)
+    with patch.object(type(session.stages), "do", stop), pytest.raises(type(error)):
+        session.stages.run(spec)
+    (stage,) = find_run(Store(session.settings.store), "latest").stages
+    assert stage.status == status
 
 
 def test_a_full_disk_is_an_expected_error_wherever_it_is_met(session: RunSession) -> None:

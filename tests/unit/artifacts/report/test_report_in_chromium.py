@@ -109,6 +109,12 @@ def test_it_opens_anywhere(
     assert found.complaints == []
     overflow = found.page.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert overflow <= 0
+    verdicts = found.page.locator("#gates tbody .badge").all()
+    assert verdicts
+    for verdict in verdicts:
+        box = verdict.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= width
     ground = found.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(15, 19, 24)")
     assert keep(found, f"report-{width}-{scheme}", tmp_path).stat().st_size > 10_000

@@ -46,6 +46,13 @@ def test_an_open_gate_says_what_it_needs(changes: dict[str, Any], needs: str) ->
     assert needs in decision.reason
 
 
+@pytest.mark.parametrize("state", ["pass", "fail", "open"])
+def test_clusters_are_not_called_questions(state: str) -> None:
+    reason = decide(finding(state), scores(unit="clusters")).reason
+    assert "clusters" in reason
+    assert "questions" not in reason
+
+
 @pytest.mark.parametrize(
     ("bound", "shown"),
     [(0.0, "0.00 points"), (-0.00005, "0.0050 points"), (-0.0055, "0.55 points")],
