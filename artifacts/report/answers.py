@@ -55,14 +55,14 @@ class FlippedAnswers:
 def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
     """Return examples by variant and suite."""
     return [
-        _examples(variant.recipe, gate.name, answered)
+        _examples(variant.recipe, gate.name, answered, gate.metric)
         for variant in evidence.report.variants
         for gate in variant.quality
         if (answered := evidence.find_answers(variant.recipe, gate.name)) is not None
     ]
 
 
-def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswers:
+def _examples(recipe: str, suite: str, answered: PairedAnswers, metric: str = "") -> FlippedAnswers:
     changed = [
         (after.score - before.score, before, after)
         for before, after in zip(answered.baseline, answered.candidate, strict=True)
@@ -86,8 +86,10 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
                 after=after.score,
                 prompt=prompt_of(question),
                 expected=shorten(question.expected) if question and question.expected else None,
-                baseline=answer_of(answered.suite, question, before) + marked(after, "token"),
-                variant=answer_of(answered.suite, question, after) + marked(after, "choice"),
+                baseline=answer_of(answered.suite, question, before, metric)
+                + marked(after, "token"),
+                variant=answer_of(answered.suite, question, after, metric)
+                + marked(after, "choice"),
             )
             for _, before, after in shown
             for question in (answered.questions.get(before.id),)
@@ -103,8 +105,8 @@ def prompt_of(question: Question | None) -> str | None:
     return shorten("\n\n".join(lines) or question.prompt) or None
 
 
-def answer_of(suite: AnySuite, question: Question | None, row: Answer) -> str:
-    """Return a choice, a text, or a conversation's figures."""
+def answer_of(suite: AnySuite, question: Question | None, row: Answer, metric: str = "") -> str:
+    """Return a choice, a text, or a conversation's figures; `metric` is the gate's."""
     answer = row.answer
     if row.nats is not None:
         kept = f"{100 * row.score:.1f} % of tokens kept, {row.nats:.3f} nats a token"
@@ -117,7 +119,10 @@ def answer_of(suite: AnySuite, question: Question | None, row: Answer) -> str:
         number = choose(values)
         name = _choice(question, number) or f"choice {number + 1}"
         words = f"log-likelihoods {_listed(answer)}"
-        if list(values) != list(answer):
+        is_by_length = list(values) != list(answer)
+        if metric.startswith("acc_") and not is_by_length:  # lm-eval's rows have no choices
+            return f"({words}; {metric} counts the choices' lengths too, which are not recorded)"
+        if is_by_length:
             words += f"; divided by the choices' lengths {_listed(values)}: the largest is chosen"
         return f"{name}\n({words})"
     texts = answer if isinstance(answer, list) else [answer]

@@ -96,6 +96,8 @@ def test_an_answer_as_text() -> None:
     cloze = answer_of(CLOZE, QUESTION, Answer("1", "p", 0.0, [-17.0, -6.0, -30.0, -40.0]))
     assert cloze.startswith("A. a very long stone\n(log-likelihoods -17.00, -6.00")
     assert "lengths -1.00, -2.00, -10.00, -10.00" in cloze
+    unknown = answer_of(CLOZE, None, row, "acc_norm")
+    assert unknown.startswith("(log-likelihoods")
     drawn = Answer("1", "p", 0.5, ["one", "two"], own={"outcome": ["passed", "failed"]})
     assert answer_of(HUMANEVAL, None, drawn) == (
         "one\n--- another sample ---\ntwo\n(tests: passed, failed)"
