@@ -96,8 +96,8 @@ def decide(finding: Finding, scores: Scores) -> Decision:
     elif finding.state == "pass":
         verdict, reason = "pass", _describe(finding, f"inside {comparison.words}", unit)
     else:
-        margin_words = f"not shown to be inside {comparison.words}"
-        reason = f"{_describe(finding, margin_words, unit)}; "
+        open_margin = f"not shown to be inside {comparison.words}"
+        reason = f"{_describe(finding, open_margin, unit)}; "
         reason += _describe_needs(finding, scores, difference)
     if suspicious:
         verdict = "undecided" if verdict == "pass" else verdict

@@ -27,7 +27,7 @@ from recipes.quantization import Calibration, names_file
 from recipes.quantizers.calibration import form_of
 from recipes.schema import CalibrationLimit
 
-_MOST_NAMES = 20
+_MAX_NAMES = 20
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 
 
@@ -107,10 +107,10 @@ class SourceResolver:
             if not name.startswith(tuple(read)) or name.startswith(tuple(others))
         ]
         if unread:
-            more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
+            more = f" and {len(unread) - _MAX_NAMES} more" if len(unread) > _MAX_NAMES else ""
             self.note(
                 f"no suite of the policy '{policy.name}' reads these files of --eval-data: "
-                f"{', '.join(unread[:_MOST_NAMES])}{more}; its suites read files whose names begin "
+                f"{', '.join(unread[:_MAX_NAMES])}{more}; its suites read files whose names begin "
                 f"with {', '.join(sorted(read))}"
             )
 
