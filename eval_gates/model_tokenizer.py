@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prepare.errors import StageError
+from recipes.checkpoints.tokenizer_file import check_same_tokens
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str, template_arguments: Mapping[str, Any], *, trust: bool) -> Tokenizer:
-        """Read the tokenizer; `trust` allows its code."""
+        """Read the tokenizer; `trust` allows its code.
+
+        StageError: the class reads it otherwise than its file says.
+        """
         from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        check_same_tokens(found, Path(folder))
         return cls(found, template_arguments)
 
     def encode(self, text: str) -> list[int]:

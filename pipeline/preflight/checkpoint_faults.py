@@ -9,18 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.preflight.weight_faults import weight_faults
 from prepare.errors import CheckpointError, PrepareError, UsageError
-from prepare.untrusted import (
-    MEBIBYTE,
-    UntrustedLinesError,
-    read_json_file,
-)
+from prepare.untrusted import UntrustedLinesError
 from prepare.user_path import user_path
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
 from recipes.checkpoints.folder import MAX_CONTEXT, context_length, needs_own_code
 from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.model_shape import text_level
 from recipes.checkpoints.module_kind import is_linear_weight
 from recipes.checkpoints.source_format import quantization_configs
 from recipes.checkpoints.template_renderer import render
@@ -31,9 +29,9 @@ from recipes.quantizers.calibration import form_of, parse_row, read_rows
 from recipes.schema import Recipe, ServingProfile
 
 CALIBRATION_KEY = "quantization.calibration.dataset"
-MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES = 128 * MEBIBYTE, 8_000_000
 BYTES_A_TOKEN = 2  # fewer than a usual tokenizer's 3 to 4, so that no estimate refuses a good file
-RENDERED_CHATS = 4
+RENDERED_CHATS = 20_000  # more take long, and most files have fewer
+CHATS_A_CALL = 400  # whose templates are rendered in one process
 FEW_LAYERS = 0.1  # more lack a matrix by design, such as layers that share keys and values
 MAX_LAYERS = 10_000  # more are an unknown number
 _LAYER = re.compile(r"((?:[^.]+\.)*?)(\d+)\.(.+)")
@@ -71,6 +69,7 @@ def checkpoint_faults(
         )
     elif quantizes and (fault := unsupported.dequantization_error(source.where, source.format)):
         yield fault
+    yield from weight_faults(source)
     if needs_own_code(source.config) and not trust_remote_code:
         yield unsupported.own_code_error(source.where)
     asked, longest = profile.engine_arguments.get("max-model-len"), longest_context(source.config)
@@ -101,6 +100,7 @@ def find_missing_matrix(source: HeaderSource) -> str:
     that all others have. The decoder is the stack with the most tensors.
     """
     config = source.config
+    shares_keys = text_level(config).get("attention_k_eq_v") is True  # some layers have no v_proj
     if "block_configs" in config or next(quantization_configs(config), None) is not None:
         return ""  # layers that differ as declared, and matrices under several names
     stacks: dict[str, dict[int, set[str]]] = {}
@@ -122,6 +122,8 @@ def find_missing_matrix(source: HeaderSource) -> str:
         for number, names in layers.items():
             modules = {name.rsplit(".", 2)[0] for name in names}
             for name in sorted(usual - names if names < usual else ()):
+                if shares_keys and name.endswith(".v_proj.weight"):
+                    continue
                 if name.rsplit(".", 2)[0] in modules:
                     return f"{stack}{number}.{name}"
     return ""
@@ -161,20 +163,37 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
     return None if plain is None else int(plain * max(scales))
 
 
-def read_tokenizer(file: Path) -> dict[str, int]:
-    """Return ids of a tokenizer.json's added tokens, or raise CheckpointError."""
+class RefusedChatError(Exception):
+    """A chat that the template does not render."""
+
+    def __init__(self, line: int, fault: CheckpointError) -> None:
+        super().__init__(fault.message)
+        self.line = line
+        self.fault = fault
+
+
+def check_chats(model: ModelGeneration, chats: Mapping[int, list[dict[str, Any]]]) -> None:
+    """Render the chats of a file's lines; raise RefusedChatError for the first that fails."""
+    lines = list(chats)[:RENDERED_CHATS]
+    for start in range(0, len(lines), CHATS_A_CALL):
+        _check_chats(model, chats, lines[start : start + CHATS_A_CALL])
+
+
+def _check_chats(
+    model: ModelGeneration, chats: Mapping[int, list[dict[str, Any]]], lines: list[int]
+) -> None:
+    """Render the lines' chats in one process, and halve them to find the one that fails."""
+    plain = {"add_generation_prompt": False}
     try:
-        content = read_json_file(file, limit=MAX_TOKENIZER_BYTES, values=MAX_TOKENIZER_VALUES)
-        if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
-        added = content.get("added_tokens") or []
-        return {str(each["content"]): int(each["id"]) for each in added}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"the tokenizer is damaged: {error}",
-            where=str(file),
-            hint="download it again, or save it again with the tokenizer's save_pretrained()",
-        ) from error
+        render(model, [{"messages": chats[line], **plain} for line in lines])
+    except CheckpointError as fault:
+        if len(lines) == 1:
+            raise RefusedChatError(lines[0], fault) from fault
+    else:
+        return
+    middle = len(lines) // 2
+    _check_chats(model, chats, lines[:middle])
+    _check_chats(model, chats, lines[middle:])
 
 
 def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[PrepareError]:
@@ -205,7 +224,8 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
     except UsageError as error:
         yield error
         return
-    number, texts, chats = 0, list[str](), list[list[dict[str, Any]]]()
+    number, texts = 0, list[str]()
+    chats: dict[int, list[dict[str, Any]]] = {}  # by line
     try:
         with file.open("rb") as opened:
             if opened.read(3) == BOM_UTF8:
@@ -216,13 +236,12 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
             if isinstance(found, str):
                 texts.append(found)
             else:
-                chats.append(found)
+                chats[line] = found
                 texts += [str(message.get("content")) for message in found]
         number = 0
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        if model.is_template_known and chats:
-            plain = {"add_generation_prompt": False}
-            render(model, [{"messages": chat, **plain} for chat in chats[:RENDERED_CHATS]])
+        if model.is_template_known:
+            check_chats(model, chats)
     except (OSError, ValueError, UntrustedLinesError) as error:
         is_row = number > 0 and not isinstance(error, UntrustedLinesError)
         yield UsageError(
@@ -231,10 +250,10 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
             hint=f"each line is a JSON object with text or messages under '{calibration.column}' "
             "(recipe key quantization.calibration.column)",
         )
-    except CheckpointError as error:
+    except RefusedChatError as error:
         yield UsageError(
-            f"the calibration chats cannot be used: {error.message}",
-            where=f"{where}; {error.where}",
+            f"the calibration chats cannot be used: {error.fault.message}",
+            where=f"{file}, line {error.line} ({key}); {error.fault.where}",
             hint="give messages that the model's chat template takes, or the key 'text'",
         )
     else:

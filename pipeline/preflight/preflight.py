@@ -21,7 +21,6 @@ from pipeline.preflight.checkpoint_faults import (
     describes_other_weights,
     longest_context,
     may_exceed_context,
-    read_tokenizer,
 )
 from pipeline.preflight.generation_faults import form_notes, generation_faults
 from pipeline.preflight.gpu_fit import gpu_remarks
@@ -34,7 +33,12 @@ from pipeline.preflight.machine import (
     gpu_type,
 )
 from pipeline.preflight.memory import SMALL_FILES_BYTES, Division, Gpus, Model, variants_of
-from pipeline.preflight.suitability import find_loading_fault, find_making_faults
+from pipeline.preflight.suitability import (
+    find_loading_fault,
+    find_making_faults,
+    find_serving_fault,
+)
+from pipeline.preflight.tokenizer_faults import tokenizer_faults
 from prepare.errors import (
     CheckpointError,
     PreflightError,
@@ -45,6 +49,7 @@ from recipes import catalog
 from recipes.checkpoints.dequantized_source import dequantized
 from recipes.checkpoints.folder import context_length
 from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.tokenizer_file import added_tokens, read_tokenizer
 from recipes.checkpoints.variant_size import VariantWeights
 from recipes.schema import Recipe, ServingProfile
 from recipes.traffic_file import check_workload
@@ -73,6 +78,7 @@ class Preflight:
 
     def faults(self) -> list[PrepareError]:
         """Return all faults, in reading order."""
+        features = self.choices.node.cpu_features
         found = [
             *self._of_files(),
             find_missing_gpus(self.profile, self.machine),
@@ -83,6 +89,10 @@ class Preflight:
                 for each in self._to_make
                 if each.quantization.quantizes
                 for fault in find_making_faults(each, self.recipe_source, self.weights[each.name])
+            ),
+            *(
+                find_serving_fault(each, self.weights[each.name], self.profile, features)
+                for each in self._to_make
             ),
             *self._of_gpu_memory(),
             *self._of_memory(),
@@ -252,13 +262,14 @@ class Preflight:
 
     def _of_asking(self) -> Iterator[PrepareError]:
         config, generation = self.source.config, self.source.generation
-        file = Path(self.source.where).parent / "tokenizer.json"
-        if file.is_file():
+        if (file := self.source.tokenizer) is not None:
             try:
-                tokens = {**read_tokenizer(file), **generation.added_tokens}
+                tokenizer = read_tokenizer(file)
             except CheckpointError as fault:
                 yield fault
             else:
+                yield from tokenizer_faults(file, tokenizer, self.source)
+                tokens = {**added_tokens(tokenizer), **generation.added_tokens}
                 generation = replace(generation, added_tokens=tokens)
         longest, profile = self.longest, self.profile
         policy = self.choices.policy

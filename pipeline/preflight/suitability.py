@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prepare.errors import PrepareError, UsageError
 from recipes.catalog import BASELINE
 from recipes.checkpoints.header_source import HeaderSource
-from recipes.checkpoints.module_kind import WEIGHT, is_expert_stack, is_linear_weight, module_kind
+from recipes.checkpoints.module_kind import (
+    EXPERTS,
+    WEIGHT,
+    is_expert_stack,
+    is_linear_weight,
+    module_kind,
+)
 from recipes.checkpoints.unquantized_modules import CURE, decoder_layers, find_split, fused_name
 from recipes.checkpoints.variant_size import VariantWeights, find_undivided_rows
 from recipes.engines import find_engine
@@ -96,6 +102,33 @@ def find_making_faults(
             break
     yield from _shape_faults(recipe, weights, unfit, where)
     yield from _format_faults(recipe, weights, unfit, where)
+
+
+def find_serving_fault(
+    recipe: Recipe, weights: VariantWeights, profile: ServingProfile, features: Collection[str]
+) -> PrepareError | None:
+    """Return why the engine cannot serve the variant that the recipe would make.
+
+    `features` are the CPU's.
+    """
+    if profile.accelerator != "cpu":
+        return None
+    for each in weights.tensors:
+        if each.form is None or not is_expert(each.name):
+            continue
+        lack = find_engine(profile.engine).lacks_experts(features, each.form.bits)
+        if lack:
+            return UsageError(
+                f"'{recipe.name}' would quantize experts such as '{each.name}', and {lack}",
+                where=f"--recipe {recipe.name}; profile {profile.name}, key accelerator",
+                hint="leave the recipe out, or run on a machine with a GPU or with AMX",
+            )
+    return None
+
+
+def is_expert(name: str) -> bool:
+    """Return whether the matrix is one of a routed expert."""
+    return any(part in EXPERTS for part in name.split("."))
 
 
 def _shape_faults(

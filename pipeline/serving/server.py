@@ -28,6 +28,8 @@ from prepare.process_environment import server_environment
 from prepare.supervisor import SupervisedProcess
 from prepare.untrusted import parse_json
 from recipes.engines import Engine, LaunchSpec, find_engine
+from recipes.engines.engine import KV_DTYPE
+from recipes.weights.kv_scales import check_scales_taken
 
 if TYPE_CHECKING:
     import httpx
@@ -228,12 +230,19 @@ class Server:
                 raise self._failure(f"the model server was not ready after {waited:.0f} s")
             progress.advance(task, int(waited), None, "s")
             time.sleep(POLL_SECONDS)
+        self._check_scales()
         self._warm_up()
         self.check_alive()
         elapsed = time.monotonic() - started
         whole = max(int(elapsed), 1)
         progress.advance(task, whole, whole, "s")
         return elapsed
+
+    def _check_scales(self) -> None:
+        """Raise ServingError if the engine dropped the checkpoint's scales of the KV cache."""
+        log = self._log.read_bytes()[self._log_begins :].decode(errors="replace")
+        kv_cache_dtype = str(self._arguments.get(KV_DTYPE, "auto"))
+        check_scales_taken(self._model, log, self._engine, kv_cache_dtype)
 
     def check_alive(self) -> None:
         """Raise ServingError if the server has exited."""

@@ -51,6 +51,7 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
         context.advance("adopt", number, len(wanted), "files")
         source, place = folder / name, output / name
         with raise_as(StageError, "a file of the variant cannot be taken over", str(source)):
+            place.parent.mkdir(exist_ok=True)
             if context.parameters.copied:
                 shutil.copyfile(source, place)
             else:

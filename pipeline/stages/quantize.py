@@ -14,7 +14,7 @@ from prepare.digest import digest_file
 from prepare.process_environment import NetworkAccess
 from prepare.record import Record
 from prepare.stage import Stage, WorkerRuntime
-from recipes.checkpoints.folder import AUXILIARY_FILES, Checkpoint, matches
+from recipes.checkpoints.folder import AUXILIARY_FILES, Checkpoint, matches, small_names
 from recipes.checkpoints.weight_files import weight_files, weights_digest
 from recipes.quantization import AnyQuantization, for_worker
 from recipes.quantizers.calibration import ROWS
@@ -128,8 +128,9 @@ def copy_carried_over(source: Checkpoint, output: Path) -> None:
         for file in source.files
         if matches(file.name, AUXILIARY_FILES) or file.name.endswith(".py")  # code of the model
     }
-    for file in list(output.iterdir()):
-        if matches(file.name, AUXILIARY_FILES):
-            file.unlink()
+    for name in small_names(output):
+        if matches(name, AUXILIARY_FILES):
+            (output / name).unlink()
     for name in names:
+        (output / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source.path / name, output / name)

@@ -32,6 +32,7 @@ class ModelGeneration:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     added_tokens: Mapping[str, int] = field(default_factory=dict)
+    tokenizer_class: str = ""
 
     @property
     def has_template(self) -> bool:
@@ -58,6 +59,7 @@ def read_generation(
         {key: text for key, value in tokenizer.items() if (text := _token(key, value))},
         read_json(locate(SAMPLING)) if SAMPLING in names else {},
         dict(_added(tokenizer.get("added_tokens_decoder"))),
+        str(tokenizer.get("tokenizer_class") or ""),
     )
 
 

@@ -86,7 +86,7 @@ def _load_tokenizer(source: Path, pre_tokenizer: str) -> Any:
 
     "smollm" splits off every digit, for example.
     """
-    from tokenizers import decoders, pre_tokenizers  # type: ignore[import-not-found]
+    from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)

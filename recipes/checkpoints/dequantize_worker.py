@@ -38,6 +38,7 @@ def convert(source: Path, files: Iterable[str], converter: str, output: Path) ->
         place, between = Path(temporary) / "source", Path(temporary) / "between"
         place.mkdir()
         for name in files:
+            (place / name).parent.mkdir(exist_ok=True)
             (place / name).symlink_to(os.path.realpath(source / name))
         plain = unquantized_modules(place)
         if converter == "fp8-block":

@@ -42,8 +42,11 @@ TOKENIZER_VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("tekken.json", "*.tiktoken"),
 )
+# Named chat templates besides the default one, as transformers saves them.
+TEMPLATES_FOLDER = "additional_chat_templates"
 # Globs of files that quantization must copy unchanged.
 AUXILIARY_FILES = (
+    f"{TEMPLATES_FOLDER}/*.jinja",
     *("*.model", "*.tiktoken", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     *("generation_config.json", "merges.txt", "preprocessor_config.json"),
     *("processor_config.json", "special_tokens_map.json", "tekken.json", "tokenizer.json"),
@@ -68,7 +71,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class CheckpointFile(Record):
     """A file that is part of the digest."""
 
-    name: str = Field(description="file name within the checkpoint's folder")
+    name: str = Field(description="path within the checkpoint's folder")
     size: int = Field(description="bytes")
     sha256: str = Field(description="of the content, in hexadecimal")
 
@@ -114,8 +117,8 @@ def inspect_folder(
 ) -> Checkpoint:
     """Check that the checkpoint is complete, and compute its digest.
 
-    Most faults appear within a second. For kind "hub", `path` is a snapshot whose links must match
-    the Hub's digests. A draft model (`is_head`) may have no tokenizer.
+    Most faults appear within a second. In a snapshot of the Hub's cache, links must match the
+    Hub's digests. A draft model (`is_head`) may have no tokenizer.
     """
     path = path.expanduser().absolute()
     config = read_config(path)
@@ -127,7 +130,7 @@ def inspect_folder(
     if context is None:
         raise _lacking(CONTEXT_KEYS[0], path)
     weights = weight_files(path)
-    small = {path / name for name in checkpoint_names(path) if matches(name, SMALL_FILES)}
+    small = {path / name for name in small_names(path) if matches(name, SMALL_FILES)}
     if not is_head and not any(matches(file.name, TOKENIZER_VOCABULARIES) for file in small):
         raise CheckpointError(
             "the checkpoint has no tokenizer",
@@ -136,7 +139,7 @@ def inspect_folder(
         )
     files = sorted({*weights, *small})
     for file in files:
-        _check_inside(file, path, kind)
+        _check_inside(file, path)
         if file in small and file.stat().st_size > MAX_SMALL_BYTES:
             raise CheckpointError(
                 f"the file has {file.stat().st_size:,} bytes, too many for a checkpoint",
@@ -156,8 +159,9 @@ def inspect_folder(
     for file, sha256 in zip(
         files, digests.digest_all(files, progress or NullProgress()), strict=True
     ):
-        _check_hub_digest(file, kind, sha256)
-        hashed.append(CheckpointFile(name=file.name, size=file.stat().st_size, sha256=sha256))
+        _check_hub_digest(file, path, sha256)
+        name = file.relative_to(path).as_posix()
+        hashed.append(CheckpointFile(name=name, size=file.stat().st_size, sha256=sha256))
     quantizer, tokenizer = path / QUANTIZER_FILE, path / "tokenizer_config.json"
     form = source_format(config, read_json(quantizer) if quantizer in small else None)
     return Checkpoint(
@@ -165,7 +169,7 @@ def inspect_folder(
         kind=kind,
         revision=revision,
         path=path,
-        digest=digest_json([[file.name, file.sha256] for file in hashed]),
+        digest=digest_json([[each.name, each.sha256] for each in hashed]),
         files=tuple(hashed),
         architecture=architecture,
         model_type=model_type,
@@ -177,6 +181,13 @@ def inspect_folder(
         needs_remote_code=needs_own_code(config)
         or (tokenizer in small and needs_own_code(read_json(tokenizer))),
     )
+
+
+def small_names(folder: Path) -> list[str]:
+    """Return the names in a checkpoint's folder, and in its folder of chat templates."""
+    templates = folder / TEMPLATES_FOLDER
+    inner = checkpoint_names(templates) if templates.is_dir() else []
+    return [*checkpoint_names(folder), *(f"{TEMPLATES_FOLDER}/{name}" for name in inner)]
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -247,13 +258,12 @@ def context_length(config: dict[str, Any]) -> int | None:
     return None
 
 
-def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
+def _check_inside(file: Path, folder: Path) -> None:
     """Check that links stay in folder or blob store."""
     target = Path(os.path.realpath(file))  # unlike resolve(), accepts link loops
     allowed = [folder.resolve()]
-    if kind == "hub" and folder.parent.name == "snapshots":
-        # CACHE/models--org--name/snapshots/COMMIT; blobs are in the repository's folder, and with
-        # huggingface_hub 2 in a shared one.
+    if is_snapshot(folder):
+        # Blobs are in the repository's folder, and with huggingface_hub 2 in a shared one.
         repository = folder.parent.parent.resolve()
         allowed += [repository / "blobs", repository.parent / "blobs"]
     if not any(target.is_relative_to(place) for place in allowed):
@@ -270,8 +280,14 @@ def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
         )
 
 
-def _check_hub_digest(file: Path, kind: Kind, sha256: str) -> None:
-    if kind != "hub" or not file.is_symlink():
+def is_snapshot(folder: Path) -> bool:
+    """Return whether the folder is in the Hub's cache: models--ORG--NAME/snapshots/COMMIT."""
+    repository = folder.parent.parent.name
+    return folder.parent.name == "snapshots" and repository.startswith("models--")
+
+
+def _check_hub_digest(file: Path, folder: Path, sha256: str) -> None:
+    if not is_snapshot(folder) or not file.is_symlink():
         return
     expected = file.readlink().name
     if _SHA256.fullmatch(expected) and expected != sha256:

@@ -26,6 +26,7 @@ from recipes.checkpoints.model_shape import (
 from recipes.checkpoints.module_kind import is_tied
 from recipes.checkpoints.safetensors_header import TensorEntry, check_tensor
 from recipes.checkpoints.source_format import QUANTIZER_FILE, SourceFormat, source_format
+from recipes.checkpoints.tokenizer_file import TOKENIZER
 from recipes.checkpoints.weight_files import (
     INDEX,
     are_weights,
@@ -52,6 +53,7 @@ class HeaderSource:
     names: frozenset[str] = frozenset()  # of all files next to config.json
     generation: ModelGeneration = field(default_factory=ModelGeneration)
     quantizer: dict[str, Any] = field(default_factory=dict)  # hf_quant_config.json
+    tokenizer: Path | None = None  # tokenizer.json
 
     @property
     def architecture(self) -> str:
@@ -70,6 +72,7 @@ def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
     config = read_config(folder)
     headers = read_headers(folder)
     quantizer = folder / QUANTIZER_FILE
+    tokenizer = folder / TOKENIZER
     sizes = [file.stat().st_size for file in headers]
     return HeaderSource(
         name=name or str(folder),
@@ -81,6 +84,7 @@ def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
         names=frozenset(checkpoint_names(folder)),
         generation=folder_generation(folder),
         quantizer=read_json(quantizer) if quantizer.is_file() else {},
+        tokenizer=tokenizer if tokenizer.is_file() else None,
     )
 
 
@@ -127,6 +131,7 @@ def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
             names=frozenset(sizes),
             generation=read_generation(name, sizes, fetch),
             quantizer=read_json(fetch(QUANTIZER_FILE)) if QUANTIZER_FILE in sizes else {},
+            tokenizer=fetch(TOKENIZER) if TOKENIZER in sizes else None,
         )
 
 

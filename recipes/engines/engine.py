@@ -80,6 +80,10 @@ class Engine(Protocol):
     # seconds.
     monitored: Mapping[str, str] = {}
     buckets: Mapping[str, tuple[float, ...]] = {}
+    # Expressions of its log's warnings that scales of the KV cache are 1, and that those of a
+    # checkpoint were not read, which matters for a cache of 8 bits.
+    lost_scales: str = "(?!)"
+    unread_scales: str = "(?!)"
     # Facts that reports show from its log: name, and expression whose group is the value.
     facts: Mapping[str, str] = {}
     # Long names that no profile may set, by reason; `*` at the end matches any suffix.
@@ -135,6 +139,10 @@ class Engine(Protocol):
 
     def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:
         """Return why it cannot load weights with this `quantization_config`, or ''."""
+        return ""
+
+    def lacks_experts(self, features: Collection[str], bits: int) -> str:
+        """Return why it serves no experts of so many bits on such a CPU, or ''."""
         return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:

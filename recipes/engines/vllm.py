@@ -230,6 +230,9 @@ class Vllm(Engine):
         "latency": "vllm:e2e_request_latency_seconds",
     }
     buckets = BUCKETS
+    # From kv_cache.py and weight_utils.py of 0.32 and 0.33.
+    lost_scales = r"Using KV cache scaling factor 1\.0 for fp8"
+    unread_scales = r"\b(?:kv|k|v)_scale is not loaded"
     # A model may need several kernels of one type.
     facts: Mapping[str, str] = {
         "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",
@@ -287,6 +290,12 @@ class Vllm(Engine):
 
     def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:
         return find_obstacle(config, accelerator)
+
+    def lacks_experts(self, features: Collection[str], bits: int) -> str:
+        # From fused_moe/experts/cpu_moe.py of 0.32: integers and MXFP4 alike.
+        if bits == 4 and "amx" not in features:
+            return "vLLM serves no experts of 4 bits on a CPU without AMX"
+        return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
         told = {name: value for name, value in settings.items() if name != "model"}

@@ -12,6 +12,7 @@ from prepare.errors import PrepareError, StageError
 from prepare.events import Progress
 from prepare.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import module_kind
+from recipes.checkpoints.tokenizer_file import check_same_tokens
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
 from recipes.ignored_modules import is_ignored
 from recipes.quantizers.calibration import block_facts, calibration_blocks
@@ -39,6 +40,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     calibration = quantization["calibration"]
     trust = spec["trust_remote_code"]
     tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
+    check_same_tokens(tokenizer, Path(spec["checkpoint"]))
     blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
     if not torch.accelerator.is_available():
         leave_memory_unpinned()

@@ -23,6 +23,8 @@ KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")  # on any module
 MAX_EXTRA_BYTES = 2**22  # of such a scale or a bias of zeros, which is read as a whole
 FREQUENCIES = ".rotary_emb.inv_freq"
+BUFFERS = (FREQUENCIES, ".masked_bias", ".position_ids")
+MASKS = (".attn.bias", ".attention.bias")  # of GPT-2 and GPT-NeoX, beside biases of 1 dimension
 EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weight")
 
 
@@ -129,7 +131,7 @@ def account(
             _check_unquantized(tensor, left[name])
             found.kept.append(name)
             del left[name]
-        elif kv_scales is None and name.endswith(FREQUENCIES):
+        elif _is_buffer(tensor):
             continue
         elif head:
             found.merged.extend([("source", name, embedding)] if embedding else [])
@@ -153,6 +155,12 @@ def account(
             where=str(stranger.path),
         )
     return found
+
+
+def _is_buffer(tensor: StoredTensor) -> bool:
+    """Return whether loaders compute the tensor themselves: a mask, positions or frequencies."""
+    is_mask = tensor.name.endswith(MASKS) and len(tensor.shape) == 4
+    return is_mask or tensor.name.endswith(BUFFERS)
 
 
 def _is_empty(tensor: StoredTensor) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from prepare.digest import digest_file
 from prepare.errors import CheckpointError, VerificationError
 from recipes.checkpoints.chat_template import folder_generation
-from recipes.checkpoints.folder import AUXILIARY_FILES, matches
+from recipes.checkpoints.folder import AUXILIARY_FILES, matches, small_names
+from recipes.checkpoints.tokenizer_file import TOKENIZER, read_tokenizer
 from recipes.checkpoints.weight_files import read_json, weight_files
 
 # Weight formats that can run code when loaded, or that an engine could load instead.
@@ -36,7 +37,6 @@ REQUIRED_KEYS = MODEL_KEYS | {
 # transformers adds the types of layers when it saves.
 DECIDING_KEYS = MODEL_KEYS | {"layer_types", "rope_parameters"}
 ABSENT = object()
-TOKENIZER = "tokenizer.json"
 # The first that both have is compared.
 OTHER_VOCABULARIES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
 # Parts of tokenizer.json that change how text becomes tokens, besides the vocabulary.
@@ -59,7 +59,7 @@ def check_auxiliary_files(source: Path, variant: Path) -> None:
 
     The generation config may have another transformers version.
     """
-    names = {path.name for folder in (source, variant) for path in folder.iterdir()}
+    names = {name for folder in (source, variant) for name in small_names(folder)}
     for name in sorted(name for name in names if matches(name, AUXILIARY_FILES)):
         before, after = source / name, variant / name
         if before.is_file() != after.is_file():
@@ -169,7 +169,8 @@ def _rope_settings(config: dict[str, Any]) -> dict[str, Any]:
 def _check_tokenizer(source: Path, variant: Path) -> Iterator[str]:
     """Compare vocabularies, and yield a note on other parts."""
     if (source / TOKENIZER).is_file() and (variant / TOKENIZER).is_file():
-        before, after = read_json(source / TOKENIZER), read_json(variant / TOKENIZER)
+        before = read_tokenizer(source / TOKENIZER)
+        after = read_tokenizer(variant / TOKENIZER)
         ours, theirs = (
             each if isinstance(each := t.get("model"), dict) else {} for t in (before, after)
         )

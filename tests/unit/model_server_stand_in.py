@@ -5,6 +5,7 @@ asked for. How it behaves is said by variables of its environment, as a profile 
 
     STAND_IN=answers       (default) opens the port, answers
     STAND_IN=dies          prints the file $STAND_IN_LOG and ends with 1, as vLLM does
+    STAND_IN=warns         prints the file $STAND_IN_LOG, and answers
     STAND_IN=killed        ends by SIGKILL, as the kernel does when memory is short
     STAND_IN=silent        runs on and never opens the port
     STAND_IN=refuses       opens the port, is healthy, answers every completion with 500
@@ -142,6 +143,8 @@ def main() -> None:
     if behaviour == "dies":
         print(Path(os.environ["STAND_IN_LOG"]).read_text(), flush=True)
         sys.exit(1)
+    if behaviour == "warns":
+        print(Path(os.environ["STAND_IN_LOG"]).read_text(), flush=True)
     if behaviour == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "silent":

@@ -57,6 +57,7 @@ SMALL = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "num_hidden_layers": 1,
+    "tie_word_embeddings": True,
     "vocab_size": 32,
 }
 
@@ -205,7 +206,10 @@ def test_headers_and_machine_refuse(arguments: dict[str, Any], words: list[str])
     [
         {},
         {"machine": H100, "profile": "h100"},
-        {"config": {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}},
+        {
+            "config": {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}},
+            "shapes": dense(LLAMA_3_8B) | {"vision_tower.patch.weight": (16, 16)},
+        },
         {
             "config": {
                 "max_position_embeddings": 1024,
@@ -255,6 +259,15 @@ def test_every_recipe_suits_large_models(name: str) -> None:
         recipe = catalog.load_recipe(name)
         if recipe.suits(config["architectures"][0]):
             assert preflight(config, recipes=(name,), shapes=shapes(config)).faults() == []
+
+
+def test_experts_of_four_bits_need_amx() -> None:
+    made = preflight(MIXTRAL_8X22B, recipes=(AWQ,), shapes=mixtral(MIXTRAL_8X22B))
+    node = made.choices.node.model_copy(update={"cpu_features": ("avx2", "avx512f")})
+    (fault,) = replace(made, choices=replace(made.choices, node=node)).faults()
+    assert fault.exit_code == ExitCode.USAGE
+    assert fault.where == f"--recipe {AWQ}; profile cpu, key accelerator"
+    assert made.faults() == []
 
 
 def test_a_very_large_model_takes_seconds() -> None:
@@ -565,7 +578,9 @@ def test_a_weight_that_the_index_leaves_out(settings: Settings, tmp_path: Path) 
     listed = dict.fromkeys(
         ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"], shard
     )
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": listed})
+    )
     report = forecast(request(name), settings, Listener())
     (fault,) = report.faults
     assert "leaves out 'model.layers.0.mlp." in fault.message
@@ -584,3 +599,41 @@ def test_a_calibration_chat_that_the_template_refuses(settings: Settings, tmp_pa
     )
     report = forecast(request(name, str(recipe)), settings, Listener())
     assert any("calibration chats cannot be used" in fault.message for fault in report.faults)
+
+
+LATE = {
+    "roles": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+    "arguments as text": [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}],
+        }
+    ],
+    "no content": [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}],
+}
+STRICT = (
+    "{% set last = namespace(role='') %}{% for m in messages %}"
+    "{% if m.role == last.role %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set last.role = m.role %}{{ m.role + m.content }}"
+    "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}"
+    "{{ k }}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("messages", LATE.values(), ids=LATE)
+def test_a_late_calibration_chat_that_the_template_refuses(
+    settings: Settings, tmp_path: Path, messages: list[dict[str, Any]]
+) -> None:
+    name = checkpoint(tmp_path / "model", {"chat_template.jinja": STRICT.encode()})
+    rows = [CHAT] * 80
+    rows[39] = {"messages": messages}
+    (tmp_path / "data.jsonl").write_bytes(lines(*rows))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"{{name: own, extends: {AWQ}, summary: s,"
+        " quantization: {calibration: {dataset: ./data.jsonl, column: messages}}}"
+    )
+    report = forecast(request(name, str(recipe)), settings, Listener())
+    assert report.exit_code == ExitCode.USAGE
+    assert any(f"{tmp_path / 'data.jsonl'}, line 40 " in fault.where for fault in report.faults)

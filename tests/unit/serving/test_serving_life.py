@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from model_server_stand_in import stand_in_python
+from small_checkpoint import safetensors
 
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.server import Server
@@ -207,4 +208,41 @@ def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:
         served.client(timeout_seconds=10).post("/die")
     assert "ended with exit code 9" in death(served).message
     assert not is_running(child)
+    served.stop()
+
+
+FACTOR = "WARNING 11-28 [kv_cache.py:163] Using KV cache scaling factor 1.0 for fp8_e4m3. If this\n"
+UNREAD = "WARNING 11-28 [weight_utils.py:1700] Found k_scale. k_scale is not loaded.\n"
+SCALE = "model.layers.0.self_attn.k_scale"
+
+
+@pytest.mark.parametrize(
+    ("log", "tensors", "kv_cache_dtype", "is_lost"),
+    [
+        (FACTOR, {SCALE: ("F32", ())}, "auto", True),
+        (FACTOR, {SCALE: ("BF16", (1,))}, "fp8", True),
+        (UNREAD, {SCALE: ("F32", ())}, "fp8", True),
+        (UNREAD, {SCALE: ("F32", ())}, "auto", False),  # a cache of 16 bits has no scales
+        (FACTOR, {"model.norm.weight": ("F32", (8,))}, "fp8", False),  # none was stored
+        ("", {SCALE: ("F32", ())}, "fp8", False),
+    ],
+)
+def test_scales_of_the_cache_that_the_server_drops(
+    server: Callable[..., Server],
+    tmp_path: Path,
+    log: str,
+    tensors: dict[str, tuple[str, tuple[int, ...]]],
+    kv_cache_dtype: str,
+    is_lost: bool,
+) -> None:
+    (tmp_path / "words").write_text(log)
+    served = server(STAND_IN="warns", STAND_IN_LOG=str(tmp_path / "words"))
+    served._arguments["kv-cache-dtype"] = kv_cache_dtype
+    (tmp_path / "weights" / "model.safetensors").write_bytes(safetensors(tensors))
+    if is_lost:
+        error = failure(served)
+        assert SCALE in error.message
+        assert error.where == str(tmp_path / "weights")
+        return
+    served.start(30, NullProgress())
     served.stop()

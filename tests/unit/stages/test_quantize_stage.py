@@ -20,8 +20,10 @@ from pipeline.stages.quantize import (
     copy_carried_over,
     run,
 )
+from prepare.errors import VerificationError
 from prepare.store import Store
 from recipes.catalog import load_recipe
+from recipes.weights.files import check_auxiliary_files
 
 
 def test_what_is_carried_over(tmp_path: Path) -> None:
@@ -45,6 +47,23 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
     own |= {name: files[name] for name in files if name not in ("config.json", "model.safetensors")}
     kept = {"config.json": b"{}", "model.safetensors": b"quantized"}
     assert {file.name: file.read_bytes() for file in output.iterdir()} == own | kept
+
+
+def test_named_chat_templates_are_the_sources(tmp_path: Path) -> None:
+    """Saving a list of templates makes a folder, which loaders would read in the list's place."""
+    templates = "additional_chat_templates"
+    for name, source_has_folder in (("list", False), ("folder", True)):
+        folder = write_files(tmp_path / name / "source", checkpoint_files())
+        output = write_files(tmp_path / name / "output", {"model.safetensors": b"quantized"})
+        if source_has_folder:
+            write_files(folder / templates, {"tool_use.jinja": b"source's"})
+        write_files(output / templates, {"tool_use.jinja": b"saved", "rag.jinja": b"added"})
+        with pytest.raises(VerificationError, match=templates):
+            check_auxiliary_files(folder, output)
+        copy_carried_over(inspected(folder), output)
+        check_auxiliary_files(folder, output)
+        carried = {file.name: file.read_bytes() for file in (output / templates).iterdir()}
+        assert carried == ({"tool_use.jinja": b"source's"} if source_has_folder else {})
 
 
 def test_no_token_reaches_code_that_came_with_a_checkpoint(

@@ -1,0 +1,158 @@
+"""A checkpoint's tokenizer.json, and the class that reads it.
+
+Standard library only at module level, for the quantizers' environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from prepare.errors import CheckpointError, StageError
+from prepare.untrusted import MEBIBYTE, read_json_file
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+# Gemma 3 has 262,144 tokens and 514,906 merges of two values each: 34 MB.
+MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES = 128 * MEBIBYTE, 8_000_000
+# Ids of the base vocabulary that an embedding may lack: Gemma 3's text model lacks one.
+MAX_TOKENS_BEYOND = 100
+# Kinds of each part that `tokenizers` 0.23 has. It loads no file with another one.
+KINDS: Mapping[str, str] = {
+    "normalizer": "BertNormalizer ByteLevel Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend "
+    "Replace Sequence Strip StripAccents",
+    "pre_tokenizer": "BertPreTokenizer ByteLevel CharDelimiterSplit Digits FixedLength Metaspace "
+    "Punctuation Sequence Split UnicodeScripts Whitespace WhitespaceSplit",
+    "post_processor": "BertProcessing ByteLevel RobertaProcessing Sequence TemplateProcessing",
+    "decoder": "BPEDecoder ByteFallback ByteLevel CTC Fuse Metaspace Replace Sequence Strip "
+    "WordPiece",
+    "model": "BPE Unigram WordLevel WordPiece",
+}
+# Classes of transformers 5.17 to 5.19 that replace the file's pre-tokenizer by their own.
+METASPACE_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
+BYTE_LEVEL_CLASSES = (
+    *("CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer"),
+    "Qwen3_5Tokenizer",
+)
+# Model types for which these versions load the class that the checkpoint names. For others they
+# have a list of wrong names. A type that is absent here is found when its tokenizer is loaded.
+TYPES_BY_NAMED_CLASS = (
+    "apertus arcee bamba bitnet bloom code_llama cohere cohere2 cwm dbrx exaone4 falcon falcon_h1 "
+    "gemma gemma2 gemma3 gemma3_text gemma3n gemma4 gemma4_text glm_moe_dsa gpt2 gpt_neox gpt_oss "
+    "helium hunyuan_v1_dense hunyuan_v1_moe lfm2 lfm2_moe llama llama4 llama4_text longcat_flash "
+    "mamba mamba2 minimax mpt nanochat nemotron_h olmo olmoe opt phi qwen2_5_vl qwen2_moe qwen2_vl "
+    "qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open starcoder2 "
+    "zamba zamba2"
+)
+CURE = (
+    'set "tokenizer_class": "PreTrainedTokenizerFast" in a copy\'s tokenizer_config.json, which '
+    "reads tokenizer.json as it is"
+)
+# Without spaces at the start, where a class may add one (`add_prefix_space`).
+SAMPLES = (
+    "The old library stood at the corner of the market square, and 12 people came to read in it.",
+    "def mean(values):\n    total = sum(values)\n    return total / len(values)  # of all values",
+)
+TAIL = 10  # ids at a sample's end that must agree
+
+
+def read_tokenizer(file: Path) -> dict[str, Any]:
+    """Return the content of a tokenizer.json, or raise CheckpointError."""
+    try:
+        content = read_json_file(file, limit=MAX_TOKENIZER_BYTES, values=MAX_TOKENIZER_VALUES)
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+        added_tokens(content)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the tokenizer is damaged: {error}",
+            where=str(file),
+            hint="download it again, or save it again with the tokenizer's save_pretrained()",
+        ) from error
+    return content
+
+
+def added_tokens(content: Mapping[str, Any]) -> dict[str, int]:
+    """Return ids of the added tokens by text."""
+    added = content.get("added_tokens") or []
+    return {str(token["content"]): int(token["id"]) for token in added}
+
+
+def swapped_kind(content: Mapping[str, Any], tokenizer_class: str, model_type: object) -> str:
+    """Return how the file splits text if the class splits it otherwise, or ''."""
+    if model_type not in TYPES_BY_NAMED_CLASS.split():
+        return ""
+    own = tokenizer_class.removesuffix("Fast")
+    kinds = {part["type"] for part in _parts(content, "pre_tokenizer")}
+    if "ByteLevel" in kinds:
+        return "ByteLevel" if own in METASPACE_CLASSES else ""
+    kinds |= {part["type"] for part in _parts(content, "decoder")}
+    return "Metaspace" if own in BYTE_LEVEL_CLASSES and "Metaspace" in kinds else ""
+
+
+def find_unknown_kind(content: Mapping[str, Any]) -> str:
+    """Return which part `tokenizers` does not know, or ''."""
+    for name, kinds in KINDS.items():
+        for part in _parts(content, name):
+            kind = part["type"]
+            if kind not in kinds.split():
+                return f"{name} has the type '{kind}', which is not known"
+            is_old = "add_prefix_space" in part and "prepend_scheme" not in part
+            if kind == "Metaspace" and is_old and part["add_prefix_space"] is False:
+                return (
+                    f"{name} is a Metaspace of an old version, with add_prefix_space and without "
+                    "prepend_scheme"
+                )
+    return ""
+
+
+def _parts(content: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Yield a part of the tokenizer, or the members of its sequence, that name a type."""
+    part = content.get(name)
+    waiting = [part] if isinstance(part, dict) else []
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part.get("type"), str):
+            yield part
+        for key in ("normalizers", "pretokenizers", "processors", "decoders"):
+            members = part.get(key)
+            if isinstance(members, list):
+                waiting += [member for member in members if isinstance(member, dict)]
+
+
+def count_tokens_beyond(content: Mapping[str, Any], rows: int) -> int:
+    """Return how many tokens of the base vocabulary an embedding of so many rows lacks."""
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        return sum(type(number) is int and number >= rows for number in vocabulary.values())
+    return max(0, len(vocabulary) - rows) if isinstance(vocabulary, list) else 0
+
+
+def check_same_tokens(tokenizer: Any, folder: Path) -> None:
+    """Check that the class reads a folder's tokenizer.json as the file says, and keeps spaces.
+
+    StageError: it gives other ids, or text does not survive encoding and decoding.
+    """
+    file = folder / TOKENIZER
+    if not file.is_file():
+        return
+    from tokenizers import Tokenizer
+
+    as_written = Tokenizer.from_file(str(file))
+    name = type(tokenizer).__name__
+    for text in SAMPLES:
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        written = as_written.encode(text, add_special_tokens=False).ids
+        words = str(tokenizer.decode(ids)).split()
+        if ids[-TAIL:] == written[-TAIL:] and words[-TAIL:] == text.split()[-TAIL:]:
+            continue
+        fault = f"reads {ids[-4:]} where {TOKENIZER} gives {written[-4:]}"
+        if ids[-TAIL:] == written[-TAIL:]:
+            fault = f"turns {text[-40:]!r} into {' '.join(words)[-40:]!r}"
+        raise StageError(
+            f"the tokenizer's class '{name}' of transformers {fault}: the model would see other "
+            "text than it was trained on",
+            where=f"{folder / TOKENIZER_CONFIG}, key tokenizer_class",
+            hint=CURE,
+        )
