@@ -96,7 +96,7 @@ class CheckWeightsResult(Record):
 
 
 CHECK_WEIGHTS = Stage(
-    "check_weights", 8, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
+    "check_weights", 9, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
 )
 
 

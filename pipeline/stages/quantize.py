@@ -75,7 +75,7 @@ class QuantizeResult(Record):
     device: str | None = None
 
 
-QUANTIZE = Stage("quantize", 1, QuantizeParameters, QuantizeRuntime, QuantizeResult)
+QUANTIZE = Stage("quantize", 2, QuantizeParameters, QuantizeRuntime, QuantizeResult)
 
 
 RESOLVED_RECIPE = "recipe.json"

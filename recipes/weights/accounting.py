@@ -24,7 +24,7 @@ CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")  # on any mod
 MAX_EXTRA_BYTES = 2**22  # of such a scale or a bias of zeros, which is read as a whole
 FREQUENCIES = ".rotary_emb.inv_freq"
 BUFFERS = (FREQUENCIES, ".masked_bias", ".position_ids")
-MASKS = (".attn.bias", ".attention.bias")  # of GPT-2 and GPT-NeoX, beside biases of 1 dimension
+MASKS = (".attn.bias", ".attention.bias")  # of GPT-2 and GPT-NeoX, not their biases of 1 dimension
 EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weight")
 
 
