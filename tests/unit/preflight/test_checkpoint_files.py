@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from recipes.catalog import load_recipe
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.tokenizer_file import check_same_tokens, read_tokenizer
+from recipes.checkpoints.weight_files import INDEX
 from recipes.weights.accounting import WeightComparison, account, open_folder
 from recipes.weights.files import check_adopted_files
 
@@ -93,6 +95,17 @@ def test_matrices_that_config_does_not_describe(
 )
 def test_published_models_are_as_described(config: dict[str, Any], shapes: Shapes) -> None:
     assert list(weight_faults(source(config, shapes))) == []
+
+
+def test_an_index_without_metadata(tmp_path: Path) -> None:
+    """transformers reads the key, and fails after quantization has begun."""
+    whole = replace(source(LLAMA_3_8B, LLAMA), where=str(tmp_path / "config.json"))
+    index = tmp_path / INDEX
+    index.write_text('{"weight_map": {}}')
+    (fault,) = weight_faults(whole)
+    assert fault.where == f"{index}, key metadata"
+    index.write_text('{"metadata": {}, "weight_map": {}}')
+    assert list(weight_faults(whole)) == []
 
 
 def test_a_layer_that_shares_keys_as_declared() -> None:
