@@ -32,7 +32,8 @@ from prepare.escape import (
 from prepare.own_command import own_command
 from prepare.private_files import write_atomically
 
-SUMMARY, OUTPUTS = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
+SUMMARY = "GITHUB_STEP_SUMMARY"
+OUTPUTS = "GITHUB_OUTPUT"
 LARGEST_BYTES = 1 << 20  # GitHub's limit
 MAX_VALUE_CHARACTERS = 400  # GitLab takes 5 KiB of a dotenv report in all
 WHOLE_VARIANT = "verdict"  # a case that no gate explains: not made, broken, not needed
@@ -42,7 +43,8 @@ def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:
     """Return every gate with its variant, the run's error first."""
     cases = []
     if report.error is not None:
-        error, kind = str(from_dict(report.error)), report.error.get("kind", "")
+        error = str(from_dict(report.error))
+        kind = report.error.get("kind", "")
         whole = GateResult(name="run", metric=kind, verdict="error", reason=error)
         cases.append((f"prepare {report.kind}", whole))
     return cases + [(each.recipe, gate) for each in report.variants for gate in _gates(each)]
@@ -53,7 +55,8 @@ def _gates(variant: VariantReport) -> list[GateResult]:
     is_explained = any(gate.blocks and gate.verdict == variant.verdict for gate in gates)
     if is_explained or (variant.verdict == "pass" and gates):
         return gates
-    why, verdict = variant.reason, variant.verdict
+    why = variant.reason
+    verdict = variant.verdict
     return [GateResult(name=WHOLE_VARIANT, verdict=verdict, reason=why), *gates]
 
 

@@ -95,7 +95,8 @@ class Deployable(SparseRecord, serialize_by_alias=True):
 
     def differences(self, here: Deployable) -> list[TupleDifference]:
         """Return each differing member; serving and hardware part by part."""
-        then, now = self.members, here.members
+        then = self.members
+        now = here.members
         if self.hardware.cpu_features is None:
             now["hardware"].pop("cpu_features", None)
         return [

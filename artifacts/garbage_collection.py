@@ -138,7 +138,8 @@ class _Kept:
             }
             for version in model.versions:
                 if version.version in numbers:
-                    made, tags = version.tags.get(QUANTIZE_TAG, ""), version.tags
+                    made = version.tags.get(QUANTIZE_TAG, "")
+                    tags = version.tags
                     self.stages |= {("quantize", made), ("adopt", made)}
                     self.stages.add(("judge", tags.get(JUDGE_TAG, "")))
                     self._versions.add(tags.get(MANIFEST_TAG, ""))

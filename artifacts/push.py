@@ -32,14 +32,17 @@ from prepare.untrusted import parse_json, read_json_file
 from recipes.checkpoints.hub import LOG_IN
 from recipes.checkpoints.weight_files import ARCHIVE, plain_files
 
-HUB, OCI = "hf://", "oci://"
+HUB = "hf://"
+OCI = "oci://"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.prepare.model.v1"
-EMPTY_TYPE, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
+EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+EMPTY = b"{}"
 TITLE = "org.opencontainers.image.title"  # `oras pull` names files by it, too
 MAX_MANIFEST_BYTES = 4 * 2**20
 BLOCK_BYTES = 2**20
-MIN_BYTES, MAX_BLOCK_S = 2**16, 60  # an answer that comes slower than this has no end
+MIN_BYTES = 2**16
+MAX_BLOCK_S = 60  # an answer that comes slower than this has no end
 ANSWER_S = 60  # seconds until headers are there
 STORED_S = 600  # of a stored blob, which a registry hashes before it answers
 TIMEOUT = httpx.Timeout(STORED_S, connect=20)
@@ -194,7 +197,8 @@ class _Oci:
                 where=address,
                 hint="hf://ORG/REPO, or oci://HOST[:PORT]/REPOSITORY[:TAG]",
             )
-        self._host, self._path = found["host"], found["path"]
+        self._host = found["host"]
+        self._path = found["path"]
         self.tag: str | None = found["tag"]
         self._digest: str | None = found["digest"]
         self._repository = f"{OCI}{self._host}/{self._path}"
@@ -306,7 +310,8 @@ class _Oci:
             raise self._refusal(what) from error
 
     def _download(self, wanted: ManifestFile, file: Path, total: int) -> None:
-        sha256, left = hashlib.sha256(), wanted.size
+        sha256 = hashlib.sha256()
+        left = wanted.size
         url = f"{self._base}/v2/{self._path}/blobs/sha256:{wanted.sha256}"
         # httpx removes the credentials when a redirect names another host.
         with (
@@ -433,11 +438,13 @@ class _HeadersClock:
 
 def _blocks(answer: httpx.Response) -> Iterator[bytes]:
     """Yield a body; ReadTimeout if MIN_BYTES take longer than MAX_BLOCK_S: a read has no end."""
-    began, size = time.monotonic(), 0
+    began = time.monotonic()
+    size = 0
     for block in answer.iter_raw():
         size += len(block)
         if size >= MIN_BYTES:
-            began, size = time.monotonic(), 0
+            began = time.monotonic()
+            size = 0
         elif time.monotonic() - began > MAX_BLOCK_S:
             raise httpx.ReadTimeout(f"{MIN_BYTES:,} bytes took more than {MAX_BLOCK_S} s")
         yield block
@@ -453,7 +460,8 @@ def _find_login(host: str) -> str | None:
     for place in places:
         try:
             config = dict(read_json_file(place))
-            auths, helpers = dict(config.get("auths", {})), dict(config.get("credHelpers", {}))
+            auths = dict(config.get("auths", {}))
+            helpers = dict(config.get("credHelpers", {}))
             login = dict(auths.get(host, {})).get("auth")
         except (OSError, TypeError, ValueError):
             continue

@@ -317,7 +317,8 @@ class Registry:
             if current == begun.version:  # it was killed after it had moved the alias
                 self._note(name, last[0], begun.model_copy(update={"done": True}))
             elif (begun.version, begun.replaced) == (version, current):
-                tag, move = last[0], move.model_copy(update={"number": begun.number})
+                tag = last[0]
+                move = move.model_copy(update={"number": begun.number})
         self._note(name, tag, move)
         if previous_alias is not None and (previous is not None or previous_alias in model.aliases):
             self._store.set_alias(name, previous_alias, previous)

@@ -64,8 +64,11 @@ from prepare.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
 from recipes.checkpoints.source_info import find_source
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
 
-VERSIONS, REGISTRIES = "versions", "registries.jsonl"
-JUDGE_TAG, QUANTIZE_TAG, RUN_TAG = "prepare.judge", "prepare.quantize", "prepare.run"
+VERSIONS = "versions"
+REGISTRIES = "registries.jsonl"
+JUDGE_TAG = "prepare.judge"
+QUANTIZE_TAG = "prepare.quantize"
+RUN_TAG = "prepare.run"
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 
 
@@ -129,7 +132,8 @@ class Candidate:
 
     def tags(self, run: RunReport, manifest: str) -> dict[str, str]:
         """Return the tuple and its origin as text."""
-        judge, source = self.judged.judge.record, self.verdict.source
+        judge = self.judged.judge.record
+        source = self.verdict.source
         return {
             **self.judged.tags(self.verdict),
             MANIFEST_TAG: manifest,
@@ -181,7 +185,8 @@ def promote(
     candidates = [find_candidate(run, variant, store, request) for variant in chosen]
     policy = candidates[0].judged.judge.parameters.policy.promotion
     best = max(candidates, key=lambda each: each.preference(policy.prefer))
-    name, alias = best.verdict.registered_name, request.alias or policy.alias
+    name = best.verdict.registered_name
+    alias = request.alias or policy.alias
     registry = Registry(request.registry)
     model = registry.model(name) or Registered({}, (), ())
     known = {each.tags.get(EVIDENCE_TAG): each for each in model.versions}
@@ -368,7 +373,9 @@ def find_candidate(
     run: RunReport, variant: VariantReport, store: Store, request: PromotionRequest
 ) -> Candidate:
     """Return a judged variant with its evidence."""
-    recipe, judges, tried = variant.recipe, run.judges, sorted(run.attempted)
+    recipe = variant.recipe
+    judges = run.judges
+    tried = sorted(run.attempted)
     if recipe not in judges or run.checkpoint is None:
         raise UsageError(
             f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",

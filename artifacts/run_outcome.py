@@ -206,7 +206,8 @@ def next_command(report: RunReport, *, is_shown: bool = False) -> str:
 
 def next_steps(report: RunReport) -> list[str]:
     """Return the likeliest first; ValueError for an unfinished run."""
-    command, verdict = f"`{next_command(report)}`", verdict_of(report)
+    command = f"`{next_command(report)}`"
+    verdict = verdict_of(report)
     if verdict == "pass":
         return [f"Next: {command}."]
     if verdict == "fail":

@@ -67,7 +67,8 @@ class ScreenedModel(Record):
 
     def is_beaten_by(self, other: ScreenedModel) -> bool:
         """Return whether the other loses and weighs no more, is no slower, and differs."""
-        ours, theirs = self._figures, other._figures
+        ours = self._figures
+        theirs = other._figures
         return all(b <= a for a, b in zip(ours, theirs, strict=True)) and ours != theirs
 
     @property

@@ -15,7 +15,8 @@ from eval_gates.rows import CALLS, FORMS, Answer
 from prepare.errors import StageError
 
 _MOST = 0.5
-_NEARLY_ALL, _FIRST_ANSWERS = 0.9, 16  # suffice before all questions are asked
+_NEARLY_ALL = 0.9
+_FIRST_ANSWERS = 16  # suffice before all questions are asked
 _SAME = 4  # so few equal answers may be chance
 _COUNT_TOLERANCE = 0.9  # servers differ by some tokens in what they count
 _FEW = 0.1

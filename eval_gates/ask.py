@@ -60,7 +60,8 @@ _CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be long
 _PASSING_STATUSES = (408, 429)  # not the question's fault, so worth another try
 _NOT_IMPLEMENTED = 501
 _OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "samples")
-_NAMED, _NOT_NAMED = (0.0, True), (-1e3, False)
+_NAMED = (0.0, True)
+_NOT_NAMED = (-1e3, False)
 Settings = Mapping[str, Any]
 """`until`, `max_gen_toks` (tokens, or 'model'), `samples`, sampling, and `thinking` (markers)."""
 
@@ -123,11 +124,18 @@ class Client:
         asks_once: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._url, self.model, self._settings = url, model, settings
-        self._concurrency, self.max_length = max(1, concurrency), max_length
-        self._tokenizer, self._by_chat, self._is_chat = tokenizer, by_chat, is_chat
+        self._url = url
+        self.model = model
+        self._settings = settings
+        self._concurrency = max(1, concurrency)
+        self.max_length = max_length
+        self._tokenizer = tokenizer
+        self._by_chat = by_chat
+        self._is_chat = is_chat
         self._template_arguments = dict(template_arguments or {})
-        self._socket, self.answered, self._note = socket, answered, note
+        self._socket = socket
+        self.answered = answered
+        self._note = note
         self._timeout_s = timeout_s
         # Whether the endpoint gives chosen tokens' log-probabilities; None: not tried yet.
         self._asks_once: bool | None = None if asks_once else False
@@ -230,7 +238,9 @@ class Client:
         # A stop string could end the thoughts, so the endpoint gets none.
         if thinking is None and (stops or not self._by_chat):
             body["stop"] = list(stops)
-        has_begun, special, tokens = False, list[str](), list[int]()
+        has_begun = False
+        special = list[str]()
+        tokens = list[int]()
         is_messages = self._by_chat or bool(question.messages)
         if not self._by_chat:
             prompt = self.shown(question)
@@ -238,7 +248,8 @@ class Client:
             if room == "model":
                 room = max(1, self.max_length - len(tokens) - _CHAT_SLACK * is_messages)
             if thinking and any(each in thinking.start + thinking.end for each in self._special):
-                body["skip_special_tokens"], special = False, self._special
+                body["skip_special_tokens"] = False
+                special = self._special
             has_begun = thinking is not None and prompt.rstrip().endswith(thinking.start)
         if room != "model":
             body["max_tokens"] = room
@@ -384,7 +395,8 @@ class Client:
         raise refused or _RejectedRequestError("it takes no form of requests with these settings")
 
     async def _try_often(self, request: Request) -> Any:
-        tries, waited_s = 0, 0.0
+        tries = 0
+        waited_s = 0.0
         while True:
             try:
                 async with self._slots:
@@ -405,7 +417,8 @@ class Client:
 
     def _unanswered(self, request: Request, error: _FailedRequestError) -> UnansweredError:
         if error.wait_s is None:
-            what, hint = f"after {TRIES} requests", "read the server's log"
+            what = f"after {TRIES} requests"
+            hint = "read the server's log"
         else:
             what = f"and asks to wait {error.wait_s:,.0f} s (at most {PATIENCE_S:,} s are waited)"
             hint = "raise its limit of requests, or run the same command again later"
@@ -445,7 +458,8 @@ class Client:
                 received = await _receive(response)
         except (_http().HTTPError, _http().InvalidURL, TimeoutError) as error:
             raise _FailedRequestError(f"{type(error).__name__} {error}".strip()) from error
-        status, said = response.status_code, received[:_MAX_REASON].decode(errors="replace")
+        status = response.status_code
+        said = received[:_MAX_REASON].decode(errors="replace")
         is_fault = 400 <= status < 500 or status == _NOT_IMPLEMENTED
         if is_fault and status not in _PASSING_STATUSES:
             raise _RejectedRequestError(f"it answered {status}: {said}")

@@ -109,17 +109,21 @@ def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers
         raise ValueError(f"{suite}: both sides must have answered the same questions")
     before, after = (work_of(suite, rows) for rows in (baseline, candidate))
     cost = cost_ratio(before, after, rule.alpha)
-    n, shown = before[0].size, f"x {cost.ratio or 0:.3f}"
+    n = before[0].size
+    shown = f"x {cost.ratio or 0:.3f}"
     verdict: Verdict = "undecided"
     why = f"{100 * (1 - rule.alpha):.4g} % confidence, {n} problems"
     if cost.ratio is None:
-        shown, why = "nothing is known of", "a side solves nothing"
+        shown = "nothing is known of"
+        why = "a side solves nothing"
     elif cost.lower is None or cost.upper is None:
         why = f"{n} problems are too few for an interval, which takes {MIN_PROBLEMS}"
     elif cost.upper < rule.max_ratio:
-        verdict, shown = "pass", f"less than x {cost.upper:.3f}"
+        verdict = "pass"
+        shown = f"less than x {cost.upper:.3f}"
     elif cost.lower > rule.max_ratio:
-        verdict, shown = "fail", f"more than x {cost.lower:.3f}"
+        verdict = "fail"
+        shown = f"more than x {cost.lower:.3f}"
     else:
         shown = f"between x {cost.lower:.3f} and x {cost.upper:.3f}"
     each = [work[0].mean() / work[1].mean() if work[1].any() else None for work in (before, after)]
@@ -155,7 +159,8 @@ def work_of(suite: str, rows: Answers) -> tuple[FloatArray, FloatArray]:
     """Return clusters' mean tokens and solved shares; [n] each."""
     import numpy as np
 
-    tokens, solved = [], []
+    tokens = []
+    solved = []
     for cluster in group_by_cluster(rows):
         answers = [row.tokens for row in cluster]
         for row in cluster:

@@ -70,7 +70,8 @@ def counts_between(
     found = {}
     for name in SpecDecodeStats.model_fields:
         # An unused counter may be missing before.
-        then, now = before.get(name) or 0, after.get(name)
+        then = before.get(name) or 0
+        now = after.get(name)
         if now is None or now < then:
             return None
         found[name] = now - then
@@ -81,7 +82,9 @@ class SpecDecodeCounter:
     """Counters of an endpoint's speculative decoding from now on."""
 
     def __init__(self, url: str, names: Mapping[str, str], socket: str | None = None) -> None:
-        self._url, self._names, self._socket = url, names, socket
+        self._url = url
+        self._names = names
+        self._socket = socket
         self._before = asyncio.run(self._look())
 
     def facts(self) -> dict[str, Any]:

@@ -126,8 +126,11 @@ class BatchAsker:
     ) -> None:
         self._name = str(spec["name"])
         self._max_tokens = spec["suite"].get("max_tokens")
-        self._suite, self._progress, self._limit = suite, progress, limit
-        self._done, self._step = 0, -1 if spec.get("backwards") else 1
+        self._suite = suite
+        self._progress = progress
+        self._limit = limit
+        self._done = 0
+        self._step = -1 if spec.get("backwards") else 1
         rows: dict[str, dict[str, Any]] = {}
         for file in spec.get("baseline") or ():  # each has other keys of the same answers
             for _, row in read_rows(Path(file)):
@@ -189,7 +192,8 @@ def open_client(
 ) -> Client:
     """Return the endpoint's client."""
     arguments = spec["suite"].get("chat_template_kwargs") or {}
-    by_chat, tokenizer = bool(spec.get("by_chat")), None
+    by_chat = bool(spec.get("by_chat"))
+    tokenizer = None
     if not by_chat:
         trust = spec["trust_remote_code"]
         tokenizer = Tokenizer.load(spec["tokenizer"], arguments, trust=trust)

@@ -48,7 +48,8 @@ class Tokenizer:
             start = self.tokenizer.eos_token_id if start is None else start
             return ([start], ids) if start != ids[0] else (ids[:1], ids[1:])
         kept = context.rstrip()
-        whole, first = self.encode(context + continuation), self.encode(kept)
+        whole = self.encode(context + continuation)
+        first = self.encode(kept)
         return first, whole[len(first) :]
 
     def render(self, messages: Sequence[Any], **settings: Any) -> str:

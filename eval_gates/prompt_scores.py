@@ -53,7 +53,8 @@ def render(body: dict[str, Any]) -> Request:
 
 
 def _read_rendered(body: Any) -> tuple[list[int], bool]:
-    ids, texts = read_tokens(body), body.get("token_strs")
+    ids = read_tokens(body)
+    texts = body.get("token_strs")
     text = "".join(map(str, texts)) if isinstance(texts, list) else ""
     return ids, any(text.rfind(each.start) > text.rfind(each.end) for each in THOUGHT_MARKERS)
 

@@ -87,7 +87,8 @@ class QualityResult(GateResult):
 
     @property
     def lengths(self) -> str:
-        before, after = self.baseline_lengths, self.candidate_lengths
+        before = self.baseline_lengths
+        after = self.candidate_lengths
         if before is None or after is None:
             return ""
         words = [f"{before.tokens:,.0f} to {after.tokens:,.0f} tokens an answer"]

@@ -71,7 +71,8 @@ def without_copies(questions: Questions, progress: Progress, place: str = "") ->
             hint="give each question a separate id, or leave the ids out",
         )
     first: dict[str, str] = {}
-    kept, copied = [], ""
+    kept = []
+    copied = ""
     for each, label in zip(questions, labels_of(questions), strict=True):
         asked = [each.data.get(ASKED), *(getattr(each, key) for key in _ASKS)]
         content = json.dumps([part for part in asked if part], sort_keys=True)
@@ -145,7 +146,8 @@ def guessing(questions: Sequence[Question], choices: Mapping[str, Choices]) -> f
     """
     labels = labels_of(questions)
     sizes = Counter(labels)
-    by_chance, gained = 0.0, defaultdict[str, float](float)
+    by_chance = 0.0
+    gained = defaultdict[str, float](float)
     for each, label in zip(questions, labels, strict=True):
         given = choices.get(each.id, ())
         if given:

@@ -51,7 +51,8 @@ def _read_calls(message: dict[str, Any]) -> tuple[tuple[ToolCall, ...], tuple[st
         raise ValueError("its tool calls are not a list")
     if not listed and message.get("function_call"):
         listed = [{"function": message["function_call"]}]  # OpenAI's first API of functions
-    calls, forms = list[ToolCall](), list[str]()
+    calls = list[ToolCall]()
+    forms = list[str]()
     for each in listed:
         function = each.get("function") if isinstance(each, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -70,7 +71,8 @@ def _reply(
     calls: tuple[ToolCall, ...] = (),
     forms: tuple[str, ...] = (),
 ) -> Reply:
-    usage, reason = body.get("usage"), choice.get("finish_reason")
+    usage = body.get("usage")
+    reason = choice.get("finish_reason")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     if type(tokens) is not int or not 0 <= tokens < 2**31:
         raise ValueError("its answer does not count its tokens (usage.completion_tokens)")
@@ -102,7 +104,8 @@ def read_scored(body: Any, prompt: int, begin: int) -> tuple[float, bool]:
     """Return log-probability of a prompt's end, and whether it is greedy, else ValueError."""
     try:
         scored = body["choices"][0]["logprobs"]
-        values, tops = scored["token_logprobs"], scored["top_logprobs"]
+        values = scored["token_logprobs"]
+        tops = scored["top_logprobs"]
         if not prompt <= len(values) == len(tops) <= prompt + 1:
             raise ValueError(f"{len(values)} log-probabilities of {prompt} tokens")
         found = [float(value) for value in values[begin:prompt]]
@@ -126,7 +129,8 @@ def finish(
     The server has applied `stops` unless the model thinks. `has_begun`: the prompt ends within a
     thought.
     """
-    text, is_unclosed = found.text, False
+    text = found.text
+    is_unclosed = False
     if reasoning:
         is_unclosed = found.is_truncated and not text and not found.calls
         if thinking is not None and thinking.keep:
@@ -156,7 +160,8 @@ def remove_thoughts(
 
     A template may begin the first one.
     """
-    closed, at = text.find(markers.end), 0
+    closed = text.find(markers.end)
+    at = 0
     if has_begun and closed < 0:
         return "", True
     if closed >= 0 and (has_begun or text.find(markers.start, 0, closed) < 0):

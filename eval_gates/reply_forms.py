@@ -147,7 +147,9 @@ def read_content(content: Any) -> tuple[str, str, bool]:
         return "", "", False
     if not isinstance(content, list):
         raise ValueError("its message is not a text")
-    texts, thoughts, is_refused = list[str](), list[str](), False
+    texts = list[str]()
+    thoughts = list[str]()
+    is_refused = False
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("text", "output_text"):

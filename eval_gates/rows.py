@@ -138,7 +138,8 @@ class Answer:
     @classmethod
     def of(cls, asked: Asked, scored: Score, *, thinks: bool) -> Answer:
         """Return an answer; a thinking model's unfinished text is not read."""
-        question, replies = asked.question, asked.replies
+        question = asked.question
+        replies = asked.replies
         forms = {form for reply in replies for form in reply.forms}
         if any(has_entities(reply.text) for reply in replies) and not has_entities(question.prompt):
             forms.add(ENTITIES)

@@ -33,7 +33,10 @@ from prepare.events import NullProgress, Progress
 
 Outcome = Literal["passed", "failed", "timeout", "memory"]
 
-PROCESSES, FILES, FILE_BYTES, TMP_BYTES = 16, 64, 4 << 20, 16 << 20
+PROCESSES = 16
+FILES = 64
+FILE_BYTES = 4 << 20
+TMP_BYTES = 16 << 20
 WALL_FACTOR = 3  # seconds of wall clock for one of CPU time, on a busy machine
 _START_SECONDS = 5.0
 _DETAIL_CHARACTERS = 500
@@ -175,7 +178,8 @@ def run_many(
     Each process has `seconds` of CPU time, :data:`WALL_FACTOR` times as long by the clock, and
     `memory_bytes` of address space.
     """
-    way, progress = check_sandbox(), progress or NullProgress()
+    way = check_sandbox()
+    progress = progress or NullProgress()
     done: list[Execution] = []
 
     def run(program: Program) -> Execution:
@@ -227,8 +231,10 @@ def bubblewraps() -> Iterator[str]:
 
 
 def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: int) -> Execution:
-    began, ended = secrets.token_hex(16), secrets.token_hex(16)
-    cpu, user = int(seconds) + 1, 0 if os.geteuid() else _unused_user(number)
+    began = secrets.token_hex(16)
+    ended = secrets.token_hex(16)
+    cpu = int(seconds) + 1
+    user = 0 if os.geteuid() else _unused_user(number)
     line = [*_command(way), _RUNNER, str(cpu), str(memory_bytes), str(user)]
     # Files, because the kernel limits their size, not a pipe's.
     with ExitStack() as stack:
@@ -250,7 +256,8 @@ def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: i
                 pass_fds=[refused.fileno()],
             )
         # Not `wait(timeout)`, which polls; nor `kill`, which may reap what `wait4` waits for.
-        end, watch = os.pidfd_open(process.pid), select.poll()
+        end = os.pidfd_open(process.pid)
+        watch = select.poll()
         watch.register(end, select.POLLIN)
         is_late = not watch.poll(1000 * (_START_SECONDS + WALL_FACTOR * seconds))
         if is_late:

@@ -47,7 +47,8 @@ def judge_suite(
     baseline = baseline[: len(candidate)]
     check_paired(name, baseline, candidate)
     groups = group_by_cluster(candidate)
-    before, after = means(group_by_cluster(baseline), "score"), means(groups, "score")
+    before = means(group_by_cluster(baseline), "score")
+    after = means(groups, "score")
     comparison = rule.comparison
     sensitivity_checks = check_sensitivities(all_of_baseline, guessing, comparison)
     finding = find(
@@ -64,7 +65,10 @@ def judge_suite(
         raise ValueError(f"{name}: the answers to {planned - n} of {planned} values are missing")
     # Answers after the look that decides change nothing.
     rows = sum(map(len, groups[:n]))
-    baseline, candidate, before, after = baseline[:rows], candidate[:rows], before[:n], after[:n]
+    baseline = baseline[:rows]
+    candidate = candidate[:rows]
+    before = before[:n]
+    after = after[:n]
     differences = [a - b for a, b in zip(after, before, strict=True)]
     flips = sum(difference != 0 for difference in differences)
     lengths = answer_lengths(all_of_baseline)
@@ -80,10 +84,13 @@ def judge_suite(
         unit="clusters" if suite.cluster_by else "questions",
     )
     decision = decide(finding, scores)
-    bounds, allowed, kept = (finding.lower, finding.upper), comparison.threshold, None
+    bounds = (finding.lower, finding.upper)
+    allowed = comparison.threshold
+    kept = None
     if comparison.kind == "recovery":
         change = mean_bounds(differences, finding.level)
-        bounds, allowed = (change.lower, change.upper), -comparison.allowed_drop(scores.baseline)
+        bounds = (change.lower, change.upper)
+        allowed = -comparison.allowed_drop(scores.baseline)
         kept = scores.candidate / scores.baseline if scores.baseline > 0 else 0.0
     nats = nats_lost(baseline, candidate)
     counted = f"{n:,} of {planned:,}" if n < planned else f"{n:,}"

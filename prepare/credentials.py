@@ -30,7 +30,8 @@ def strip_credentials(address: str) -> str:
     if not mark:
         return address
     end = min((rest.find(letter) for letter in "/?#" if letter in rest), default=len(rest))
-    authority, tail = rest[:end], rest[end:]
+    authority = rest[:end]
+    tail = rest[end:]
     user, _, host = authority.rpartition("@")
     is_web = scheme.lower() in ("http", "https")
     if not user and "@" in tail and scheme.lower() not in _AT_IN_PATHS:

@@ -49,10 +49,12 @@ class FileDigests:
         CheckpointError: a file cannot be read, or changed meanwhile.
         """
         progress = progress or NullProgress()
-        known, before = self._read_cache(), 0
+        known = self._read_cache()
+        before = 0
         with raise_as(CheckpointError, "the file cannot be read", Path()):
             total = sum(path.stat().st_size for path in paths)
-        fresh, saved = dict[str, Any](), time.monotonic()
+        fresh = dict[str, Any]()
+        saved = time.monotonic()
         try:
             for path in paths:
                 report = partial(_report, progress, before, total)
@@ -61,7 +63,8 @@ class FileDigests:
                 fresh |= entry
                 if fresh and time.monotonic() - saved > SAVE_EVERY_S:
                     self._remember(fresh, progress)
-                    fresh, saved = {}, time.monotonic()
+                    fresh = {}
+                    saved = time.monotonic()
                 yield sha256
         finally:
             if fresh:
@@ -69,7 +72,8 @@ class FileDigests:
 
     def bytes_to_hash(self, paths: Iterable[Path]) -> int:
         """Return the size of uncached files."""
-        cache, size = self._read_cache(), 0
+        cache = self._read_cache()
+        size = 0
         for path in paths:
             status = path.stat()
             known = cache.get(str(path.resolve()))
@@ -149,7 +153,8 @@ def _is_sound(entry: object) -> bool:
 
 def _hash(file: Any, size: int, report: Callable[[int], None]) -> tuple[str, int]:
     """Return digest and bytes read, at most `size`."""
-    sha256, done = hashlib.sha256(), 0
+    sha256 = hashlib.sha256()
+    done = 0
     block = bytearray(min(size + 1, BLOCK_BYTES))
     view = memoryview(block)
     while done <= size and (count := file.readinto(block)):

@@ -20,7 +20,8 @@ from pathlib import Path
 from prepare.errors import StoreError
 from prepare.private_files import is_shared, make_folder
 
-PRIVATE, SHARED = 0o600, 0o660
+PRIVATE = 0o600
+SHARED = 0o660
 _HOLDER_BYTES = 300
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 LOCAL_ONLY = ("localflock", "nolock", "local_lock=all", "local_lock=flock")
@@ -141,9 +142,11 @@ def refuse_local_locks(folder: Path, mounts: str | None = None) -> None:
     place, kind, options = mount
     local = next((each for each in options if each in LOCAL_ONLY), "")
     if kind == "fuse" or kind.startswith("fuse."):
-        fault, cure = f"the file system {kind} may keep no locks", "use ext4, xfs, NFSv4 or Lustre"
+        fault = f"the file system {kind} may keep no locks"
+        cure = "use ext4, xfs, NFSv4 or Lustre"
     elif local:
-        fault, cure = f"it is mounted with {local}", f"mount it without {local} (Lustre: flock)"
+        fault = f"it is mounted with {local}"
+        cure = f"mount it without {local} (Lustre: flock)"
     else:
         return
     raise StoreError(
@@ -160,10 +163,12 @@ def find_mount(folder: Path, mounts: str | None = None) -> tuple[str, str, list[
             mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
         except OSError:
             return None
-    wanted, best = folder.absolute().resolve(), None
+    wanted = folder.absolute().resolve()
+    best = None
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
-        fields, kinds = before.split(), after.split()
+        fields = before.split()
+        kinds = after.split()
         if len(fields) < 6 or len(kinds) < 3:
             continue
         place = fields[4].encode().decode("unicode_escape")

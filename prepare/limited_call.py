@@ -19,7 +19,8 @@ from typing import Any, NoReturn, TypeVar
 from prepare.errors import PrepareError, from_dict
 from prepare.supervisor import die_with_parent
 
-CPU_SECONDS, MEMORY_BYTES = 10.0, 1 << 30
+CPU_SECONDS = 10.0
+MEMORY_BYTES = 1 << 30
 _WALL_SECONDS = 120.0  # of a process that waits
 _MAX_RESULT_BYTES = 1 << 26
 Value = TypeVar("Value")
@@ -99,7 +100,8 @@ def _answer(call: Callable[[], Any], writer: int, seconds: int, memory_bytes: in
 
 
 def _read(reader: int) -> bytes:
-    content, end = b"", time.monotonic() + _WALL_SECONDS
+    content = b""
+    end = time.monotonic() + _WALL_SECONDS
     while len(content) < _MAX_RESULT_BYTES:
         ready, _, _ = select.select([reader], [], [], max(0.0, end - time.monotonic()))
         chunk = os.read(reader, 1 << 16) if ready else b""

@@ -37,7 +37,10 @@ FOLDERS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 FOLDER_VARIABLE = "PREPARE_NODE_LOCKS"
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 FOR_ALL = stat.S_ISVTX | stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
-NODE, GATE, CORES, GPUS = "node", "gate", "cores", "gpus"
+NODE = "node"
+GATE = "gate"
+CORES = "cores"
+GPUS = "gpus"
 WHY = {
     NODE: "other work to end, as speed is measured on a quiet machine: ",
     GATE: "a speed measurement, which needs a quiet machine: ",

@@ -58,7 +58,8 @@ def untrusted_reason(*folders: Path) -> str:
     """Return why another user may have written there, or ''."""
     for folder in folders:
         try:
-            link, facts = folder.lstat(), folder.stat()
+            link = folder.lstat()
+            facts = folder.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         if strangers := {link.st_uid, facts.st_uid} - {0, os.geteuid()}:

@@ -94,4 +94,5 @@ class RedactingStream:
 
 def redact_streams() -> None:
     """Redact standard output and error from here on."""
-    sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)
+    sys.stdout = RedactingStream(sys.stdout)
+    sys.stderr = RedactingStream(sys.stderr)

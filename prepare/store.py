@@ -40,11 +40,15 @@ from prepare.private_files import (
 from prepare.stage import StageRecord, StageReference
 from prepare.untrusted import MAX_RECORD_BYTES, UntrustedFileError, parse_record, read_regular
 
-RECORD, RUN_RECORD = "stage.json", "run.json"
+RECORD = "stage.json"
+RUN_RECORD = "run.json"
 ALIVE = "alive"
 """Lock of a run's main process."""
-PARTIAL, DEAD, DISCARDED = ".partial", ".dead", ".discarded"
-LOCK, LOCKS = "lock", "locks"
+PARTIAL = ".partial"
+DEAD = ".dead"
+DISCARDED = ".discarded"
+LOCK = "lock"
+LOCKS = "locks"
 TOKEN_LETTERS = 12
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
 
@@ -345,7 +349,8 @@ class RunFolders:
 
         Unless `is_new`, it may exist.
         """
-        folder, store = self._folder / run_id, self._store
+        folder = self._folder / run_id
+        store = self._store
         store.make_root()
         with store.explain_errors(), private_umask(store.root):
             folder.mkdir(parents=True, exist_ok=not is_new)

@@ -22,7 +22,8 @@ from typing import IO, Protocol
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-PARENT, GROUP = 1, 2  # fields of /proc/PID/stat after the command name
+PARENT = 1
+GROUP = 2  # fields of /proc/PID/stat after the command name
 # Loaded in advance: no lock may be taken between fork and exec.
 LIBC = ctypes.CDLL(None)
 POLL_SECONDS = 0.05
@@ -36,7 +37,8 @@ def die_with_parent() -> None:
 
 def find_running(field: int, number: int) -> list[int]:
     """Return processes with this number in a field of stat."""
-    own, found = os.getpid(), []
+    own = os.getpid()
+    found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:
             continue
@@ -72,7 +74,8 @@ def has_children() -> bool:
 
 def end_children(grace_seconds: float) -> None:
     """Send SIGTERM, then SIGKILL, to each child; reap all."""
-    deadline, signaled = time.monotonic() + grace_seconds, set[int]()
+    deadline = time.monotonic() + grace_seconds
+    signaled = set[int]()
     while True:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
@@ -114,7 +117,8 @@ def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], 
 
     The child inherits no `descriptors`; the first is the lifeline.
     """
-    lifeline, asked_to_stop = descriptors[0], False
+    lifeline = descriptors[0]
+    asked_to_stop = False
 
     def stop(number: int, frame: object) -> None:
         nonlocal asked_to_stop

@@ -33,13 +33,16 @@ MAX_NAME_BYTES = 255
 MAX_DEPTH = 64  # of JSON and YAML: deeper values overflow the stack of recursive code
 MAX_JSON_BYTES = 32 * MEBIBYTE
 MAX_VALUES = 1_000_000  # of one JSON text: about 250 MB and 1 s for small objects
-MAX_RECORD_BYTES, MAX_RECORD_VALUES = 16 * MEBIBYTE, 400_000  # 80,000 files
+MAX_RECORD_BYTES = 16 * MEBIBYTE
+MAX_RECORD_VALUES = 400_000  # 80,000 files
 MAX_FAULT_CHARACTERS = 300
 MAX_LINES = 1_000_000
 MAX_LINE_CHARACTERS = 8_000_000  # a line is one question or calibration text
 MAX_CHARACTERS = 1_000_000_000  # all lines, decompressed
 # Recorded answers. MMLU's 14,042 questions with five examples each are 50 MB.
-MAX_ROWS, MAX_ROWS_CHARACTERS, MAX_ROW_VALUES = 250_000, 128 * MEBIBYTE, 100_000
+MAX_ROWS = 250_000
+MAX_ROWS_CHARACTERS = 128 * MEBIBYTE
+MAX_ROW_VALUES = 100_000
 COUNTS = ("tokens",)  # of the several answers to one question
 
 _KINDS = {
@@ -91,7 +94,8 @@ def open_regular(path: Path, limit: int | None) -> FileIO:
 def read_regular(path: Path, limit: int) -> bytes:
     """Return an untrusted file's content, up to `limit`."""
     with open_regular(path, limit) as file:
-        parts, left = [], limit + 1
+        parts = []
+        left = limit + 1
         while left and (part := file.read(min(left, 16 * MEBIBYTE))):
             parts.append(part)
             left -= len(part)
@@ -268,7 +272,8 @@ def read_lines(
 
     `max_characters` is their decompressed total.
     """
-    letters, number = 0, 0
+    letters = 0
+    number = 0
     with open_regular(path, None) as file:
         content = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
         lines = io.TextIOWrapper(io.BufferedReader(content), encoding="utf-8-sig")  # Windows

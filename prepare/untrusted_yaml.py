@@ -11,9 +11,11 @@ import yaml
 
 from prepare.untrusted import MAX_DEPTH, MEBIBYTE, read_regular
 
-MAX_YAML_BYTES, MAX_YAML_VALUES = MEBIBYTE, 20_000  # including each use of an alias
+MAX_YAML_BYTES = MEBIBYTE
+MAX_YAML_VALUES = 20_000  # including each use of an alias
 CHARACTERS_PER_VALUE = 100  # a longer string in YAML counts as several values
-MAX_NUMBER_CHARACTERS, MAX_INTEGER = 64, 2**63
+MAX_NUMBER_CHARACTERS = 64
+MAX_INTEGER = 2**63
 
 
 class UntrustedYamlError(ValueError):
@@ -45,7 +47,8 @@ def parse_yaml(
         text = content.decode("utf-8")
         _check_shape(text)
         loader = _Loader(text)
-        loader.finite, loader.function = finite, function
+        loader.finite = finite
+        loader.function = function
         try:
             return loader.get_single_data()
         finally:

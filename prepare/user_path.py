@@ -7,7 +7,8 @@ from pathlib import Path
 
 from prepare.errors import UsageError
 
-MAX_BYTES, MAX_NAME_BYTES = 4095, 255  # Linux's PATH_MAX without the final NUL, and NAME_MAX
+MAX_BYTES = 4095
+MAX_NAME_BYTES = 255  # Linux's PATH_MAX without the final NUL, and NAME_MAX
 
 
 def user_path(text: str | Path, where: str) -> Path:

@@ -80,14 +80,16 @@ def load_profile(name: str) -> ServingProfile:
 def load_shown(name: str) -> ConfigModel:
     """Return a recipe, profile or policy by name or file."""
     if not _is_path(name):
-        is_policy, is_profile = name in policy_names(), name in profile_names()
+        is_policy = name in policy_names()
+        is_profile = name in profile_names()
     else:
         try:
             data = read_yaml_file(user_path(name, "--recipe"))
         except (ValueError, OSError):
             data = None  # load_recipe reports the error
         keys = set(map(str, data)) if isinstance(data, dict) else set()
-        is_policy, is_profile = "suites" in keys, bool(keys & PROFILE_KEYS)
+        is_policy = "suites" in keys
+        is_profile = bool(keys & PROFILE_KEYS)
     if is_policy:
         return load_policy(name)
     if is_profile:
@@ -207,7 +209,8 @@ def _merge_file(
     path: Path, before: tuple[Path, ...], folder: Path, noun: str, kind: type[ConfigModel]
 ) -> dict[str, Any]:
     """Return content merged over its base; `before` are the extending files."""
-    chain, where = (*before, path.resolve()), f"{path}, key extends"
+    chain = (*before, path.resolve())
+    where = f"{path}, key extends"
     data = _find_calibration_file(read(path, noun, kind), path)
     if data.get("extends") is None:
         return data

@@ -74,7 +74,8 @@ def _users_path(fault: ErrorDetails, data: Any) -> list[str]:
 
 
 def _explain(fault: ErrorDetails) -> str:
-    given, message = fault["input"], fault["msg"].removeprefix("Value error, ")
+    given = fault["input"]
+    message = fault["msg"].removeprefix("Value error, ")
     known = {
         "extra_forbidden": "there is no such key",
         "missing": "this key is required",
@@ -97,7 +98,9 @@ def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
     if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
         return f"write {number}: YAML reads quoted values, and 1e7 or 1.0e7, as strings"
     node = schema = kind.model_json_schema()
-    keys, around, meaning = list(schema["properties"]), "at the top", ""
+    keys = list(schema["properties"])
+    around = "at the top"
+    meaning = ""
     location = fault["loc"]
     if location and location[-1] == "[key]":  # the key itself is wrong: describe its parent
         location = location[:-2]
@@ -105,7 +108,8 @@ def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
         data = data.get(part) if isinstance(data, dict) else None
         node = _look_inside(node, part, data, schema)
         if node.get("properties"):
-            keys, around = list(node["properties"]), f"in {part}"
+            keys = list(node["properties"])
+            around = f"in {part}"
         meaning = f"{part}: {node['description']}" if node.get("description") else ""
     known = f"keys known {around}: {', '.join(keys)}"
     if fault["type"] == "extra_forbidden":

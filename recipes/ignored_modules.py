@@ -20,7 +20,9 @@ except ModuleNotFoundError as error:
 
 _ANY = {"*": ".*", "?": "."}
 # Every module of a checkpoint is compared with all of them.
-MAX_WORDS, MAX_EXPRESSIONS, MAX_CHARACTERS = 100_000, 1_000, 50_000
+MAX_WORDS = 100_000
+MAX_EXPRESSIONS = 1_000
+MAX_CHARACTERS = 50_000
 
 
 def is_ignored(module: str, ignore: Sequence[str]) -> bool:

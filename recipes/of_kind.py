@@ -49,7 +49,8 @@ class OfKind:
         elif isinstance(value, dict):
             if "kind" not in value:
                 raise PydanticCustomError("kind_missing", "the key 'kind' is required")
-            kind, keys = str(value["kind"]), value
+            kind = str(value["kind"])
+            keys = value
         else:
             raise PydanticCustomError("dict_type", "Input should be a mapping of keys")
         try:

@@ -309,7 +309,8 @@ class Policy(ConfigModel):
     def _fill_suites(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        block, suites = data.get("generation"), data.get("suites")
+        block = data.get("generation")
+        suites = data.get("suites")
         if not isinstance(block, dict) or not isinstance(suites, dict):
             return data
         filled = {

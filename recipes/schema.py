@@ -79,7 +79,8 @@ class Recipe(ConfigModel):
 
     def lacks_kernels_on(self, compute_capability: float) -> str:
         """Return why a GPU cannot serve such weights."""
-        least, most = self.minimum_compute_capability, self.maximum_compute_capability
+        least = self.minimum_compute_capability
+        most = self.maximum_compute_capability
         if least is not None and compute_capability < least:
             return f"needs a GPU of compute capability {least}"
         if most is not None and compute_capability > most:
@@ -255,7 +256,8 @@ class ServingProfile(ConfigModel):
 
     def apply_cpu_overrides(self, cpu_overrides: Mapping[str, CpuOverride]) -> ServingProfile:
         """Return the profile with these overrides."""
-        arguments, environment = dict(self.engine_arguments), dict(self.environment)
+        arguments = dict(self.engine_arguments)
+        environment = dict(self.environment)
         cache = self.kv_cache_dtype
         for each in cpu_overrides.values():
             arguments |= each.engine_arguments
@@ -309,8 +311,10 @@ class ServingProfile(ConfigModel):
     def _the_engine_takes_it(cls, value: Any, profile: ValidationInfo) -> Any:
         if not {"accelerator", "engine"} <= profile.data.keys():  # an invalid one is missing
             return value
-        engine, accelerator = profile.data["engine"], profile.data["accelerator"]
-        arguments, variables = [], []
+        engine = profile.data["engine"]
+        accelerator = profile.data["accelerator"]
+        arguments = []
+        variables = []
         if profile.field_name == "cpu_overrides":
             if value and accelerator != "cpu":
                 raise ValueError("'cpu_overrides' are for a profile with accelerator: cpu")

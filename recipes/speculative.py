@@ -41,14 +41,16 @@ class SpeculativeConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _n_grams_have_a_length(self) -> SpeculativeConfig:
-        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        least = self.prompt_lookup_min
+        most = self.prompt_lookup_max
         if least is not None and most is not None and least > most:
             raise ValueError(f"prompt_lookup_min is {least}, and prompt_lookup_max {most}")
         return self
 
     def check(self, accelerator: str, engine: str) -> None:
         """Raise ValueError unless the engine supports it there."""
-        serving, rule_name = find_engine(engine), self.rejection_sample_method
+        serving = find_engine(engine)
+        rule_name = self.rejection_sample_method
         if reason := serving.refused_drafting.get(self.method):
             raise ValueError(f"a profile must not use method '{self.method}': {reason}")
         methods = {n: each for n, each in serving.drafting.items() if accelerator in each.on}
@@ -62,7 +64,8 @@ class SpeculativeConfig(ConfigModel):
                     f"{engine} has no {key} '{name}' on {accelerator}: known are "
                     f"{', '.join(known) or 'none'}"
                 )
-        method, rule = methods[self.method], rules[rule_name]
+        method = methods[self.method]
+        rule = rules[rule_name]
         looked_up = (self.prompt_lookup_min, self.prompt_lookup_max) != (None, None)
         pretends = self.synthetic_acceptance_length is not None
         faults = {

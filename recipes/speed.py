@@ -144,7 +144,8 @@ class SpeedPolicy(ConfigModel):
         names = self.ratio.workloads if self.ratio is not None else []
         ratios = [SpeedGate(f"ratio.{each}", each, self.ratio) for each in names if self.ratio]
         if self.ratio is not None:
-            first, gate = ratios[0].name, self.ratio.supporting
+            first = ratios[0].name
+            gate = self.ratio.supporting
             ratios += [SpeedGate(f"ratio.{each}", each, gate, first) for each in self.ratio.also]
         limits = [SpeedGate(f"slo.{n}", each.workload, each) for n, each in enumerate(self.slo)]
         return (*ratios, *limits)

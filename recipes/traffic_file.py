@@ -17,7 +17,8 @@ from prepare.untrusted import (
 )
 from recipes.workload import AnyWorkload, FileWorkload
 
-LARGEST_FILE, MAX_VALUES = 1 << 30, 10_000_000  # of conversations
+LARGEST_FILE = 1 << 30
+MAX_VALUES = 10_000_000  # of conversations
 A_PROMPT = 'a prompt a line, as {"prompt": "..."}; a list of conversations has a name in .json'
 A_CONVERSATION = '[{"conversations": [{"from": "human", "value": "..."}]}, ...]'
 
@@ -27,7 +28,8 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
 
     `max_length` counts a prompt with its answer.
     """
-    longest, key = workload.longest, "input_tokens"
+    longest = workload.longest
+    key = "input_tokens"
     if isinstance(workload, FileWorkload):
         prompts = read_traffic(workload, where)
         if workload.hit_rate and len({each[:64] for each in prompts}) == len(prompts):
@@ -51,7 +53,8 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
 
 def read_traffic(workload: FileWorkload, where: str) -> list[str]:
     """Return the file's prompts; UsageError has the line and the key."""
-    path, key = workload.path, f"{where}, key file: {workload.path}"
+    path = workload.path
+    key = f"{where}, key file: {workload.path}"
     damage = (UntrustedLinesError, UntrustedJsonError)
     with (
         raise_as(UsageError, "the file cannot be read", key, "name an existing file"),
@@ -92,7 +95,8 @@ def prompts_of(path: Path) -> Iterator[str]:
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
-        place, hint = f"{path}, line {number}", "write one object per line"
+        place = f"{path}, line {number}"
+        hint = "write one object per line"
         with raise_as(UsageError, "it is not JSON", place, hint, errors=UntrustedJsonError):
             row = parse_json(line)
         value = row.get("prompt") if isinstance(row, dict) else None

@@ -10,7 +10,8 @@ from recipes.engine_arguments import check_counts
 from recipes.schema import AcceleratorName, EngineValue
 from recipes.speculative import SpeculativeConfig, Word
 
-ENGINE_DEFAULTS, AS_PROFILED = "engine-defaults", "profile"
+ENGINE_DEFAULTS = "engine-defaults"
+AS_PROFILED = "profile"
 
 
 class ServingCandidate(ConfigModel):

@@ -33,9 +33,11 @@ def dividing_group_size(sizes: Sequence[int], columns: Iterable[int]) -> int | N
 
 
 AWQ_GEMM = "awq-gemm"  # AutoAWQ's layout
-GPTQ, GPTQ_V2 = "gptq", "gptq_v2"  # AutoGPTQ's and GPTQModel's
+GPTQ = "gptq"
+GPTQ_V2 = "gptq_v2"  # AutoGPTQ's and GPTQModel's
 FP8 = "fp8"  # `quant_method: fp8`: DeepSeek's blocks, or a scale a matrix
-MODELOPT_FP8, MODELOPT_NVFP4 = "modelopt-fp8", "modelopt-nvfp4"
+MODELOPT_FP8 = "modelopt-fp8"
+MODELOPT_NVFP4 = "modelopt-nvfp4"
 PLAIN = "unquantized"  # all other names are compressed-tensors'
 SCALE_BYTES = 2  # scales have the source's 16-bit type
 # Other bytes of a matrix: the unpacked shape (two 64-bit integers), the 32-bit scale of a matrix.

@@ -20,11 +20,11 @@ CEILINGS = {
     "tokens": 305_000,
     "own_names_imported_per_file": 11.8,
     "classes": 470,
-    "tuple_assignments": 420,
+    "tuple_assignments": 0,
     "files_in_a_folder": 28,
     "class_names_with_two_meanings": 0,
 }
-"""The goals are 260,000 tokens, 9 own names per file, 390 classes and 60 tuple assignments."""
+"""The goals are 260,000 tokens, 9 own names per file and 390 classes."""
 LAYOUT = (
     tokenize.COMMENT,
     tokenize.NL,

@@ -49,7 +49,10 @@ FETCHING = ("kubernetes", "argo-rollouts")
 PORT = 8000
 # Paths in a container: in the image (`Containerfile`), and of volumes.
 IMAGE_HOME = Path("/var/lib/prepare")
-VOLUME, WEIGHTS, CACHES, POLICY = "/weights", "/weights/model", "/caches", "/policy/policy.yaml"
+VOLUME = "/weights"
+WEIGHTS = "/weights/model"
+CACHES = "/caches"
+POLICY = "/policy/policy.yaml"
 # Factor on the measured time of a start: caches are cold, disks are slower.
 START_MARGIN = 3
 START_MIN_SECONDS = 120
@@ -207,7 +210,9 @@ def read_version(
 def certified_by(past: RegisteredVersion) -> Certified:
     """Return what passed gates on limits showed."""
     limits: list[CertifiedLimit] = []
-    rates, concurrencies, hit_rates = [], [], []
+    rates = []
+    concurrencies = []
+    hit_rates = []
     for report in past.bundle.variant.speed:
         measured = past.judged.speed.get(ROLE + report.gate)
         if measured is None or report.verdict != "pass" or measured.parameters.rule.kind != "slo":
@@ -288,7 +293,9 @@ def _literal(value: str | list[str]) -> Any:
 
 def _facts(export: Export) -> dict[str, Any]:
     """Return the templates' variables: the export's own, and what follows from them."""
-    judged, engine, app = export.deployable, export.engine, app_of(export.name)
+    judged = export.deployable
+    engine = export.engine
+    app = app_of(export.name)
     is_cuda = judged.accelerator is Accelerator.CUDA
     origin = (
         f"Written by `prepare export` for {export.name} version {export.version}; nothing was "

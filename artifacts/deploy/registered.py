@@ -130,7 +130,8 @@ def checked_folder(
 
     `command` is the name of the one that needs the folder, for the error's hint.
     """
-    digest, source = version.tags.get(MANIFEST_TAG, ""), Path(version.source)
+    digest = version.tags.get(MANIFEST_TAG, "")
+    source = Path(version.source)
     places = [source, *([settings.store / VERSIONS / digest] if digest.isalnum() else [])]
     with raise_as(RegistryError, "the version's source is not a path", version.source):
         found = weights or next((each for each in places if each.is_dir()), None)
@@ -160,7 +161,8 @@ def check_files(
 
     Files in `added` are optional.
     """
-    registered, bundle = version.tags.get(MANIFEST_TAG), folder / BUNDLE
+    registered = version.tags.get(MANIFEST_TAG)
+    bundle = folder / BUNDLE
     if registered is None or not (bundle / MANIFEST).is_file():
         promote = own_command("promote", version.tags.get("prepare.run") or "RUN")
         raise RegistryError(
@@ -200,7 +202,8 @@ def open_version(version: Version, folder: Path, *, trust_remote_code: bool) -> 
     EvidenceError if it does not give the verdict, RegistryError if an (untrusted) tag differs from
     it, CheckpointError for code without a user's consent.
     """
-    bundle, where = folder / BUNDLE, f"{version.name} version {version.version}"
+    bundle = folder / BUNDLE
+    where = f"{version.name} version {version.version}"
     check = check_bundle(bundle)
     if check.faults:
         raise EvidenceError(

@@ -73,7 +73,8 @@ class Deployment:
         ]
 
     def _differences_to(self, judged: Deployable) -> list[str]:
-        kind, environment = judged.accelerator, find_engine(judged.serving.engine).environment
+        kind = judged.accelerator
+        environment = find_engine(judged.serving.engine).environment
         here = judged.model_copy(
             update={
                 "serve_environment": identity(environment, kind, self._settings),
@@ -85,7 +86,8 @@ class Deployment:
         return [str(change) for change in judged.differences(here)]
 
     def refuse(self, differences: list[str]) -> NoReturn:
-        name, version = self.version.name, self.version.version
+        name = self.version.name
+        version = self.version.version
         recheck = own_command("recheck", f"{name}@{version}")
         raise RegistryError(
             "this machine is not what the version was judged on: " + "; ".join(differences),
@@ -108,7 +110,8 @@ class Deployment:
 
         With `allow_mismatch`, other kernels are only noted.
         """
-        host, engine = self.check_host(host), find_engine(self.judged.serving.engine)
+        host = self.check_host(host)
+        engine = find_engine(self.judged.serving.engine)
         draft = find_draft(self.judged, self._draft, self._settings)
         folder = self._settings.store / "served"
         make_private(folder.parent)
@@ -165,7 +168,8 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
     """Return the checked draft model; None for a tuple without one."""
     speculative = judged.serving.speculative
     wanted = speculative.model if speculative else None
-    folder, found = draft.expanduser().absolute() if draft else None, None
+    folder = draft.expanduser().absolute() if draft else None
+    found = None
     if folder is not None and wanted is not None:
         found = inspect_folder(
             folder,

@@ -180,7 +180,8 @@ class _Bounded:
 
     def __init__(self, content: gzip.GzipFile) -> None:
         self._content = content
-        self.seek, self.tell = content.seek, content.tell
+        self.seek = content.seek
+        self.tell = content.tell
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= BLOCK_BYTES or self._content.tell() > MAX_UNPACKED_BYTES:

@@ -64,7 +64,8 @@ class Card:
             sentence=lambda text: escape.markdown_with_code(text).rstrip("."),
         )
         template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-        verdict, quantize = self.verdict, self.judged.quantize
+        verdict = self.verdict
+        quantize = self.judged.quantize
         body = template.render(
             card=self,
             verdict=verdict,
@@ -83,10 +84,13 @@ class Card:
     def _front_matter(self) -> str:
         from huggingface_hub import EvalResult, ModelCardData
 
-        source, results, engine = self.verdict.source, [], self.deployable.serving.engine
+        source = self.verdict.source
+        results = []
+        engine = self.deployable.serving.engine
         for gate in self.verdict.variant.quality:
             suite = self.judged.evaluations[gate.name].parameters.suite
-            known, dataset = kind_of(suite).benchmark, getattr(suite, "task", gate.name)
+            known = kind_of(suite).benchmark
+            dataset = getattr(suite, "task", gate.name)
             unit = f"clusters by {gate.cluster}" if gate.cluster else "questions"
             name = f"{dataset}, {gate.n:,} of {gate.planned:,} {unit}"
             if known is not None:
@@ -229,7 +233,9 @@ class Card:
     @property
     def creation(self) -> list[tuple[str, str]]:
         """Versions, digests and times of the making."""
-        result, source, adopted = self.judged.quantize.result, self.verdict.source, self.adopted
+        result = self.judged.quantize.result
+        source = self.verdict.source
+        adopted = self.adopted
         rows: list[tuple[str, str | None]] = [
             ("source", f"`{source.digest}`"),
             ("source's revision", source.revision and f"`{source.revision}`"),

@@ -21,8 +21,10 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
     ValueError for an invalid rule.
     """
     kept = SPEED.typed(record)
-    asked, found = kept.parameters, kept.result
-    rule, unit = asked.rule, len(asked.rule.sides)
+    asked = kept.parameters
+    found = kept.result
+    rule = asked.rule
+    unit = len(asked.rule.sides)
     names = {**({BASELINE: "baseline"} if rule.compares else {}), found.arm: "candidate"}
     units, rest = divmod(len(loads), unit)
     if rest or units != found.units:

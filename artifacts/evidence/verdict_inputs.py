@@ -51,7 +51,8 @@ class VerdictInputs:
             for suite in JUDGE.parameters_of(judge).policy.suites
         }
         suite, first = next(iter(evaluations.items()))
-        candidate, baseline = first.record, record_of(find, judge.inputs[f"baseline.{suite}"])
+        candidate = first.record
+        baseline = record_of(find, judge.inputs[f"baseline.{suite}"])
         if "weights" not in candidate.inputs:
             raise EvidenceError(
                 "this verdict is on endpoints that someone else serves: there are no weights",
@@ -88,7 +89,8 @@ class VerdictInputs:
     def deployable(self) -> Deployable:
         """The tuple; EvidenceError if records are incomplete."""
         try:
-            served, facts = self.screen.parameters, self.screen.result.server.__pydantic_extra__
+            served = self.screen.parameters
+            facts = self.screen.result.server.__pydantic_extra__
             evaluated, *_ = self.evaluations.values()
             return Deployable.model_validate(
                 {
@@ -124,7 +126,8 @@ class VerdictInputs:
 
         Adoption checks linked weights' files.
         """
-        checked, made = self.check_weights.result, self.quantize
+        checked = self.check_weights.result
+        made = self.quantize
         linked = isinstance(made.parameters, AdoptParameters) and not made.parameters.copied
         return (weights == checked.weights_digest == made.result.weights_digest) and (
             linked or checked.auxiliary_files_digest == auxiliary_files

@@ -183,7 +183,8 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
             where=str(folder / BUNDLE),
             hint="name a folder that `prepare pull` made, or its prepare-evidence/",
         )
-    manifest, has_weights = read_manifest(bundle), bundle != folder
+    manifest = read_manifest(bundle)
+    has_weights = bundle != folder
     problems = find_changes(bundle, manifest, has_weights=has_weights, digest=digest)
     # After these checks, each listed file is a plain one, and no endless pipe.
     verdict = read_verdict(bundle)
@@ -227,7 +228,8 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
 def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]:
     """Return contradictions in and between manifest and verdict."""
     names = [variant.recipe for variant in verdict.variants]
-    judges, recipe = verdict.judges, verdict.recipe
+    judges = verdict.judges
+    recipe = verdict.recipe
     unjudged = [each for each in verdict.variants if each.recipe not in judges]
     faults = {
         f"{MANIFEST} is about '{manifest.recipe}', not '{recipe}'": manifest.recipe != recipe,
@@ -266,7 +268,8 @@ def _check_variants(
     claims: RunReport | BundleVerdict, store: Store, *, is_bundle: bool
 ) -> tuple[list[VariantCheck], dict[str, StageRecord]]:
     """Return a check of each variant with a verdict, and the stages by place."""
-    checks, seen = [], dict[str, StageRecord]()
+    checks = []
+    seen = dict[str, StageRecord]()
     for variant in claims.variants:
         key = claims.judges.get(variant.recipe)
         if key is None and variant.verdict not in ("pass", "undecided"):
@@ -283,13 +286,17 @@ class _VariantEvidence:
     def __init__(
         self, variant: VariantReport, tried: Collection[str], store: Store, is_bundle: bool
     ) -> None:
-        self._variant, self._tried, self._store = variant, tried, store
+        self._variant = variant
+        self._tried = tried
+        self._store = store
         self._is_bundle = is_bundle
         self.seen: dict[str, StageRecord] = {}  # by place
         self._problems: list[str] = []
 
     def check(self, key: str | None) -> VariantCheck:
-        variant, computed, answers = self._variant, None, 0
+        variant = self._variant
+        computed = None
+        answers = 0
         if key is None:
             self._problems.append("the run names no stage 'judge' for it: its evidence is missing")
         else:
@@ -322,7 +329,8 @@ class _VariantEvidence:
                 record = self._store.find(reference.stage, reference.key)
                 fault = f"{role}: {place} is missing" if record is None and is_needed else ""
             except PrepareError as error:
-                record, fault = None, f"{role}: {place}: {error.message}; its evidence is missing"
+                record = None
+                fault = f"{role}: {place}: {error.message}; its evidence is missing"
             if fault:
                 self._problems.append(fault)
                 is_complete = is_complete and not is_needed
@@ -347,11 +355,14 @@ class _VariantEvidence:
     def _check_file(self, place: str, record: StageRecord) -> bool:
         """Return whether the record's file is there, after checking it."""
         if record.stage == EVALUATE.name:
-            name, digest = ANSWERS, EVALUATE.result_of(record).answers_digest
+            name = ANSWERS
+            digest = EVALUATE.result_of(record).answers_digest
         elif record.stage == ASKED.name:
-            name, digest = QUESTIONS, ASKED.result_of(record).questions_digest
+            name = QUESTIONS
+            digest = ASKED.result_of(record).questions_digest
         elif record.stage == SPEED.name:
-            name, digest = LOADS, SPEED.result_of(record).loads_digest
+            name = LOADS
+            digest = SPEED.result_of(record).loads_digest
         else:
             return True
         file = self._store.stage_folder(record.stage, record.key) / name
@@ -365,7 +376,8 @@ class _VariantEvidence:
         return True
 
     def _check_trial(self, judge: StageRecord) -> None:
-        parameters, tried = JUDGE.parameters_of(judge), sorted(self._tried)
+        parameters = JUDGE.parameters_of(judge)
+        tried = sorted(self._tried)
         if parameters.recipe not in (None, self._variant.recipe):
             self._problems.append(f"its stage 'judge' is on another variant, {parameters.recipe!r}")
         if sorted(parameters.trial.variants) != tried:
@@ -375,7 +387,8 @@ class _VariantEvidence:
             )
 
     def _judge_again(self, judge: StageRecord) -> JudgeResult:
-        kept, inputs = JUDGE.typed(judge), StageInputs(self._store, judge.inputs)
+        kept = JUDGE.typed(judge)
+        inputs = StageInputs(self._store, judge.inputs)
         for role, reference in judge.inputs.items():
             if reference.stage == SPEED.name:
                 loads = inputs.loads(role)
@@ -401,7 +414,8 @@ def _find_uncounted(key: str | None, store: Store) -> Iterator[str]:
     judge = store.find(JUDGE.name, key) if key is not None else None
     if judge is None:
         return
-    trial, number = JUDGE.parameters_of(judge).trial, JUDGE.result_of(judge).history.attempt
+    trial = JUDGE.parameters_of(judge).trial
+    number = JUDGE.result_of(judge).history.attempt
     attempts = AttemptLedger(store).attempts(trial.baseline)
     if not any(each.number == number and trial.is_of(each.trial) for each in attempts):
         yield f"attempt {number} against its baseline is not the one in the store's ledger"
@@ -416,7 +430,8 @@ def check_tuning(report: RunReport, store: Store) -> VariantCheck:
             where=f"run {report.run}",
             hint=f"`{own_command('runs', 'latest')}` has the screening",
         )
-    key, computed = tuning.stage or "", None
+    key = tuning.stage or ""
+    computed = None
     place = place_of(StageReference(stage=SPEED.name, key=key))
     differences: list[str] = []
     try:
@@ -424,9 +439,11 @@ def check_tuning(report: RunReport, store: Store) -> VariantCheck:
         if record is None:
             raise LookupError(f"{place} is missing")
         inputs = StageInputs(store, {"speed": record.as_reference()})
-        loads, asked = inputs.loads("speed"), SPEED.parameters_of(record)
+        loads = inputs.loads("speed")
+        asked = SPEED.parameters_of(record)
         file = store.stage_folder(SPEED.name, key) / LOADS
-        (claim,), workload = tuning.speed.claims, read_pinned(asked.workload)
+        (claim,) = tuning.speed.claims
+        workload = read_pinned(asked.workload)
         level = tuning.trial.level if tuning.trial is not None else tuning.alpha
         served = tuning.served
         rule = build_rule(claim, level, served.accelerator if served else None, workload, served)
@@ -463,7 +480,8 @@ def check_tuning(report: RunReport, store: Store) -> VariantCheck:
 def find_differing(kept: VariantReport, computed: VariantReport, *, is_promoted: bool) -> list[str]:
     """Return differing fields by path; `is_promoted`: a promotion may have added some to `kept`."""
     left_out = {"weights_bytes", *(ADDED_BY_PROMOTION if is_promoted else ())}
-    ours, theirs = kept.model_dump(exclude=left_out), computed.model_dump(exclude=left_out)
+    ours = kept.model_dump(exclude=left_out)
+    theirs = computed.model_dump(exclude=left_out)
     if is_promoted and ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]
     return find_differing_values("", ours, theirs)

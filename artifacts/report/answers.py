@@ -112,7 +112,8 @@ def answer_of(suite: AnySuite, question: Question | None, row: Answer, metric: s
         kept = f"{100 * row.score:.1f} % of tokens kept, {row.nats:.3f} nats a token"
         if "first_flip" not in row.own:
             return kept
-        place, margin = row.own["first_flip"] + 1, f"{row.own['margin']:.3f} nats"
+        place = row.own["first_flip"] + 1
+        margin = f"{row.own['margin']:.3f} nats"
         return f"{kept}\nthe first other token is number {place}, by {margin}"
     if _is_chosen(row):
         values = kind_of(suite).choice_values(suite, answer, _choices(question))
@@ -135,12 +136,14 @@ def marked(row: Answer, key: str) -> str:
 
     `key` is `token` for the baseline, `choice` for the variant.
     """
-    text, flip = row.own.get("text"), row.own.get("flip")
+    text = row.own.get("text")
+    flip = row.own.get("flip")
     if not isinstance(text, str):
         return ""
     if flip is None:
         return f"\n\n{shorten(text)}"
-    start, token = flip["start"], flip["token"]
+    start = flip["start"]
+    token = flip["token"]
     if not token or text[start : start + len(token)] != token:
         return f"\n\n{shorten(text)}\n(the server tells no text of single tokens)"
     rest = text[start + len(token) :] if key == "token" else ""

@@ -136,7 +136,8 @@ class LoadClient:
         async with open_session(target.socket) as session:
             read = partial(read_counters, session, target.url, target.counters)
             before = await read()
-            clock, unix = ClientClock(), time.time()
+            clock = ClientClock()
+            unix = time.time()
             load = _Load(self, target, prompts, clock, session)
             async with clock:
                 warm = asyncio.create_task(self._count_when_warm(read, load))
@@ -182,7 +183,10 @@ class _Load:
         clock: ClientClock,
         session: Any,
     ) -> None:
-        self._client, self._target, self._clock, self._session = client, target, clock, session
+        self._client = client
+        self._target = target
+        self._clock = clock
+        self._session = session
         self._prompts = prompts
         self._rows: list[Row] = []
         self.first_wave = asyncio.Event()
@@ -290,7 +294,8 @@ async def _words_of(response: Any) -> str:
 
 async def _parts(response: Any, limit: int) -> Any:
     """Yield the JSON objects of server-sent events."""
-    came, rest = 0, b""
+    came = 0
+    rest = b""
     async for chunk in response.content.iter_any():
         came += len(chunk)
         if came > limit:

@@ -40,7 +40,8 @@ class PromptSource:
             return self._of_file(number, seed)
         if workload["kind"] == "random":
             reader = self.datasets.RandomDataset(random_seed=seed)
-            lengths, drawn_number = {"input_len": workload["input_tokens"]}, number
+            lengths = {"input_len": workload["input_tokens"]}
+            drawn_number = number
         else:
             reader = self.datasets.PrefixRepetitionRandomDataset(random_seed=seed)
             lengths = {

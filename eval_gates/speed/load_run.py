@@ -185,14 +185,16 @@ class LoadLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._loads, self._begun = folder / LOADS, folder / IN_PROGRESS
+        self._loads = folder / LOADS
+        self._begun = folder / IN_PROGRESS
 
     def open(self, depends_on: Mapping[str, str], seed: int | None = None) -> Measurement:
         """Return the measurement in progress on these inputs, or a new one.
 
         Running servers may have cached prompts of an earlier seed.
         """
-        hint, found = "delete the file to measure again", None
+        hint = "delete the file to measure again"
+        found = None
         with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(ValueError,)):
             if self._begun.exists():
                 found = parse_record(self._begun.read_bytes(), Measurement)

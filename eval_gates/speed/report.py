@@ -123,7 +123,8 @@ def decide_speed_gate(
             raise ValueError(f"{gate}: block {unit[0].block} does not have one load of each side")
     found = rule.evaluate(loads, starts)
     blocks = rule.sort(loads, starts)
-    counted, is_ratio = {unit[0].block for unit in blocks.quiet}, rule.kind == "ratio"
+    counted = {unit[0].block for unit in blocks.quiet}
+    is_ratio = rule.kind == "ratio"
     shown = [
         _summarize_load(
             load, None if is_ratio else rule.value([load]) >= 0, counts=load.block in counted

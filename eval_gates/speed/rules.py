@@ -52,7 +52,8 @@ DISTURBANCES: frozenset[FaultKind] = frozenset({"throttled", "other_process", "c
 """`unlike` is the measurement's own fault, and all other kinds are a side's."""
 MAX_OWN = 2  # blocks with a fault of the same side that end the gate
 MAX_LATE = 0.1  # of a load's time, or of the limited time, by which the client may be late
-MARGIN_LATE, MARGIN_APART = 1 / 2, 1 / 5  # shares of a ratio's margin that a lag may hide
+MARGIN_LATE = 1 / 2
+MARGIN_APART = 1 / 5  # shares of a ratio's margin that a lag may hide
 MIN_LATE = 0.01  # in ln(tokens/s): a smaller lag, or difference of lags, is no disturbance
 MAX_LOG = 50.0  # largest ln(limit / time); a missing time has the negative
 SUSTAINED = 0.05  # unanswered share of all requests from which on a rate is not sustained
@@ -214,12 +215,14 @@ class SpeedRule(NumericRecord):
         return found
 
     def _sort(self, loads: Sequence[LoadRun]) -> Blocks:
-        found, own = Blocks(), Counter[str]()
+        found = Blocks()
+        own = Counter[str]()
         for unit in self.units(loads):
             found.total += 1
             faults = list(self._faults(unit))
             if unlike := [each for each in faults if each.kind == "unlike"]:
-                found.faults, found.ended = unlike, ("invalid", str(unlike[0]))
+                found.faults = unlike
+                found.ended = ("invalid", str(unlike[0]))
                 return found
             outside = [each for each in faults if each.kind in DISTURBANCES]
             if outside:
@@ -231,7 +234,8 @@ class SpeedRule(NumericRecord):
             if not faults:
                 found.quiet.append(unit)
                 errors = [error for load in unit for error in load.requests.error]
-                failed, allowed = len(errors) - errors.count(None), self.limits.get("errors", 0.0)
+                failed = len(errors) - errors.count(None)
+                allowed = self.limits.get("errors", 0.0)
                 if failed > allowed:
                     why = f"{failed} requests of a load failed, {allowed:g} may"
                     found.ended = ("fail", why)
@@ -269,7 +273,8 @@ class SpeedRule(NumericRecord):
         if state == "pass" and (why := self._withholds(blocks.quiet)):
             state = "undecided"
         elif state != ending and others.state != state:
-            state, why = "undecided", f"with the disturbed {self.unit} the verdict would be another"
+            state = "undecided"
+            why = f"with the disturbed {self.unit} the verdict would be another"
         return replace(
             found,
             state=state,
@@ -348,7 +353,8 @@ class SpeedRule(NumericRecord):
             yield "failed_requests", words
         if self.hit_rate is None:
             return
-        measured, declared = hit_rate(load), f"the workload declares {self.hit_rate:.2f}"
+        measured = hit_rate(load)
+        declared = f"the workload declares {self.hit_rate:.2f}"
         if measured is None:
             # Random prompts differ in each load.
             if self.hit_rate > 0 or self.must_count_hits:
@@ -373,7 +379,8 @@ class SpeedRule(NumericRecord):
             return
         if self.kind != "slo" or steady_state.is_over_saturated(load):
             return  # the queue of an over-saturated server is its answer
-        answer, lasted = steady_state.median_answer_s(load), load.measured_s
+        answer = steady_state.median_answer_s(load)
+        lasted = load.measured_s
         if lasted is not None and answer is not None and lasted < MIN_ANSWERS * answer:
             yield (
                 "too_short",
@@ -444,14 +451,16 @@ def min_requests(percentile: int) -> int:
 
 def hit_rate(load: LoadRun) -> float | None:
     """Return the share of prompt tokens from the prefix cache."""
-    before, after = load.before, load.after
+    before = load.before
+    after = load.after
     if before is None or after is None:
         return None
     names = ("prefix_cache_queries", "prefix_cache_hits")
     counts = [getattr(each, name) for name in names for each in (before, after)]
     if None in counts:
         return None
-    queries, hits = counts[1] - counts[0], counts[3] - counts[2]
+    queries = counts[1] - counts[0]
+    hits = counts[3] - counts[2]
     return hits / queries if queries > 0 and 0 <= hits <= queries else None
 
 

@@ -12,7 +12,8 @@ from eval_gates.speed.load_run import MAX_REQUESTS, LoadRun
 
 Starts = Literal["fresh", "once"]
 """fresh: each load has a separate server start; once: the servers stay up."""
-MIN_ANSWERS, WARM_UP_ANSWERS = 10, 2
+MIN_ANSWERS = 10
+WARM_UP_ANSWERS = 2
 """Smallest length of a load at a rate, and of its warm-up, in median answers."""
 LONGER = 1.5  # answers take longer under the whole load than under a short one
 MAX_LOAD_S = 3_600.0
@@ -81,7 +82,8 @@ def are_consecutive(loads: Sequence[LoadRun], unit: int, starts: Starts, begun: 
     With fresh starts a variant may miss a block.
     """
     units = [loads[at : at + unit] for at in range(0, len(loads), unit)]
-    numbers, runs = [each[0].block for each in units], [each[0].server_run for each in units]
+    numbers = [each[0].block for each in units]
+    runs = [each[0].server_run for each in units]
     alike = all(len({(load.block, load.server_run) for load in each}) == 1 for each in units)
     if starts == "fresh":
         return alike and numbers == sorted(set(numbers))

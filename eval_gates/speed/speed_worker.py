@@ -65,8 +65,10 @@ def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, ou
 
     Each block is on disk before the next.
     """
-    log, rule = LoadLog(output), SpeedRule.model_validate(spec["rule"])
-    loads, start = log.loads(), spec["start"]
+    log = LoadLog(output)
+    rule = SpeedRule.model_validate(spec["rule"])
+    loads = log.loads()
+    start = spec["start"]
     measure = name_side(measure)
     looked: tuple[int, Timing | None] | None = None
     if "side" in start:
@@ -76,10 +78,12 @@ def measure_loads(spec: dict[str, Any], measure: Measure, progress: Progress, ou
             looked = (len(others[0].requests), None)  # all arms of a block are asked the same
         log.append([load_of(spec, measure, looked, **start)])
         return
-    task, size = f"speed {spec['name']}", len(rule.sides)
+    task = f"speed {spec['name']}"
+    size = len(rule.sides)
     progress.advance(task, len(loads) // size, rule.blocks, "warms up")
     while rule.needs_more(loads):
-        number, begun = len(loads) // size, start["server_run"]
+        number = len(loads) // size
+        begun = start["server_run"]
         order, seed = draw_block(start["seed"], number, begun, rule.sides)
         looked = looked or look(spec, rule, rule.sides, measure, look_seed(seed))
         progress.advance(task, number, rule.blocks, rule.unit)
@@ -115,7 +119,8 @@ def load_of(
     **where: int,
 ) -> LoadRun:
     """Measure one load; `where` is its server run, block and place."""
-    arrivals, (requests, timing) = spec["workload"]["arrivals"], size
+    arrivals = spec["workload"]["arrivals"]
+    (requests, timing) = size
     at: Sequence[float] = ()
     told: dict[str, Any] = {"arrivals": "concurrency", "concurrency": arrivals["concurrency"]}
     if timing is not None:
@@ -136,7 +141,8 @@ def look(
     At a fixed concurrency the faster side must be busy for the workload's seconds.
     """
     workload = spec["workload"]
-    seconds, at_once = float(workload["seconds"]), int(workload["arrivals"]["concurrency"] or 0)
+    seconds = float(workload["seconds"])
+    at_once = int(workload["arrivals"]["concurrency"] or 0)
     if not at_once:
         answers: list[float] = []
         if warmup := float(workload["warmup_seconds"]):

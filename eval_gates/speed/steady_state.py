@@ -35,7 +35,8 @@ def steady_window(load: LoadRun) -> tuple[float, float]:
     requests = load.requests
     first_wave = sorted(zip(requests.start_s, requests.end_s, strict=True), key=lambda r: r[0])
     ends = [end for _, end in first_wave[: load.concurrency] if end is not None]
-    start, end = max(ends, default=0.0), max(requests.start_s, default=0.0)
+    start = max(ends, default=0.0)
+    end = max(requests.start_s, default=0.0)
     if not ends or end <= start:
         raise NoSteadyStateError("the load has one wave of requests only")
     return start, end
@@ -118,7 +119,8 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     try:
         measured, failed = latencies(load)
     except NoSteadyStateError:
-        measured, failed = {}, 0
+        measured = {}
+        failed = 0
     for name in names:
         what, _, percentile = name.rpartition("_p")
         values = measured.get(what)

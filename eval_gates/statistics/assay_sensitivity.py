@@ -82,7 +82,8 @@ def own_gains(rows: Sequence[Answer]) -> list[float] | None:
     if not all(row.unrelated is not None for row in rows):
         return None
     clusters = group_by_cluster(rows)
-    own, other = _halve(means(clusters, "score")), _halve(means(clusters, "unrelated"))
+    own = _halve(means(clusters, "score"))
+    other = _halve(means(clusters, "unrelated"))
     return [a - b for a, b in zip(own, other, strict=True)]
 
 

@@ -63,7 +63,8 @@ def counted_bounds(
     found = _checked(points, lowest, highest)
     order = np.argsort(found)
     often = np.asarray(times, dtype=float)[order]
-    found, often = found[order][often > 0], often[often > 0]
+    found = found[order][often > 0]
+    often = often[often > 0]
     return Bounds(
         _lower(found, often, level, lowest), -_lower(-found[::-1], often[::-1], level, -highest)
     )

@@ -76,7 +76,8 @@ class Comparison:
         """Return one value per question: [n], in [lowest, highest]."""
         import numpy as np
 
-        old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+        old = np.asarray(before, dtype=float)
+        new = np.asarray(after, dtype=float)
         if old.ndim != 1 or old.shape != new.shape:
             raise ValueError(f"{old.size} scores and {new.size} scores are not paired")
         for scores in (old, new):

@@ -70,7 +70,8 @@ def decide(finding: Finding, scores: Scores) -> Decision:
     verdict: Verdict = "undecided"
     unit = scores.unit
     if finding.state == "fail":
-        verdict, reason = "fail", _describe(finding, f"not inside {comparison.words}", unit)
+        verdict = "fail"
+        reason = _describe(finding, f"not inside {comparison.words}", unit)
     elif insensitive:
         worst = max(insensitive, key=lambda each: each.score)
         reason = (
@@ -94,7 +95,8 @@ def decide(finding: Finding, scores: Scores) -> Decision:
             " 'max_tokens' of the suite"
         )
     elif finding.state == "pass":
-        verdict, reason = "pass", _describe(finding, f"inside {comparison.words}", unit)
+        verdict = "pass"
+        reason = _describe(finding, f"inside {comparison.words}", unit)
     else:
         open_margin = f"not shown to be inside {comparison.words}"
         reason = f"{_describe(finding, open_margin, unit)}; "

@@ -26,7 +26,8 @@ GRID = 1e-4
 MAX_DISTINCT = 500
 _NEGLIGIBLE = -80.0  # of ln |exp(K)| on the path: what follows is below any precision
 _SLICES = 20  # of the path's points, at a time
-_POINTS, _REACH = 200, 10.0  # points of the path; its ends are sinh(10) widths away
+_POINTS = 200
+_REACH = 10.0  # points of the path; its ends are sinh(10) widths away
 _MAX_LOGARITHMS = 2_000_000  # at a time: limits memory
 _FAR = 3.0  # standard deviations below 0: then P(Q <= 0) is at least nine in ten (Cantelli)
 _NEAREST = 1e-15  # smallest distance of a bound to the worst value
@@ -41,7 +42,8 @@ def lower_bound(values: FloatArray, times: FloatArray, alpha: float) -> float:
     import numpy as np
     from scipy.optimize import brentq
 
-    points, shapes = np.append(values, -1.0), np.append(times, 1).astype(float)
+    points = np.append(values, -1.0)
+    shapes = np.append(times, 1).astype(float)
 
     @cache  # the search asks for its ends again
     def excess(bound: float) -> float:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 State = Literal["pass", "fail", "open"]
 MIN_VALUES = 64
 """Fewer values have one look."""
-MIN_EARLY_VALUES, MIN_EARLY_MARGIN = 4_096, 0.02
+MIN_EARLY_VALUES = 4_096
+MIN_EARLY_MARGIN = 0.02
 """Smallest list and margin with a look at a sixteenth, which needs 256 values to show anything."""
 _LOOKS = ((0.25, 0.1), (0.5, 0.2), (1.0, 0.7))
 _EARLY_LOOKS = ((0.0625, 0.05), (0.25, 0.1), (0.5, 0.15), (1.0, 0.7))
@@ -96,11 +97,13 @@ def find(
     looks = planned_looks(planned, comparison.margin)
     if len(values) < looks[0].n:
         raise ValueError(f"{len(values)} values do not reach the first look at {looks[0].n}")
-    p, finding = 1.0, None
+    p = 1.0
+    finding = None
     for number, look in enumerate(looks, start=1):
         if look.n > len(values):
             break
-        shown, level = values[: look.n], alpha * look.share
+        shown = values[: look.n]
+        level = alpha * look.share
         bounds = mean_bounds(shown, level, lowest=comparison.lowest, highest=comparison.highest)
         at_least = p_value(shown, comparison.threshold, lowest=comparison.lowest)
         fits = None

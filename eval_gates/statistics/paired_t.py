@@ -34,7 +34,8 @@ def compare_mean(values: Sequence[float], threshold: float, level: float) -> Mea
 
     if len(values) < 2:
         raise ValueError(f"{len(values)} values have no spread")
-    mean, free = fmean(values), len(values) - 1
+    mean = fmean(values)
+    free = len(values) - 1
     error = stdev(values) / math.sqrt(len(values))
     reach, both = (float(stdtrit(free, 1 - each)) * error for each in (level, (1 - INTERVAL) / 2))
     p_value = float(mean <= threshold)

@@ -44,7 +44,8 @@ CATEGORIES: dict[str, int] = dict(zip(get_args(Category), _CASES, strict=True))
 FUNCTION_LISTS = 2_116  # that these cases show to the model
 # Characters of an answer in Java or JavaScript: C parsers recurse, and 100,000 end the process.
 MAX_CHARACTERS = 8_000
-_MAX_BASE, _MAX_EXPONENT = 1_000_000, 64
+_MAX_BASE = 1_000_000
+_MAX_EXPONENT = 64
 
 
 class BfclCase(NamedTuple):

@@ -38,8 +38,13 @@ _CHARACTERS = str.maketrans({"\ufeff": None, "\u200b": None, "\u2060": None, "\x
 _FUTURE = re.compile(r"^from __future__ import [^\n(]+\n", re.MULTILINE)
 _TESTING = {"print", "input", "exit", "quit", "sys", "unittest", "doctest", "pytest", "__name__"}
 # A looping answer of a megabyte takes a second to parse.
-_MAX_BLOCKS, _MAX_FENCES, _MAX_DEPTH, _MAX_STARTS, _MAX_TRIES = 50, 20, 10, 20, 100
-_MAX_HEADERS, _MAX_ALL_STARTS = 5, 30
+_MAX_BLOCKS = 50
+_MAX_FENCES = 20
+_MAX_DEPTH = 10
+_MAX_STARTS = 20
+_MAX_TRIES = 100
+_MAX_HEADERS = 5
+_MAX_ALL_STARTS = 30
 _ENTITY_NAMES = {"lt", "gt", "amp", "quot", "apos"}
 
 

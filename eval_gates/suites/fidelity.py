@@ -60,7 +60,8 @@ class Fidelity(SuiteKind[FidelityTask]):
 
     task = FidelityTask
     sources = ("eval-data", "builtin")
-    folder_stem, carried = STEM, CARRIED_FILE
+    folder_stem = STEM
+    carried = CARRIED_FILE
     assumed_baseline = 0.99
     reads_baseline = True
     private_keys = ("text", "prompt_ids", "answer_ids", "flip")
@@ -205,7 +206,8 @@ def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
     A `document` is a text to summarize.
     """
-    messages, prompt = row.get("messages"), row.get("prompt")
+    messages = row.get("messages")
+    prompt = row.get("prompt")
     if isinstance(row.get("document"), str):
         messages = [{"role": "user", "content": TOLD + row["document"]}]
     if isinstance(messages, list) and messages:

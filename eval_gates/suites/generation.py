@@ -81,7 +81,8 @@ class TextKind(GeneratingKind[Generating]):
         if self.scores_empty:
             calls.append(partial(self.score_text, task, question, Reply()))
         scores = grade_all(calls, 0.0)
-        own, related = scores[: len(read)], scores[len(read) : 2 * len(read)]
+        own = scores[: len(read)]
+        related = scores[len(read) : 2 * len(read)]
         return Score(
             sum(own) / len(replies),
             unrelated=sum(related) / len(replies) if len(asked) > 1 else None,

@@ -53,7 +53,8 @@ def read_task_file(path: Path) -> TaskYaml:
         errors=(OSError, ValueError, TypeError, AttributeError, NotImplementedError),
     ):
         settings = localize(config, path.parent)
-        dataset, data = str(settings.get("dataset_path")), list[Path]()
+        dataset = str(settings.get("dataset_path"))
+        data = list[Path]()
         if dataset in LOCAL_FORMATS:
             names = _names(settings["dataset_kwargs"]["data_files"])
             data = [Path(name) for name in names if "://" not in name]
@@ -65,7 +66,8 @@ def read_task_file(path: Path) -> TaskYaml:
 
 def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the configuration with absolute paths, globs expanded."""
-    dataset, options = config.get("dataset_path"), dict(config.get("dataset_kwargs") or {})
+    dataset = config.get("dataset_path")
+    options = dict(config.get("dataset_kwargs") or {})
     if dataset in LOCAL_FORMATS:
         if (files := options.get("data_files")) is None:
             raise EvaluationDataError(

@@ -26,7 +26,9 @@ from prepare.errors import EvaluationDataError, raise_as
 from recipes.dataset_commit import check_commit, commit_of, load_from_hub
 from recipes.generation import Generation
 
-DATASET, CODE, PLACE = "dataset", "task", "task.json"
+DATASET = "dataset"
+CODE = "task"
+PLACE = "task.json"
 ASKED = "asked_sha256"  # key of a row
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens", "max_new_tokens")
 DEFAULT_TOKENS = 256  # of an answer, where neither the policy nor the task says
@@ -93,7 +95,8 @@ def choose_metric(
     filters = list(filters) or [NO_FILTER]
     name, _, filter_name = (wanted or metrics[0].name).partition(",")
     usable = {metric.name: metric for metric in metrics if metric.usable}
-    found, chosen = usable.get(name.strip()), filter_name.strip() or filters[0]
+    found = usable.get(name.strip())
+    chosen = filter_name.strip() or filters[0]
     if found is None or chosen not in filters:
         raise _error(
             task,
@@ -113,7 +116,8 @@ class LoadedTask(NamedTuple):
 
     def find(self, question: Question) -> tuple[LmRows, Config]:
         """Return task and document; EvaluationDataError if it has changed."""
-        rows, number = self.members[question.data["member"]], question.data["doc_index"]
+        rows = self.members[question.data["member"]]
+        number = question.data["doc_index"]
         document = rows.documents[number] if number < len(rows.documents) else {}
         if digest_of(document) != question.data["doc_sha256"]:
             raise EvaluationDataError(
@@ -144,7 +148,8 @@ def lay_out(
             local = localize(config, file.resolve().parent) if file else config
             revisions.append(save_dataset(local, revision, target))
     opened = open_task(suite, folder)
-    questions, choices = [], {}
+    questions = []
+    choices = {}
     for name, rows in opened.members.items():
         for n, document in enumerate(rows.documents):
             data = {

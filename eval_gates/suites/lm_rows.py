@@ -24,7 +24,8 @@ from eval_gates.rows import Question
 from eval_gates.suites.suite_kind import Render
 
 FIRST_SEED = 1234  # lm-eval's own, of worked examples
-GENERATED, CHOSEN = "generate_until", "multiple_choice"
+GENERATED = "generate_until"
+CHOSEN = "multiple_choice"
 Document = dict[str, Any]
 
 
@@ -54,7 +55,8 @@ class LmRows:
 
     def ask(self, question: Question, document: Document, template: Render | None) -> Question:
         """Return the question as lm-eval asks it."""
-        task, is_chat = self.task, template is not None
+        task = self.task
+        is_chat = template is not None
         task.set_fewshot_seed(FIRST_SEED + int(digest_of(document)[:12], 16))
         context = task.fewshot_context(
             document,

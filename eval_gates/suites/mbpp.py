@@ -83,7 +83,8 @@ def select_usable(rows: list[tuple[str, Row]]) -> tuple[list[Problem], list[str]
 def problem_of(row: Row, place: str) -> Problem:
     """Convert a row; `test` is the complete program."""
     check_row(row, place, _CURE, **_KEYS)
-    asserts, number = row["test_list"], row["task_id"]
+    asserts = row["test_list"]
+    number = row["task_id"]
     function = _function(_parse(row["code"], "code", place), asserts[0], place)
     test = "\n".join([*row["test_imports"], row["test"]]) + "\n"
     _check_can_be_judged(_parse(test, "test", place), function.name, place)
@@ -146,7 +147,8 @@ def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) ->
 
 
 def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
-    bound, read = _names_bound(test), names_read(test)
+    bound = _names_bound(test)
+    read = names_read(test)
     unknown = read - bound - set(dir(builtins)) - {function}
     if function not in read or function in bound or "*" in bound or unknown:
         raise EvaluationDataError(
@@ -207,7 +209,8 @@ class Mbpp(CodeKind[MbppTask]):
             problem_of(row, place)
 
     def questions(self, task: MbppTask, order: QuestionOrder) -> Read:
-        source, left_out = order.source, list[str]()
+        source = order.source
+        left_out = list[str]()
         problems: list[Problem] = []
         if source.kind == "packages":
             order.progress.note("MBPP's problems are out of reach: HumanEval's are asked alone")

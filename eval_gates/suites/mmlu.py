@@ -28,7 +28,8 @@ LETTERS = "ABCD"
 EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 OTHER_STEM = "mmlu_pro"  # the questions of another suite
 DATA = Path(__file__).parents[1] / "data"
-QUIZ_FILE, DEV_FILE = DATA / "quiz.jsonl", DATA / "mmlu_dev.jsonl"
+QUIZ_FILE = DATA / "quiz.jsonl"
+DEV_FILE = DATA / "mmlu_dev.jsonl"
 PACKAGED_SHOTS = 2  # of the development questions
 UNKNOWN_GROUP = "not in MMLU"  # a folder may hold subjects of the user's own
 
@@ -70,7 +71,8 @@ def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Qu
     """
     found = []
     for number, row in enumerate(rows):
-        key, subject = row["answer"], row["subject"]
+        key = row["answer"]
+        subject = row["subject"]
         shown = "".join(_example(each, form) for each in _examples_for(row, pool, shots))
         about = _DESCRIPTIONS[form].format(subject.replace("_", " "))
         found.append(
@@ -134,17 +136,21 @@ class Mmlu(SuiteKind[MmluTask]):
 
     task = MmluTask
     sources = ("eval-data", "hub")
-    folder_stem, examples_stem, other_stem = "mmlu", EXAMPLES_STEM, OTHER_STEM
+    folder_stem = "mmlu"
+    examples_stem = EXAMPLES_STEM
+    other_stem = OTHER_STEM
     hub = HubQuestions(
         QuestionSource(kind="hub", id="cais/mmlu", config="all", split="test", shots_split="dev"),
         14_042,
     )
-    packaged, carried = 280, QUIZ_FILE
+    packaged = 280
+    carried = QUIZ_FILE
     guessing = 0.25  # at least: keys may be unbalanced
     benchmark = hub.benchmark("MMLU")
 
     def questions(self, task: MmluTask, order: QuestionOrder) -> Read:
-        source, shots = order.source, task.num_fewshot
+        source = order.source
+        shots = task.num_fewshot
         if source.kind == "packages":
             questions = read_builtin()
             # One subject has only three questions, and a question is not its own example.

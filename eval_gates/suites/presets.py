@@ -184,7 +184,8 @@ class PresetKind(TextKind[Any]):
             ) from error
 
     def _read_examples(self, task: Any, order: QuestionOrder, subjects: set[str]) -> list[Row]:
-        key, shots = self.preset.examples, _shots(task)
+        key = self.preset.examples
+        shots = _shots(task)
         if not key or not shots:
             return []
         found = self.read(order.source, order.folder, examples=True)
@@ -203,7 +204,8 @@ class PresetKind(TextKind[Any]):
         return examples
 
     def _task(self, task: Any, document: Row) -> LmRows:
-        preset, subject = self.preset, self._subject(document)
+        preset = self.preset
+        subject = self._subject(document)
         name = preset.file if _shots(task) else preset.file_without_examples or preset.file
         file = name.format(subject=subject.replace(" ", "_"))
         if file not in self._tasks:
@@ -253,7 +255,8 @@ def presets() -> dict[str, Preset]:
 
 @cache
 def _kind(name: str) -> type[PresetKind]:
-    preset, title = presets()[name], "".join(map(str.capitalize, name.split("_")))
+    preset = presets()[name]
+    title = "".join(map(str.capitalize, name.split("_")))
     keys: dict[str, Any] = {
         "kind": (Literal[name], name),
         "max_tokens": (MaxTokens, preset.max_tokens),

@@ -131,7 +131,8 @@ class Rouge(TextKind[RougeTask]):
 
     task = RougeTask
     sources = ("eval-data", "hub")
-    folder_stem, carried = STEM, CARRIED_FILE
+    folder_stem = STEM
+    carried = CARRIED_FILE
     hub = HubQuestions(
         QuestionSource(kind="hub", id="abisee/cnn_dailymail", config="3.0.0", split="test"), 11_490
     )

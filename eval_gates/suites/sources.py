@@ -230,7 +230,8 @@ class SourcedKind:
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> int | None:
         """Return the number of clusters, if known without laying out."""
-        files, field = self.local_files(suite, identity, folder), str(suite.cluster_by)
+        files = self.local_files(suite, identity, folder)
+        field = str(suite.cluster_by)
         rows = [row for path in files for _, row in read_rows(path)]
         if not rows or any(field not in row for row in rows):
             return None

@@ -59,7 +59,8 @@ class Structured(TextKind[StructuredTask]):
 
     task = StructuredTask
     sources = ("eval-data", "builtin")
-    folder_stem, carried = STEM, CARRIED_FILE
+    folder_stem = STEM
+    carried = CARRIED_FILE
     scores_unrelated = True
     stops = {"completion": ["\n\n"]}  # noqa: RUF012
 
@@ -121,7 +122,8 @@ def _validator(schema: dict[str, Any]) -> Any:
 
 def _question(row: dict[str, Any], number: int, place: str, task: StructuredTask) -> Question:
     check_row(row, place, _FIELDS, prompt=TEXT, schema={"type": "object"})
-    prompt, schema = row["prompt"], row["schema"]
+    prompt = row["prompt"]
+    schema = row["schema"]
     _check_schema(schema, place)
     shown = PROMPT.format(prompt=prompt, schema=json.dumps(schema, ensure_ascii=False))
     name = str(row.get("id") or f"request/{number}")

@@ -94,7 +94,8 @@ class Tools(TextKind[ToolsTask]):
 
     task = ToolsTask
     sources = ("eval-data", "packages")
-    folder_stem, packaged = STEM, sum(CATEGORIES.values())
+    folder_stem = STEM
+    packaged = sum(CATEGORIES.values())
     scores_empty = True
     stops = {"completion": ["\n\n", "\nuser:"]}  # noqa: RUF012
 
@@ -202,7 +203,8 @@ def _read_case(row: Row, number: int, place: str) -> BfclCase:
     elif isinstance(question, list) and len(question) == 1 and isinstance(question[0], list):
         question = question[0]  # BFCL's: a list of turns
     check_row({**row, "question": question}, place, _FIELDS, **_KEYS)
-    functions, truth = row["function"], row["ground_truth"]
+    functions = row["function"]
+    truth = row["ground_truth"]
     category = ("irrelevance", "simple", "parallel")[min(len(truth), 2)]
     if category == "simple" and len(functions) > 1:
         category = "multiple"

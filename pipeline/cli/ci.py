@@ -138,7 +138,8 @@ def report_of(error: BaseException, request: CommandRequest) -> RunReport:
         code = ExitCode.INTERRUPTED
         error_facts = interruption_facts("Run the same command again.")
     elif isinstance(error, PrepareError):
-        code, error_facts = error.exit_code, error.to_dict()
+        code = error.exit_code
+        error_facts = error.to_dict()
     return RunReport(
         run="",
         request=request,

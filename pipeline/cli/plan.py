@@ -99,7 +99,9 @@ def print_power(power: Sequence[GatePower]) -> None:
 
 def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
     """Print each variant's fits on GPUs."""
-    site, model, number = plan.gpus, plan.gpus.model, plan.gpus_a_copy
+    site = plan.gpus
+    model = plan.gpus.model
+    number = plan.gpus_a_copy
     print(
         f"{model.source.name}: {model.shape.architecture}, {model.parameters() / 1e9:,.2f} B "
         f"parameters, {decimal(model.source.weights_bytes)}, context {model.shape.context:,}\n"

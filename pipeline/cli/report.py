@@ -45,7 +45,8 @@ def report(
     evidence = RunEvidence(
         find_run(found, run, judged=True), found, with_conversations=with_conversations
     )
-    page, name = run_page(evidence), f"report-{evidence.report.run}.html"
+    page = run_page(evidence)
+    name = f"report-{evidence.report.run}.html"
     file = (output or Path(name)).resolve()
     write_page(file, page)
     print(file)

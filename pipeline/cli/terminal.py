@@ -38,10 +38,14 @@ class SanitizedStream(RedactingStream):
         self._line = ""
 
     def write(self, text: str) -> int:
-        length, text = len(text), redact(text)  # libraries log what they connect with
-        rest, first = text, ""
+        length = len(text)
+        text = redact(text)  # libraries log what they connect with
+        rest = text
+        first = ""
         if completed := _COMPLETIONS.get(self._line, _NEVER).match(text):
-            before, rest, self._line = completed[0][:-1], text[completed.end() :], "x"
+            before = completed[0][:-1]
+            rest = text[completed.end() :]
+            self._line = "x"
             first = f"{before}\\u{ord(completed[0][-1]):04x}"
         self.stream.write(first + log_text(self._line + rest)[len(self._line) :])
         line = (self._line + rest).rpartition("\n")[2]

@@ -36,7 +36,8 @@ from prepare.process_environment import server_environment
 from prepare.record import Record
 from prepare.untrusted import MAX_RECORD_BYTES, parse_json, parse_record, read_regular
 
-_ANSWER_TIMEOUT_S, _IMPORT_TIMEOUT_S = 20, 600
+_ANSWER_TIMEOUT_S = 20
+_IMPORT_TIMEOUT_S = 600
 
 # torch's version file is read: importing torch takes seconds.
 _DESCRIBE = """

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from recipes.engine_arguments import COMPILES
 
-FOLDER, TOOLKIT, WITHOUT_COMPILER = "cuda", "toolkit", "none"
+FOLDER = "cuda"
+TOOLKIT = "toolkit"
+WITHOUT_COMPILER = "none"
 PARTS = ("bin", "include", "nvvm")
 # Resolved at link time, because the driver belongs to the host.
 DRIVER_LINKS = "/* GNU ld script: the driver of this host */\nINPUT(-l:libcuda.so.1)\n"

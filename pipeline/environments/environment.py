@@ -183,16 +183,20 @@ def status(name: str, accelerator: Accelerator, settings: Settings) -> Environme
     try:
         digest, _, reason = _describe(override, definition)
     except EnvironmentBuildError as error:
-        digest, reason = "", error.message
+        digest = ""
+        reason = error.message
     state = EnvironmentState.BROKEN if reason else EnvironmentState.EXTERNAL
-    key, path = str(definition.name), override.python
+    key = str(definition.name)
+    path = override.python
     return EnvironmentStatus(key, definition.name, accelerator, state, path, 0, digest, reason)
 
 
 def defined_status(definition: EnvironmentDefinition, home: Path) -> EnvironmentStatus:
     """Return the state of a definition's environment."""
     folder = environment_folder(home, definition)
-    record, reason, size = usable_record(definition, folder), "", 0
+    record = usable_record(definition, folder)
+    reason = ""
+    size = 0
     state = EnvironmentState.MISSING
     with suppress(OSError):  # a place that cannot be written to has no builder
         if is_locked(lock_file(folder)):
@@ -201,7 +205,9 @@ def defined_status(definition: EnvironmentDefinition, home: Path) -> Environment
         reason = _distrust(folder) or ("" if record else "its build did not finish")
         size = record.size_bytes if record else folder_bytes(folder)
         state = EnvironmentState.BROKEN if reason else EnvironmentState.READY
-    key, name, accelerator = definition.key, definition.name, definition.accelerator
+    key = definition.key
+    name = definition.name
+    accelerator = definition.accelerator
     own = definition.identity
     return EnvironmentStatus(key, name, accelerator, state, folder, size, own, reason)
 

@@ -83,7 +83,8 @@ def read_variant(text: str) -> AdoptedVariant:
         check_fused_sets(config, formats, modules, where)
         layout = str(formats)
     except NotComparableError as error:
-        formats, layout = UNQUANTIZED, f"cannot be compared: {error.message}"
+        formats = UNQUANTIZED
+        layout = f"cannot be compared: {error.message}"
     except VerificationError as error:
         raise CheckpointError(error.message, where=error.where, hint=error.hint) from error
     form = formats.coarsest

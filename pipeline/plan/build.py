@@ -53,7 +53,8 @@ class Builder:
 
     def build(self) -> Plan:
         """Return the plan; EvaluationDataError if a suite has no questions."""
-        policy, baseline = self.policy, self._screened(self.baseline)
+        policy = self.policy
+        baseline = self._screened(self.baseline)
         variants = [self._screened(arm, baseline) for arm in self.variants]
         questions = {name: self._questions(name) for name in policy.suites}
         pinned = pin_files(policy, self.profile.accelerator if self.profile else None)
@@ -211,7 +212,9 @@ class Builder:
 
     def _speed(self, arm: Arm, baseline: Arm, trial: Trial) -> dict[str, StageSpec]:
         """Return the speed gates' stages by role."""
-        level, longest, stages = trial.level, arm.max_length, {}
+        level = trial.level
+        longest = arm.max_length
+        stages = {}
         claims = find_claims(self.policy, self.profile, alpha=level, max_length=longest)
         for claim in claims:
 

@@ -129,7 +129,8 @@ class Locator:
         return found
 
     def _inspect(self, folder: Path, **facts: Any) -> Checkpoint:
-        digests, progress = self.settings.digests, self.progress
+        digests = self.settings.digests
+        progress = self.progress
         return inspect_folder(folder, digests=digests, progress=progress, **facts)
 
 

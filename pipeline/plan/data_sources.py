@@ -152,7 +152,8 @@ class SourceResolver:
                 f"instead of {calibration.samples} x {calibration.max_tokens}: "
                 "the profile limits it (its key calibration_limit)"
             )
-        file, where = BUILTIN_CALIBRATION, "recipe key quantization.calibration.dataset"
+        file = BUILTIN_CALIBRATION
+        where = "recipe key quantization.calibration.dataset"
         if wanted.dataset is not None and names_file(wanted.dataset):
             file = user_path(wanted.dataset, where)
         elif limit is not None and limit.fallback and wanted.fallback is not None:

@@ -15,7 +15,8 @@ from recipes.generation import Generation, Sampling
 from recipes.policy import AnySuite, Policy
 from recipes.schema import ServingProfile
 
-SWITCH, PARSER = "enable-auto-tool-choice", "tool-call-parser"
+SWITCH = "enable-auto-tool-choice"
+PARSER = "tool-call-parser"
 
 
 def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:

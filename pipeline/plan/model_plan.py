@@ -98,7 +98,8 @@ class ModelPlanner:
         drafter = self.found.draft
         draft = drafter.digest if drafter and not is_baseline else None
         arguments = ServingArguments.of(profile, is_baseline=is_baseline, draft=draft)
-        stages, folder = {}, self.checkpoint.path
+        stages = {}
+        folder = self.checkpoint.path
         if not is_baseline:
             stages = self._made_by(recipe)
             made = stages["quantize"]
@@ -120,9 +121,11 @@ class ModelPlanner:
         return profile.carried_out(self.found.draft.digest if self.found.draft else None)
 
     def _made_by(self, recipe: Recipe) -> dict[str, StageSpec]:
-        source, quantization = self.checkpoint.recipe_source, recipe.quantization
+        source = self.checkpoint.recipe_source
+        quantization = recipe.quantization
         if quantization.quantizes:  # its ignore list depends on the architecture
-            tensors, config = self.source.tensors, self.source.config
+            tensors = self.source.tensors
+            config = self.source.config
             ignored = ignore_list(tensors, config, quantization.ignore, fp8=quantization.is_fp8)
             quantization = quantization.model_copy(update={"ignore": ignored})
         if checkpoint := self.found.adopted.get(recipe.name):
@@ -152,7 +155,8 @@ class ModelPlanner:
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
         environment = environment_name(quantization.environment)
         data: dict[str, Any] = {}
-        file, compute = None, CalibrationCompute()
+        file = None
+        compute = CalibrationCompute()
         if not quantization.is_streamed:  # these change a calibration's numbers
             limits = self.choices.node.cpu_limits if self.profile.accelerator == "cpu" else {}
             dtype = "float32" if self.profile.quantizes_in_float32 else None

@@ -49,7 +49,8 @@ class PlanProgress:
 
     def served(self, arm: Arm) -> list[StageSpec]:
         """Return what one server start answers, in order."""
-        speed, fresh = self.speed(arm), self.fresh(arm)
+        speed = self.speed(arm)
+        fresh = self.fresh(arm)
         roles = [r for r in arm.served if r in speed or arm.stages[r].stage != SPEED.name]
         return [arm.stages[role] for role in roles if role not in fresh]
 

@@ -23,7 +23,8 @@ WITHOUT_A_GATE = 0.5  # margin that no arm is compared with
 def screening_policy(policy: Policy) -> Policy:
     """Return the policy's first `fidelity` suite, or carried conversations."""
     own = {name: suite for name, suite in policy.suites.items() if suite.kind == SUITE}
-    name, keys = SUITE, {"kind": SUITE}
+    name = SUITE
+    keys = {"kind": SUITE}
     if own:
         name, suite = next(iter(own.items()))
         keys = suite.model_dump(exclude_none=True)
@@ -65,7 +66,8 @@ def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
     served = arm.identity.serving
     engine_arguments = {**served.engine_arguments, KV_DTYPE: dtype}
     arguments = replace(served, engine_arguments=engine_arguments)
-    name, asked = f"{arm.recipe.name}.kv-{dtype.replace('_', '-')}", arm.stages[suite]
+    name = f"{arm.recipe.name}.kv-{dtype.replace('_', '-')}"
+    asked = arm.stages[suite]
     inputs = {r: i for r, i in asked.inputs.items() if r in ("weights", "questions")}
     answered = EVALUATE.spec(
         name,

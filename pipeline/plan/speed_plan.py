@@ -91,8 +91,10 @@ def find_claims(
 
 def _check_load(claim: SpeedGate, workload: AnyWorkload, where: str, key: str) -> None:
     """Raise UsageError if the gate cannot be measured with that workload."""
-    arrivals, gate = workload.arrivals, claim.gate
-    concurrency, rate = arrivals.concurrency, arrivals.rate or 0.0
+    arrivals = workload.arrivals
+    gate = claim.gate
+    concurrency = arrivals.concurrency
+    rate = arrivals.rate or 0.0
     if (claim.kind == "ratio") == (concurrency is None):
         raise UsageError(
             f"'{claim.workload}' has {arrivals.words}: a ratio of throughput needs several "

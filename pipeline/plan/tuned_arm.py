@@ -102,7 +102,8 @@ def claim_gain(policy: Policy, profile: ServingProfile, workload: str | None) ->
     speed = policy.speed
     before = speed.ratio if speed else None
     wanted = workload or (before.workloads[0] if before else "chat")
-    name, own = wanted, speed.workloads if speed else {}
+    name = wanted
+    own = speed.workloads if speed else {}
     if "/" in wanted or wanted.endswith((".yaml", ".yml")):
         stem = re.sub("[^a-z0-9._-]", "-", Path(wanted).stem.lower())
         name = stem.lstrip("._-")[:80] or "file"

@@ -72,7 +72,8 @@ def checkpoint_faults(
     yield from weight_faults(source)
     if needs_own_code(source.config) and not trust_remote_code:
         yield unsupported.own_code_error(source.where)
-    asked, longest = profile.engine_arguments.get("max-model-len"), longest_context(source.config)
+    asked = profile.engine_arguments.get("max-model-len")
+    longest = longest_context(source.config)
     is_longer = isinstance(asked, int) and longest is not None and asked > longest
     if is_longer and not may_exceed_context(profile):
         yield UsageError(
@@ -224,7 +225,8 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
     except UsageError as error:
         yield error
         return
-    number, texts = 0, list[str]()
+    number = 0
+    texts = list[str]()
     chats: dict[int, list[dict[str, Any]]] = {}  # by line
     try:
         with file.open("rb") as opened:

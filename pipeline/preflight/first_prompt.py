@@ -51,7 +51,8 @@ def first_prompt(
     for fault in generation_faults(asked, model):
         raise fault
     suite = resolve_generation(asked, model).suites[name]
-    settings, machine = load_settings(), Accelerator.CPU
+    settings = load_settings()
+    machine = Accelerator.CPU
     digests = FileDigests(settings.home / "digests.json")
     resolver = SourceResolver(eval_data, identity(EVALUATE, machine, settings), digests, progress)
     source = resolver.suite(name, suite)

@@ -17,7 +17,8 @@ from recipes.generation import Generation, ThoughtMarkers
 from recipes.policy import AnySuite, Policy
 from recipes.schema import ServingProfile
 
-SWITCH, PARSER = "enable-auto-tool-choice", "tool-call-parser"
+SWITCH = "enable-auto-tool-choice"
+PARSER = "tool-call-parser"
 
 
 def generation_faults(
@@ -83,7 +84,8 @@ def _chat_faults(
     *,
     is_chat: bool,
 ) -> Iterator[PrepareError]:
-    need, place = kind_of(suite).chat_need(suite), f"policy key suites.{name}"
+    need = kind_of(suite).chat_need(suite)
+    place = f"policy key suites.{name}"
     if model.template is None:
         if is_chat or need is not ChatNeed.NONE:
             yield UsageError(
@@ -114,7 +116,8 @@ def _chat_faults(
 def _setting_faults(
     name: str, suite: Generation, model: ModelGeneration, max_length: int | None
 ) -> Iterator[PrepareError]:
-    place, thinking = f"policy key suites.{name}", suite.thinking
+    place = f"policy key suites.{name}"
+    thinking = suite.thinking
     has_markers = thinking is None or isinstance(thinking, ThoughtMarkers)
     if not has_markers and find_markers(model) is None:
         yield UsageError(

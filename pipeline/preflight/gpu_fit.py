@@ -141,13 +141,15 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
     It is the request's, the profile's, or the fewest that fit all models. Expert parallelism is
     switched on if necessary. UsageError: too few GPUs.
     """
-    profile, asked = choices.profile, choices.asked.gpus_a_copy
+    profile = choices.profile
+    asked = choices.asked.gpus_a_copy
     if profile.accelerator != "cuda":
         return choices
     if asked is None and any(key in profile.engine_arguments for key in OTHER_DIVISIONS):
         return choices
     machine = machine_of(choices.node, settings.store, with_gpu=True)
-    gpu, experts = gpu_type(machine), False
+    gpu = gpu_type(machine)
+    experts = False
     number = fixed = asked or profile.gpus_a_copy
     if gpu is not None and machine.gpus > 1:
         _check_number(asked, machine.gpus)
@@ -230,7 +232,8 @@ def _read(
         if config_alone and not any(folder.glob("*.safetensors*")):
             return read_config_alone(folder, reference.text)
         return read_folder(folder, reference.text)
-    spec, store = demo_stage(reference, profile, settings), settings.open_store()
+    spec = demo_stage(reference, profile, settings)
+    store = settings.open_store()
     if store.find(spec.stage, spec.key) is None:
         raise CheckpointError(
             "the demo checkpoint is not made yet",

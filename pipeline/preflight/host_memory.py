@@ -42,7 +42,8 @@ def making_needs(
         host = int(MEMORY_A_WORKER * shard)
     else:
         host = sixteen_bit * (2 if profile.quantizes_in_float32 else 1)
-        calibration, limit = quantization.calibration, profile.calibration_limit
+        calibration = quantization.calibration
+        limit = profile.calibration_limit
         if calibration:
             host += activation_bytes(model, limit.limit(calibration) if limit else calibration)
     yield HostNeed("quantize", recipe.name, host + LIBRARIES_BYTES)

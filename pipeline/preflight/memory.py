@@ -36,15 +36,21 @@ SMALL_FILES_BYTES = 50_000_000  # on disk: tokenizer, config, record and logs of
 BORDER = 0.05  # relative to the memory that the engine may use
 UNEVEN = 1.02  # norms, routers and replicated key-value heads are not divided
 # Experts of gpt-oss, 2880 wide, are padded to tiles of 256 by 128: on one GPU, and on several.
-MXFP4_TILES, MXFP4_TILES_OF_A_PART = 1.09, 1.14
+MXFP4_TILES = 1.09
+MXFP4_TILES_OF_A_PART = 1.14
 # Context of CUDA and libraries, and graphs of decoding; buffers of all-reduce.
-RESERVE_BYTES, COMMUNICATION_BYTES = 5 * GIB // 4, GIB // 2
-HIDDEN_COPIES, INNER_COPIES = 4, 3  # 16-bit activations of a step: residual, qkv ...; gate, up ...
+RESERVE_BYTES = 5 * GIB // 4
+COMMUNICATION_BYTES = GIB // 2
+HIDDEN_COPIES = 4
+INNER_COPIES = 3  # 16-bit activations of a step: residual, qkv ...; gate, up ...
 SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-bit index
 # vLLM 0.33's defaults for its OpenAI server: minimum GPU memory, tokens a step, sequences.
 DEFAULTS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
 SMALLER_STEPS = "A100"  # always gets the last line's defaults
-BLOCK_SIZE, BATCHES_IN_FLIGHT, NATIVE_FP8, MAX_GPUS = 16, 2, 8.9, 64
+BLOCK_SIZE = 16
+BATCHES_IN_FLIGHT = 2
+NATIVE_FP8 = 8.9
+MAX_GPUS = 64
 # Columns of split activations are split; other layers' rows are.
 SPLIT_BY_COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "c_proj", "dense_4h_to_h", "fc2", "wo")
 MATRICES = ("attention", "mlp", "experts")
@@ -228,7 +234,8 @@ class Gpus:
         with_hint: bool = True,
     ) -> Fit:
         """Fit one replica of a variant."""
-        engine, model = self.engine, self.model
+        engine = self.engine
+        model = self.model
         split, experts_split = division.obstacles(model, gpus)
         whole = bool(engine.expert_parallel)
         if engine.expert_parallel is None and experts_split and model.shape.experts >= gpus:
@@ -274,7 +281,8 @@ class Gpus:
     def _answer(self, usable: int, left: int, one: int, split: str) -> tuple[Answer, str]:
         if split:
             return "does not fit", split
-        lacking, border = one - left, BORDER * usable
+        lacking = one - left
+        border = BORDER * usable
         if lacking > border:
             size = decimal(lacking)
             return "does not fit", f"one sequence of {self.context:,} tokens lacks {size} a GPU"

@@ -39,10 +39,12 @@ Counts = Mapping[str, int | None]
 
 MIN_CHANCE = 0.2
 """Below it a critical gate is refused: nearly every good variant would stay undecided."""
-_FLIPS, _GRADED_FLIPS = 0.04, 0.6  # share of changed scores, where the policy states none
+_FLIPS = 0.04
+_GRADED_FLIPS = 0.6  # share of changed scores, where the policy states none
 START_SECONDS = 120.0
 """Assumed start time of a server that was not measured here."""
-LOAD_NOISE, START_NOISE = 0.029, 0.019
+LOAD_NOISE = 0.029
+START_NOISE = 0.019
 """Assumed standard deviations of ln(output tokens/s): of a load, and of a start.
 
 Ratios inside one start of an H100 varied by 4.1 %; that of starts is not measured. A ratio of fresh
@@ -50,7 +52,8 @@ starts then varies by 4.9 %. A percentile of latency varies by twice as much as 
 """
 _MAX_COUNTED_FLIPS = 30.0
 _DRAWS = 4_000  # so that a chance is known to 0.8 points
-RATIO, ROOM = (1.0, 1.05), (1.1, 1.25)
+RATIO = (1.0, 1.05)
+ROOM = (1.1, 1.25)
 """True ratios, and limits over times: if nothing changes, and of a usual good variant."""
 
 
@@ -108,7 +111,8 @@ def chances(
         return _draw_chances(comparison, alpha, looks, outcomes[0][1], outcomes[2][1])
     mean = sum(value * chance for value, chance in outcomes)
     variance = sum((value - mean) ** 2 * chance for value, chance in outcomes)
-    above, below = list[float](), list[float]()
+    above = list[float]()
+    below = list[float]()
     for look in looks:
         bounds = counted_bounds(
             [value for value, _ in outcomes],
@@ -180,7 +184,8 @@ def _outcomes(
 ) -> list[tuple[float, float]]:
     """Return values of a question with their chances."""
     moves = max(flips, loss / size)
-    lost, gained = (moves + loss / size) / 2, (moves - loss / size) / 2
+    lost = (moves + loss / size) / 2
+    gained = (moves - loss / size) / 2
     if comparison.kind == "points":
         return [(-size, lost), (0.0, 1 - lost - gained), (size, gained)]
     share = comparison.size
@@ -220,7 +225,8 @@ def joint_power(gates: Sequence[GatePower]) -> dict[Family, tuple[float | None, 
     found: dict[Family, tuple[float | None, float | None]] = {}
     for family in dict.fromkeys(g.family for g in gates if g.family and g.tier == "critical"):
         of = [gate for gate in gates if gate.family == family and gate.tier != "advisory"]
-        nothing, usual = [gate.passes for gate in of], [gate.usual for gate in of]
+        nothing = [gate.passes for gate in of]
+        usual = [gate.usual for gate in of]
         found[family] = _product(nothing), _product(usual)
     return found
 
@@ -351,7 +357,8 @@ class _SuiteGate:
         return self.kind.guessing / self.comparison.size
 
     def power(self) -> GatePower:
-        refusal, usual = self.refusal(), self.suite.usual.get(self.family)
+        refusal = self.refusal()
+        usual = self.suite.usual.get(self.family)
         passes = of_usual = None
         words = f"{self.name}, {self.family}, {self.suite.tier}: {self.comparison.words}"
         if self.questions is None:
@@ -386,7 +393,8 @@ class _SuiteGate:
 
     def refusal(self) -> UsageError | None:
         """Return why the gate cannot be used, or None."""
-        margin, least = self.suite.margins[self.family].words, None
+        margin = self.suite.margins[self.family].words
+        least = None
         if self.must_exceed < 1:
             least = min_questions_for_sensitivity(self.comparison, self.kind.guessing, self.alpha)
         if least is None or (self.questions is not None and least > self.questions):
@@ -489,7 +497,8 @@ def speed_power(
     found = []
     claims = policy.claims_on(profile.accelerator)
     for claim, planned in zip(claims, find_claims(policy, profile, alpha=alpha), strict=True):
-        rule, workload = planned.rule, planned.workload
+        rule = planned.rule
+        workload = planned.workload
         of, truths = ("ratio", RATIO) if rule.compares else ("limit over time", ROOM)
         own = measured if rule.compares and rule.starts == "fresh" else None
         deviation = own.deviation if own is not None else assumed_noise(rule)

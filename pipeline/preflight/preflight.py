@@ -134,13 +134,17 @@ class Preflight:
         """Return the peak bytes of making or checking a variant."""
         if (model := self.model) is None:
             return 0
-        weights, profile, recipes = self.weights, self.profile, self.choices.recipes
+        weights = self.weights
+        profile = self.profile
+        recipes = self.choices.recipes
         every = (making_needs(model, each, weights[each.name], profile) for each in recipes)
         return max((need.host_bytes for needs in every for need in needs), default=0)
 
     def notes(self) -> list[str]:
         """Return what could not be checked."""
-        found, gpu, why = [], self.machine.gpu, ""
+        found = []
+        gpu = self.machine.gpu
+        why = ""
         if isinstance(self._inspected, CheckpointError):
             why = self._inspected.message
         elif gpu and self._is_pipelined:
@@ -196,10 +200,12 @@ class Preflight:
 
     def _of_gpu_memory(self) -> Iterator[PrepareError]:
         """Yield models that GPUs cannot divide or hold."""
-        profile, model = self.profile, self.model
+        profile = self.profile
+        model = self.model
         if model is None or profile.accelerator != "cuda" or self._is_pipelined:
             return
-        together, gpu = self._tensor_parallel, gpu_type(self.machine)
+        together = self._tensor_parallel
+        gpu = gpu_type(self.machine)
         if gpu is None:
             divided = Division.of(model, self.weights[catalog.BASELINE])
             if why := divided.obstacles(model, together)[0]:
@@ -221,10 +227,13 @@ class Preflight:
                 )
 
     def _of_memory(self) -> Iterator[PrepareError]:
-        memory, model, profile = self.machine.memory_bytes, self.model, self.profile
+        memory = self.machine.memory_bytes
+        model = self.model
+        profile = self.profile
         if model is None:
             return
-        needs, servers = [], {}
+        needs = []
+        servers = {}
         for recipe in self._served:
             weights = self.weights[recipe.name]
             served = serving_bytes(model, recipe, weights, profile, self.draft_bytes)
@@ -261,7 +270,8 @@ class Preflight:
         )
 
     def _of_asking(self) -> Iterator[PrepareError]:
-        config, generation = self.source.config, self.source.generation
+        config = self.source.config
+        generation = self.source.generation
         if (file := self.source.tokenizer) is not None:
             try:
                 tokenizer = read_tokenizer(file)
@@ -271,7 +281,8 @@ class Preflight:
                 yield from tokenizer_faults(file, tokenizer, self.source)
                 tokens = {**added_tokens(tokenizer), **generation.added_tokens}
                 generation = replace(generation, added_tokens=tokens)
-        longest, profile = self.longest, self.profile
+        longest = self.longest
+        profile = self.profile
         policy = self.choices.policy
         yield from generation_faults(policy, generation, longest, config, profile)
         if longest is None:

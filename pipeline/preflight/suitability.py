@@ -48,7 +48,8 @@ def find_making_faults(
 
     `weights` are the planned ones.
     """
-    where, unfit = f"--recipe {recipe.name}", f"'{recipe.name}' does not suit this checkpoint"
+    where = f"--recipe {recipe.name}"
+    unfit = f"'{recipe.name}' does not suit this checkpoint"
     if not recipe.suits(source.architecture):
         known = ", ".join(recipe.architectures) or "all others"
         suggested = recipe.suggested_recipe
@@ -182,7 +183,8 @@ def _format_faults(
             hint=f"change quantization.ignore or quantization.other_schemes: {CURE}",
         )
         return
-    part_of, last = quantization.part_of, len(quantization.parts) - 1
+    part_of = quantization.part_of
+    last = len(quantization.parts) - 1
     for name in (name for name, form in forms.items() if form is not None):
         fused = fused_name(name)
         if fused is not None and part_of(fused) not in (last, part_of(name)):

@@ -69,7 +69,8 @@ def survey(
     `made` recipes have weights. `registers`: check the registry. UsageError: no such folder of
     evaluation data.
     """
-    profile, policy = choices.profile, choices.policy
+    profile = choices.profile
+    policy = choices.policy
     evaluate = identity("evaluate", Accelerator(profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     machine = machine_of(choices.node, settings.store, with_gpu=profile.accelerator == "cuda")
@@ -143,7 +144,8 @@ def check_fitted(
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
     """Check the disk if the store has no variants."""
-    folder, reference = preflight.store / "stages" / "quantize", choices.reference
+    folder = preflight.store / "stages" / "quantize"
+    reference = choices.reference
     all_made = preflight.made.issuperset(recipe.name for recipe in choices.recipes)
     if not all_made and folder.is_dir() and any(folder.iterdir()):
         return []

@@ -170,7 +170,8 @@ def measure_blocks(variant: Arm, serving: Serving) -> None:
     def give_up(variant: Arm, error: PrepareError) -> None:
         raise error
 
-    stages, blocks = serving.stages, BlockPieces(serving, give_up)
+    stages = serving.stages
+    blocks = BlockPieces(serving, give_up)
 
     def find(failures: Failures) -> list[Piece]:
         for error in failures.values():

@@ -75,7 +75,8 @@ def digest_code(root: Path) -> str:
 INDEX_VARIABLES = ("PREPARE_COPY", "JOB_COMPLETION_INDEX")
 """Set by a launcher, and by an Indexed Job of Kubernetes."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-REQUEST, PLAN = "request.json", "plan.json"
+REQUEST = "request.json"
+PLAN = "plan.json"
 READ_S = 0.5
 MAX_EVENT_BYTES = 65_536
 # -P: a folder called 'prepare' in the working directory must not shadow ours.
@@ -225,7 +226,8 @@ class OtherCopies:
 
     def __init__(self, log: RunRecorder, progress: Progress, *, only_new: bool = False) -> None:
         self._folder = log.folder / COPIES
-        self._log, self._progress = log, progress
+        self._log = log
+        self._progress = progress
         self._offsets: dict[Path, int] = {}
         if only_new:
             self._offsets = {path: path.lstat().st_size for path in self._folder.glob("*.jsonl")}

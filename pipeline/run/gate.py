@@ -126,7 +126,8 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     policy = with_lengths(policy, length_of(choice), session.progress.note)
 
     def judge() -> ExitCode:
-        run_id, node = session.log.run_id, this_node()  # this node's load generator loads them
+        run_id = session.log.run_id
+        node = this_node()  # this node's load generator loads them
         plan = plan_of(choice, policy, settings, run_id, session.progress, node)
         state = PlanProgress(plan, session.stages.store)
         carry_out(state, session, lambda: ask_first_rows(state, session.stages))

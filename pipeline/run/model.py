@@ -73,7 +73,9 @@ def run_model(
 
 def run_choices(choices: Choice, session: RunSession, signer: Signer | None = None) -> ExitCode:
     """Find the checkpoint, plan, and work."""
-    settings, stages, progress = session.settings, session.stages, session.progress
+    settings = session.settings
+    stages = session.stages
+    progress = session.progress
     is_main = session.log.is_main
     early = check_early(choices, session, registers=choices.asked.promote and is_main)
     trusts_code = choices.asked.trust_remote_code
@@ -100,7 +102,8 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
     if choices.asked.is_screening:
         if not is_main:
             return ExitCode.SUCCESS
-        size, ablate = found.source.weights_bytes, choices.asked.ablate
+        size = found.source.weights_bytes
+        ablate = choices.asked.ablate
         return run_screening(session.serving(state), size, ablate=ablate)
     memory = known.memory_to_make() if known is not None else 0
     copies = count_copies(plan, choices, session, memory)

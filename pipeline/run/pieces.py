@@ -59,8 +59,10 @@ class Pieces:
     _is_checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._state, self._stages = self.serving.state, self.serving.stages
-        self._plan, self._log = self._state.plan, self._stages.log
+        self._state = self.serving.state
+        self._stages = self.serving.stages
+        self._plan = self._state.plan
+        self._log = self._stages.log
         self._going = list(self._plan.variants)
 
         def give_up(variant: Arm, error: PrepareError) -> None:

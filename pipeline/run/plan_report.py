@@ -163,14 +163,20 @@ def forecast(
     `hash_all` hashes weights of any size. PrepareError: bad options.
     """
     choices = spread_over_gpus(choose(request, settings, this_node()), settings)
-    store, profile, tried = settings.open_store(), choices.profile, choices.recipes
+    store = settings.open_store()
+    profile = choices.profile
+    tried = choices.recipes
     early = survey(choices, settings, progress, registers=choices.asked.promote)
-    faults, preflight, sources = list(early.faults), early.preflight, early.sources
+    faults = list(early.faults)
+    preflight = early.preflight
+    sources = early.sources
     policy = choices.policy
     if preflight is not None:
         policy = resolve_generation(policy, preflight.source.generation)
     checkpoint: Checkpoint | None = None
-    not_here, attempt, specs = "", "", list[StageSpec]()
+    not_here = ""
+    attempt = ""
+    specs = list[StageSpec]()
     level: float | None = None
 
     def find_made(spec: StageSpec) -> Path:
@@ -186,8 +192,11 @@ def forecast(
             checkpoint = found.source
             plan = make_plan(choices, found, settings, sources)
             check_fitted(plan.policy, choices, checkpoint, sources)
-            policy, level, state = plan.policy, plan.trial.level, PlanProgress(plan, store)
-            attempt, specs = AttemptLedger(store).history(plan.trial).words, state.stages()
+            policy = plan.policy
+            level = plan.trial.level
+            state = PlanProgress(plan, store)
+            attempt = AttemptLedger(store).history(plan.trial).words
+            specs = state.stages()
             if preflight is not None:
                 faults += preflight.disk_fault(state.made())
     except HubError as error:
@@ -236,9 +245,11 @@ def forecast(
 
 def _measured_noise(store: Store, machine: str) -> BlockNoise | None:
     """Return the noise of this machine's ratios of fresh starts, pooled over its gates."""
-    squares, free = 0.0, 0
+    squares = 0.0
+    free = 0
     for record in store.records(SPEED.name, leave_out_damaged=True):
-        asked, found = SPEED.parameters_of(record), SPEED.result_of(record)
+        asked = SPEED.parameters_of(record)
+        found = SPEED.result_of(record)
         is_alike = asked.machine == machine and asked.rule.compares and asked.is_fresh
         if is_alike and found.deviation is not None and found.units > 1:
             squares += (found.units - 1) * found.deviation**2

@@ -167,7 +167,8 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         plan = _plan(choices, past, draft, gates, session)
         carry_out(PlanProgress(plan, session.stages.store), session)
         (report,) = session.log.variants()
-        kernels, find = None, session.stages.store.find
+        kernels = None
+        find = session.stages.store.find
         for key in session.log.report().judges.values():
             kernels = VerdictInputs.load_by_key(find, key).deployable.kernels
         for change in past.deployable.kernel_differences(kernels) if kernels else ():
@@ -224,14 +225,18 @@ def _plan(
     session: RunSession,
 ) -> Plan:
     """Check the machine, locate the source, and return the plan; `gates` are measured again."""
-    settings, progress, run = session.settings, session.progress, session.log.run_id
-    source, name = choices.reference.text, past.recipe.name
+    settings = session.settings
+    progress = session.progress
+    run = session.log.run_id
+    source = choices.reference.text
+    name = past.recipe.name
     try:
         sources = check_early(choices, session, frozenset({name})).sources
     except CheckpointError as error:
         raise _no_source(error, choices, source) from error
     try:
-        make, trusts_code = session.stages.output_of, choices.asked.trust_remote_code
+        make = session.stages.output_of
+        trusts_code = choices.asked.trust_remote_code
         locator = Locator(choices.profile, settings, make, progress, trusts_code)
         checkpoint = locator.source(choices)
         judged = past.judged.screen.parameters.checkpoint

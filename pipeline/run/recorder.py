@@ -21,7 +21,8 @@ from prepare.private_files import make_folder, open_log, write_atomically
 from prepare.store import RUN_RECORD, RunFolders, Store
 
 COPIES = "copies"
-RESERVE, RESERVE_BYTES = "reserve", 2**20
+RESERVE = "reserve"
+RESERVE_BYTES = 2**20
 """A file that makes room for the outcome on a full disk."""
 Ended = Literal["finished", "failed", "interrupted"]
 
@@ -48,12 +49,15 @@ class RunRecorder:
         self.run_id = run_id or now.strftime("%Y%m%d-%H%M%S-%f")
         self._store = store
         self._guard = threading.RLock()  # other copies' events come from a thread
-        self._index, self._folders = index, (folders := RunFolders(store))
-        self.folder: Path = folders.make(self.run_id, is_new=run_id is None)
+        self._index = index
+        self._folders = RunFolders(store)
+        self.folder: Path = self._folders.make(self.run_id, is_new=run_id is None)
         self._held = ExitStack()
         self._held.enter_context(store.in_use(waits))
         # Held as long as we live: a run that says 'running' without it was killed.
-        self.is_main = index == 0 and self._held.enter_context(folders.hold_alive(self.folder))
+        self.is_main = index == 0 and self._held.enter_context(
+            self._folders.hold_alive(self.folder)
+        )
         self._held.enter_context(doing(f"run {self.run_id} in {self.folder.parents[1]}"))
         self._events: EventWriter | None = None
         self.events_name = ""

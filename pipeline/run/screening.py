@@ -24,7 +24,9 @@ def run_screening(
     serving: Serving, baseline_bytes: int | None = None, *, ablate: bool = False
 ) -> ExitCode:
     """Return 0 if a variant was measured; raise the baseline's error."""
-    plan, stages, log = serving.state.plan, serving.stages, serving.stages.log
+    plan = serving.state.plan
+    stages = serving.stages
+    log = serving.stages.log
     for spec in plan.shared.values():
         stages.run(spec)
     # The best of the screened may be gated next, so these are tried variants.
@@ -32,7 +34,8 @@ def run_screening(
     AttemptLedger(stages.store).begin(screened, kind="screen")
     found: list[ScreenedModel] = []
     for arm in (*plan.arms, *(find_parts(serving) if ablate else ())):
-        name, is_made = arm.recipe.name, "quantize" in arm.stages
+        name = arm.recipe.name
+        is_made = "quantize" in arm.stages
         try:
             measured = measure(serving, arm)
         except PrepareError as error:
@@ -50,10 +53,12 @@ def run_screening(
 
 def find_parts(serving: Serving) -> list[Arm]:
     """Return each variant with the baseline's KV cache, and the baseline with each other."""
-    plan, parts = serving.state.plan, {}
+    plan = serving.state.plan
+    parts = {}
     (suite,) = plan.policy.suites
     for arm in plan.variants:
-        before, after = kv_dtype(plan.baseline), kv_dtype(arm)
+        before = kv_dtype(plan.baseline)
+        after = kv_dtype(arm)
         if before == after:
             serving.stages.progress.note(
                 f"{arm.recipe.name}: its KV cache is of the baseline's type, {after}, so all that "
@@ -68,8 +73,11 @@ def find_parts(serving: Serving) -> list[Arm]:
 
 def measure(serving: Serving, arm: Arm) -> ScreenedModel:
     """Make, serve and ask one arm."""
-    plan, runner, name = serving.state.plan, serving.stages, arm.recipe.name
-    (suite,), is_part = plan.policy.suites, "screen" not in arm.stages
+    plan = serving.state.plan
+    runner = serving.stages
+    name = arm.recipe.name
+    (suite,) = plan.policy.suites
+    is_part = "screen" not in arm.stages
     stages = arm.stages if is_part else screening_stages(plan, arm)
     needs = runner.needs_to_make(arm.making)
     with serving.node.take(needs, serving.tell_of_waiting):

@@ -118,7 +118,8 @@ class LocalServers:
 
         Several nodes may serve the baseline.
         """
-        folder, server_run = self.stages.log.folder, 1
+        folder = self.stages.log.folder
+        server_run = 1
         while True:
             log = folder / f"server.{name}{f'.{server_run}' * (server_run > 1)}.log"
             with suppress(FileExistsError), private_umask(folder):
@@ -329,7 +330,8 @@ class Serving:
         if spec.stage != SPEED.name:
             return self.open(variant)
         sides = {"baseline": self.state.plan.baseline, "candidate": variant}
-        wanted, measurement = SPEED.parameters_of(spec).sides, measurement_of(spec)
+        wanted = SPEED.parameters_of(spec).sides
+        measurement = measurement_of(spec)
         return {"endpoints": {name: self.open(sides[name], measurement) for name in wanted}}
 
 

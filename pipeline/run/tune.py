@@ -85,7 +85,8 @@ def run_tune(
             is_open = file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)
             if not is_open or (not file.is_file() and os.path.lexists(file)):
                 raise UsageError(NOT_THERE, where=f"--output {file}", hint=ELSEWHERE)
-    candidates, node = load_candidates(request.candidates), this_node()
+    candidates = load_candidates(request.candidates)
+    node = this_node()
     asked = ModelRequest(
         checkpoint=source,
         profile=request.profile,
@@ -121,7 +122,8 @@ def run_tune(
 
     def work() -> ExitCode:
         stages = session.stages
-        make, trusts_code = stages.output_of, request.trust_remote_code
+        make = stages.output_of
+        trusts_code = request.trust_remote_code
         locator = Locator(choices.profile, settings, make, session.progress, trusts_code)
         checkpoint = locator.source(choices, to_quantize=False)
         session.log.update(checkpoint=report_checkpoint(checkpoint), registered_name=choices.name)
@@ -169,7 +171,8 @@ class Tuning:
 
     def run(self, output: Path | None = None) -> ExitCode:
         """Screen, confirm the winner, write its profile."""
-        self._best, self._rate = self.defaults, 0.0  # output tokens/s
+        self._best = self.defaults
+        self._rate = 0.0  # output tokens/s
         assert self.policy.speed is not None
         self._report = TuningReport(
             workload=self.policy.speed.claims[0].workload,
@@ -209,13 +212,15 @@ class Tuning:
                 return (
                     f"for {added.accelerator}, and this profile is for {self.profile.accelerator}"
                 )
-            needed, has = added.minimum_compute_capability, self.machine.compute_capability
+            needed = added.minimum_compute_capability
+            has = self.machine.compute_capability
             if needed is not None and has is not None and has < needed:
                 return f"needs compute capability {needed}, {self.machine.gpu} has {has}"
             found = add_candidate(name, added, self._best)
         if (drafts := found.profile.speculative) is not None and drafts.model is not None:
             return "it drafts by a model, and draft models are not tuned"
-        serving, best = found.serving(self.node), self._best.serving(self.node)
+        serving = found.serving(self.node)
+        best = self._best.serving(self.node)
         if serving == best:
             overrides = fit_profile(found.profile, self.node).in_effect.values()
             because = "; ".join(each.reason for each in overrides)
@@ -254,7 +259,8 @@ class Tuning:
             return
         first = next((e.output_tokens_per_s for e in self._report.screening), None) or rate
         if rate > self._rate * STAYS:
-            self._best, self._rate = candidate, rate
+            self._best = candidate
+            self._rate = rate
         measured = {"output_tokens_per_s": rate, "ratio_to_defaults": rate / first}
         self._screened(report.model_copy(update={**measured, "stage": spec.key}))
 
@@ -279,7 +285,8 @@ class Tuning:
         )
         if found.verdict != "pass":
             return
-        log, text = self.log, self._tuned(winner)
+        log = self.log
+        text = self._tuned(winner)
         write_atomically(log.folder / PROFILE, text)
         self._note(profile=str(log.folder / PROFILE))
         if output is not None:

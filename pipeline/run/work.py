@@ -29,7 +29,8 @@ from prepare.untrusted import MAX_RECORD_BYTES, read_json_file
 
 POLL_S = 0.5
 TRIES = 3
-FAILED, TRIED = "failed", "tries"
+FAILED = "failed"
+TRIED = "tries"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Copy:
 
     def failures(self) -> dict[str, PrepareError]:
         """Return the errors of this run's pieces."""
-        folder, found = self.folder / FAILED, {}
+        folder = self.folder / FAILED
+        found = {}
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if not path.name.startswith("."):
                 with contextlib.suppress(FileNotFoundError):  # --retry removed it

@@ -51,7 +51,8 @@ def check_engine_arguments(
     Only its own refusal counts. `accepted` has an empty file for each accepted pair.
     """
     for identity, serving in served:
-        engine, arguments = find_engine(serving.engine), serving.for_engine()
+        engine = find_engine(serving.engine)
+        arguments = serving.for_engine()
         told = json.dumps([identity, serving.engine, arguments], sort_keys=True)
         marker = accepted / hashlib.sha256(told.encode()).hexdigest()
         if marker.exists():

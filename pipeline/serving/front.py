@@ -24,7 +24,8 @@ from prepare.errors import UsageError, raise_as
 
 HOST = "127.0.0.1"
 MAX_HEAD_BYTES = 1 << 16
-HEAD_SECONDS, LINGER_SECONDS = 30.0, 2.0
+HEAD_SECONDS = 30.0
+LINGER_SECONDS = 2.0
 _CHUNK = 1 << 16  # bytes
 # Connections that have not shown a request, each with one descriptor; the oldest gives way.
 MAX_WAITING = 256
@@ -112,7 +113,8 @@ def open_front(bound: socket.socket, server: Path, key: str, health: str) -> Ite
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of its connections, for later
         bound.listen(1024)
     with asyncio.Runner() as runner:
-        loop, end = runner.get_loop(), asyncio.Event()
+        loop = runner.get_loop()
+        end = asyncio.Event()
         loop.set_exception_handler(_handle)
         thread = threading.Thread(
             target=runner.run, args=(front.serve(bound.dup(), end),), name="front", daemon=True
@@ -126,7 +128,8 @@ def open_front(bound: socket.socket, server: Path, key: str, health: str) -> Ite
 
 
 def _refuse_taken(host: str, port: int) -> AbstractContextManager[None]:
-    message, hint = f"port {port} cannot be opened", "choose another --port"
+    message = f"port {port} cannot be opened"
+    hint = "choose another --port"
     return raise_as(UsageError, message, f"{host}:{port}", hint)
 
 
@@ -138,7 +141,9 @@ def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 class _Front:
     def __init__(self, server: Path, key: bytes, health: bytes) -> None:
-        self._server, self._key, self._health = str(server), key, health
+        self._server = str(server)
+        self._key = key
+        self._health = health
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_waiting = max(MIN_CONNECTIONS, min(MAX_WAITING, descriptors // 8))
         left = descriptors - self._most_waiting - _RESERVED
@@ -222,7 +227,8 @@ class _Front:
             raise _RefusedError(502) from None
         try:
             if not has_key:
-                line, headers = b"GET " + self._health + b" HTTP/1.1", [(b"host", b"localhost")]
+                line = b"GET " + self._health + b" HTTP/1.1"
+                headers = [(b"host", b"localhost")]
             sent = [line, *(b"%s: %s" % each for each in headers if each[0] not in _NOT_FORWARDED)]
             requests.write(b"\r\n".join([*sent, b"connection: close", b"", b""]))
             await _pass_on(reader if has_key else None, requests, answers, writer)

@@ -154,7 +154,8 @@ def send_request(
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding != "identity":
                 raise httpx.DecodingError(f"the response is compressed ({encoding[:20]})")
-            parts, size = [], 0
+            parts = []
+            size = 0
             async for part in response.aiter_raw():
                 parts.append(part)
                 size += len(part)

@@ -151,7 +151,8 @@ class Server:
         caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
     ) -> None:
-        self._log, self._log_begins = log, 0
+        self._log = log
+        self._log_begins = 0
         self._model = model
         self._python = python
         self._engine = find_engine(arguments.engine)

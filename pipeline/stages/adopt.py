@@ -49,7 +49,8 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
     wanted = context.parameters.files
     for number, (name, digest) in enumerate(sorted(wanted.items())):
         context.advance("adopt", number, len(wanted), "files")
-        source, place = folder / name, output / name
+        source = folder / name
+        place = output / name
         with raise_as(StageError, "a file of the variant cannot be taken over", str(source)):
             place.parent.mkdir(exist_ok=True)
             if context.parameters.copied:

@@ -192,7 +192,8 @@ class AttemptLedger:
 
         UsageError: no attempt is left. StoreError: it cannot be recorded.
         """
-        trial, gate = counted.trial, counted.gate
+        trial = counted.trial
+        gate = counted.gate
         folder = self._folder(trial.baseline)
         while True:
             earlier = self.attempts(trial.baseline)
@@ -220,7 +221,8 @@ class AttemptLedger:
     def attempts(self, baseline: dict[str, str]) -> list[Attempt]:
         found: list[Attempt] = []
         for path in sorted(self._folder(baseline).glob("[!.]*.json")):
-            message, kinds = "a record of the attempt ledger cannot be read", (OSError, ValueError)
+            message = "a record of the attempt ledger cannot be read"
+            kinds = (OSError, ValueError)
             with raise_as(StoreError, message, path, RESTORE, errors=kinds):
                 found.append(read_record(path, Attempt))
                 if found[-1].number != len(found):

@@ -127,7 +127,8 @@ Context = StageContext[BlockParameters, BlockRuntime]
 
 def run(context: Context) -> BlockResult:
     """Measure the block."""
-    parameters, runtime = context.parameters, context.runtime
+    parameters = context.parameters
+    runtime = context.runtime
     assert context.servers is not None
     assert runtime.arms.keys() <= set(parameters.arms)
     log = LoadLog(context.folder)
@@ -207,7 +208,8 @@ def find_blocks(
         spec = block_spec(measurement, number, BlockRuntime(), store.root)
         if spec.key not in known and (record := store.find(spec.stage, spec.key)) is not None:
             file = store.stage_folder(spec.stage, spec.key) / LOADS
-            hint, kinds = "delete the block's folder to measure it again", (OSError, ValueError)
+            hint = "delete the block's folder to measure it again"
+            kinds = (OSError, ValueError)
             with raise_as(StoreError, "loads cannot be read", file, hint, errors=kinds):
                 loads = read_loads(file)
             known[spec.key] = Block(number, BLOCK.result_of(record), loads, record.seconds)
@@ -236,7 +238,8 @@ def collect(
     """
     rule = gate.rule
     arms = [variant, *([BASELINE] if rule.compares else [])]
-    taken, loads = [], list[LoadRun]()
+    taken = []
+    loads = list[LoadRun]()
     for block in blocks:
         if not rule.needs_more(loads):
             break

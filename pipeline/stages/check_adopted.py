@@ -35,7 +35,8 @@ def account_adopted(source: Path, variant: Path) -> WeightComparison:
     NotComparableError: unsupported format. VerificationError: files contradict each other or the
     source.
     """
-    before, after = open_folder(source), open_folder(variant)
+    before = open_folder(source)
+    after = open_folder(variant)
     config = read_quantization(variant)
     where = f"{variant / 'config.json'}, key quantization_config"
     formats = adopted_formats(config, where)

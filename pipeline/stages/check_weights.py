@@ -149,7 +149,8 @@ class VerificationResult:
 
 def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
     """Compare the `weights` input with its source (docs/explanation/limits.md)."""
-    source, weights = context.runtime.checkpoint, context.input_record("weights")
+    source = context.runtime.checkpoint
+    weights = context.input_record("weights")
     output = context.input_folder("weights") / "output"
     # Before they are read: a later change is another digest. Registered weights may be links; their
     # digests are known.
@@ -243,7 +244,8 @@ def check_format(config: dict[str, Any], recipe: Quantization, where: str) -> Fo
     stored = stored_formats(config.get("quantization_config"), where)
 
     def form_of(module: str) -> WeightFormat:
-        found, wanted = stored.of(module), recipe.for_module(module).weight_formats
+        found = stored.of(module)
+        wanted = recipe.for_module(module).weight_formats
         # The quantizer may reorder columns for any recipe with groups.
         if found is None or replace(found, reordered=False) not in wanted:
             raise VerificationError(
@@ -264,7 +266,8 @@ def weights_size(folder: Path) -> int:
 
 def check_smaller(source: Path, variant: Path) -> int:
     """Return the weights' size, which must be below the source's."""
-    size, whole = weights_size(variant), weights_size(source)
+    size = weights_size(variant)
+    whole = weights_size(source)
     if size >= whole:
         raise VerificationError(
             f"the variant's weights take {size} bytes, the source's only {whole}",
@@ -280,12 +283,14 @@ def compare_numbers(
 
     VerificationError: for the first defect.
     """
-    findings, forms = compare(comparison), comparison.layers
+    findings = compare(comparison)
+    forms = comparison.layers
     for layer in findings["layers"]:
         form = forms[layer["name"]]
         floor = recipe.floor_of(layer["name"], form)
         found.layers.append(LayerCheck(format=str(form), floor_db=floor, **layer))
-    found.altered, found.outputs = findings["altered"], findings["outputs"]
+    found.altered = findings["altered"]
+    found.outputs = findings["outputs"]
     unread = [form for form in forms.values() if not has_numbers(form)]
     if findings["rescaled"] and found.outputs is None and found.layers:
         found.not_compared = (

@@ -34,7 +34,8 @@ def find_faults(
 
     EvidenceError: a record has another shape. LookupError: an input is missing.
     """
-    trial, policy = parameters.trial, parameters.policy
+    trial = parameters.trial
+    policy = parameters.policy
     if trial != trial_of(trial.baseline, trial.variants, policy, trial.asked):
         yield "the trial has other criteria than the policy"
     if parameters.recipe is not None and parameters.recipe not in trial.variants:
@@ -115,7 +116,8 @@ def find_other_questions(
     theirs = [(row.id, row.cluster) for row in answers]
     if theirs != [(row.id, row.cluster) for row in questions[: len(answers)]]:
         yield f"{role}: its answers are not those to the first of the questions"
-    parameters, result = EVALUATE.parameters_of(record), EVALUATE.result_of(record)
+    parameters = EVALUATE.parameters_of(record)
+    result = EVALUATE.result_of(record)
     if result.n != len(answers):
         yield f"{role}: its record counts {result.n} answers, and there are {len(answers)}"
     if parameters.rule is None:
@@ -130,7 +132,8 @@ def find_wrong_counts(
     role: str, record: StageRecord, questions: Sequence[Question]
 ) -> Iterator[str]:
     """Yield differences between a stage's record and its questions."""
-    told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
+    told = QUESTIONS.result_of(record)
+    suite = QUESTIONS.parameters_of(record).suite
     if told.questions != len(questions):
         yield f"{role}: its record counts {told.questions} questions of {len(questions)}"
     if suite.cluster_by and told.clusters != len(set(labels_of(questions))):

@@ -265,7 +265,8 @@ def book_key(spec: StageSpec, store: Store) -> str:
 
 def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
     """Return the worker's input."""
-    parameters, runtime = EVALUATE.parameters_of(spec), EVALUATE.runtime_of(spec)
+    parameters = EVALUATE.parameters_of(spec)
+    runtime = EVALUATE.runtime_of(spec)
     endpoint = parameters.endpoint
     suite = parameters.suite.model_dump()
     if runtime.halved:

@@ -99,7 +99,8 @@ class StageInputs:
 
     def loads(self, role: str) -> list[LoadRun]:
         """Return loads in the order of measuring."""
-        path, kinds = self._path(role, LOADS), (OSError, ValueError)
+        path = self._path(role, LOADS)
+        kinds = (OSError, ValueError)
         with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
             return read_loads(path)
 
@@ -120,7 +121,9 @@ def judge_evidence(
 
     ValueError: the evidence does not belong together. EvidenceError, StoreError: see `StageInputs`.
     """
-    policy, rules, answers = parameters.policy, parameters.gates, inputs.answers
+    policy = parameters.policy
+    rules = parameters.gates
+    answers = inputs.answers
     mismatches = find_faults(
         parameters, inputs.references, inputs.record, answers, inputs.questions
     )
@@ -150,7 +153,8 @@ def judge_evidence(
     for name in cost.suites if cost is not None else ():
         assert cost is not None
         asked = EVALUATE.parameters_of(inputs.record(f"candidate.{name}"))
-        alpha, longest = rules[name].alpha, asked.max_length
+        alpha = rules[name].alpha
+        longest = asked.max_length
         rule = cost_rule_of(cost, asked.suite, parameters.family, alpha, longest)
         gates.append(judge_cost(name, rule, *(answers(f"{s}.{name}") for s in SIDES)))
     if policy.undecided_supporting == "hold":
@@ -191,10 +195,13 @@ def rule_of(
     parameters: JudgeParameters, claim: SpeedGate, measured: StageRecord | None
 ) -> SpeedRule:
     """Return a speed gate's rule; ValueError if measured by another."""
-    level, accelerator, profile = parameters.trial.level, parameters.accelerator, parameters.profile
+    level = parameters.trial.level
+    accelerator = parameters.accelerator
+    profile = parameters.profile
     if measured is None:
         return build_rule(claim, level, accelerator, None, profile)
-    loaded, speed = SPEED.parameters_of(measured), parameters.policy.speed
+    loaded = SPEED.parameters_of(measured)
+    speed = parameters.policy.speed
     own = speed.workloads if speed is not None else {}
     known = own[claim.workload] if claim.workload in own else read_pinned(loaded.workload)
     workload = apply_gate_rate(claim, known)
@@ -208,7 +215,8 @@ def rule_of(
 def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
     """Judge every suite and every speed gate."""
     # If all answers were there already, nothing has recorded the attempt yet.
-    trial, ledger = context.parameters.trial, AttemptLedger(context.store)
+    trial = context.parameters.trial
+    ledger = AttemptLedger(context.store)
     ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
     inputs = StageInputs(context.store, context.spec.inputs)
     screens = {

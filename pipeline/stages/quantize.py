@@ -87,7 +87,8 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
     Saving can add a truncation length, for example.
     """
     output = context.output_folder()
-    parameters, runtime = context.parameters, context.runtime
+    parameters = context.parameters
+    runtime = context.runtime
     quantization = parameters.quantization
     source = runtime.checkpoint
     resolved = {**runtime.recipe, "quantization": quantization.model_dump(mode="json")}

@@ -60,7 +60,8 @@ QUESTIONS = Stage("questions", 6, QuestionsParameters, QuestionsRuntime, Questio
 
 def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
     """Write questions.jsonl, worked examples included."""
-    parameters, source = context.parameters, context.parameters.source
+    parameters = context.parameters
+    source = context.parameters.source
     facts = context.run_worker(
         "eval_gates.questions_worker",
         {

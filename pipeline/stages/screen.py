@@ -83,7 +83,8 @@ WRITTEN = {"max_gen_toks": TOKENS, "until": []}
 
 def run(context: StageContext[ServedModel, ServerRuntime]) -> ScreenResult:
     """Screen the model; StageError if the server does not answer."""
-    parameters, runtime = context.parameters, context.runtime
+    parameters = context.parameters
+    runtime = context.runtime
     endpoint = parameters.endpoint
     by_chat = endpoint is not None and endpoint.chat
     client = Client(

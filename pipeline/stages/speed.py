@@ -88,7 +88,9 @@ RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn again
 
 def run(context: Context) -> SpeedResult:
     """Measure, or collect blocks."""
-    parameters, runtime, rule = context.parameters, context.runtime, context.parameters.rule
+    parameters = context.parameters
+    runtime = context.runtime
+    rule = context.parameters.rule
     log = LoadLog(context.folder)
     starts = count_starts(context.spec, context.store)
     if parameters.is_fresh:
@@ -143,7 +145,8 @@ def count_starts(spec: StageSpec, store: Store) -> dict[str, StartCount]:
 
 
 def _collect(context: Context, log: LoadLog) -> dict[str, Any]:
-    runtime, measurement = context.runtime, context.runtime.measurement
+    runtime = context.runtime
+    measurement = context.runtime.measurement
     assert measurement is not None
     screens = {
         BASELINE if side == BASELINE else runtime.arm: digest_of(reference, context.store)

@@ -35,7 +35,8 @@ def convert(source: Path, files: Iterable[str], converter: str, output: Path) ->
     from compressed_tensors.entrypoints.convert import convert_checkpoint
 
     with tempfile.TemporaryDirectory(dir=output.parent) as temporary:
-        place, between = Path(temporary) / "source", Path(temporary) / "between"
+        place = Path(temporary) / "source"
+        between = Path(temporary) / "between"
         place.mkdir()
         for name in files:
             (place / name).parent.mkdir(exist_ok=True)

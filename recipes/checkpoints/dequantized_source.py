@@ -24,7 +24,8 @@ BESIDES = (
     *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
     *("weight_scale_2", "scales", "qzeros", "g_idx", "k_scale", "v_scale", "q_scale"),
 )
-PACKED, PACKED_IN = "weight_packed", "qweight"
+PACKED = "weight_packed"
+PACKED_IN = "qweight"
 WORD_BITS = 32
 
 

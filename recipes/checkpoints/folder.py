@@ -162,7 +162,8 @@ def inspect_folder(
         _check_hub_digest(file, path, sha256)
         name = file.relative_to(path).as_posix()
         hashed.append(CheckpointFile(name=name, size=file.stat().st_size, sha256=sha256))
-    quantizer, tokenizer = path / QUANTIZER_FILE, path / "tokenizer_config.json"
+    quantizer = path / QUANTIZER_FILE
+    tokenizer = path / "tokenizer_config.json"
     form = source_format(config, read_json(quantizer) if quantizer in small else None)
     return Checkpoint(
         ref=ref,
@@ -203,9 +204,11 @@ def check_folder(path: Path) -> None:
             hint = hint_on_weights([path.name])
         fault = f"a checkpoint must be a folder, this is a {path.suffix[1:].upper()} file"
     elif not path.is_dir():
-        fault, hint = "the folder does not exist", "check the path for a typo"
+        fault = "the folder does not exist"
+        hint = "check the path for a typo"
     elif not os.access(path, os.R_OK | os.X_OK):
-        fault, hint = "the folder is not readable", "give this user the right to read it"
+        fault = "the folder is not readable"
+        hint = "give this user the right to read it"
     else:
         return
     raise CheckpointError(fault, where=str(path), hint=hint)

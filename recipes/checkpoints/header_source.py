@@ -165,8 +165,10 @@ def read_config_alone(folder: Path, name: str) -> HeaderSource:
 
     CheckpointError: it is missing or damaged, or lacks a number.
     """
-    config, where = read_config(folder), str(folder / "config.json")
-    level, shape = text_level(config), model_shape(config, where)
+    config = read_config(folder)
+    where = str(folder / "config.json")
+    level = text_level(config)
+    shape = model_shape(config, where)
     hidden = shape.hidden
 
     def number(*names: str, default: int = 0) -> int:
@@ -188,8 +190,10 @@ def read_config_alone(folder: Path, name: str) -> HeaderSource:
         attention = {"q_proj": (wide, hidden), "k_proj": (narrow, hidden)}
         attention |= {"v_proj": (narrow, hidden), "o_proj": (hidden, wide)}
         if rank := number("kv_lora_rank"):
-            rotary, straight = number("qk_rope_head_dim"), number("qk_nope_head_dim")
-            values, queries = number("v_head_dim", default=straight), number("q_lora_rank")
+            rotary = number("qk_rope_head_dim")
+            straight = number("qk_nope_head_dim")
+            values = number("v_head_dim", default=straight)
+            queries = number("q_lora_rank")
             attention = {
                 "kv_a_proj_with_mqa": (rank + rotary, hidden),
                 "kv_b_proj": (shape.heads * (straight + values), rank),

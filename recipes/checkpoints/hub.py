@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 # The card has the license, but does not change answers, so it is not part of the digest.
 FETCHED_FIRST = (*SMALL_FILES, "README.md")
 ANSWER_TIMEOUT_S = 10.0
-TRIES, PAUSE_S = 3, 0.5
+TRIES = 3
+PAUSE_S = 0.5
 # A request that does not leave this machine, or finds nothing where it should arrive.
 UNREACHABLE = (errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -349,7 +350,8 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
             raise
         _, message, hint = found
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where, message = str(error.filename or where), "the disk is full"
+            where = str(error.filename or where)
+            message = "the disk is full"
             hint = "free some space, or set HF_HOME to a folder on a larger disk"
         elif isinstance(error, errors.HfHubHTTPError) and found[0] is transport_error():
             status = error.response.status_code

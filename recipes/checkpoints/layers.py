@@ -131,7 +131,9 @@ def _layer(level: dict[str, Any], shape: ModelShape, kind: Kind, where: str) -> 
         return Layer(1, rank + rotary, index_bytes=scaled[0], fp8_bytes=scaled[1] + 2 * rotary)
     if number("v_head_dim") not in (None, shape.head_width):
         raise UnknownLayersError("its keys and values have different widths")
-    heads, width, window = shape.key_value_heads, shape.head_width, None
+    heads = shape.key_value_heads
+    width = shape.head_width
+    window = None
     if kind == "full":  # Gemma 4: global layers have fewer and wider heads
         heads = number("num_global_key_value_heads") or heads
         width = number("global_head_dim") or width

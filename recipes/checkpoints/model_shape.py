@@ -74,7 +74,9 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
             )
         return found
 
-    hidden, heads, experts = number(HIDDEN), number(HEADS), number(EXPERT_COUNTS, 0)
+    hidden = number(HIDDEN)
+    heads = number(HEADS)
+    experts = number(EXPERT_COUNTS, 0)
     dense = number(INNER, 4 * hidden)
     routed = number(EXPERTS_PER_TOKEN, 1) * number(EXPERT_INNER, dense) if experts else 0
     # Falcon 7B, StarCoder

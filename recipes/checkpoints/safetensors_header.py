@@ -115,7 +115,9 @@ def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
         raise _damage(f"a tensor's name has more than {MAX_NAME_CHARACTERS} characters", path)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _damage(f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path)
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype = entry["dtype"]
+    shape = entry["shape"]
+    offsets = entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _damage(f"tensor '{name}' has the unknown type {str(dtype)[:80]!r}", path)
     if not _are_sizes(shape):
@@ -123,7 +125,8 @@ def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _damage(f"tensor '{name}' has the offsets {str(offsets)[:80]}", path)
     tensor = TensorEntry(dtype, tuple(shape), *offsets)
-    taken, needed = tensor.size * 8, tensor.elements * DTYPE_BITS[dtype]
+    taken = tensor.size * 8
+    needed = tensor.elements * DTYPE_BITS[dtype]
     if taken != needed:
         raise _damage(f"tensor '{name}' takes {taken} bits; its type and shape need {needed}", path)
     return tensor

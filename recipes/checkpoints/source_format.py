@@ -80,7 +80,8 @@ def quantized_groups(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _label(weights: dict[str, Any]) -> str:
-    bits, group = weights.get("num_bits"), weights.get("group_size")
+    bits = weights.get("num_bits")
+    group = weights.get("group_size")
     if type(bits) is not int or not 1 <= bits <= 16:
         return "quantized"
     if weights.get("type") != "float":

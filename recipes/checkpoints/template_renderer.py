@@ -104,7 +104,8 @@ def _render_all(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any
         compiled = environment.from_string(template)
         prompts = []
         for each in arguments:
-            parts, letters = [], 0
+            parts = []
+            letters = 0
             for part in compiled.generate(**each):
                 letters += len(part)
                 if letters > MAX_PROMPT_LETTERS:

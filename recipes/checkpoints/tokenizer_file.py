@@ -12,9 +12,11 @@ from typing import Any
 from prepare.errors import CheckpointError, StageError
 from prepare.untrusted import MEBIBYTE, read_json_file
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 # Gemma 3 has 262,144 tokens and 514,906 merges of two values each: 34 MB.
-MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES = 128 * MEBIBYTE, 8_000_000
+MAX_TOKENIZER_BYTES = 128 * MEBIBYTE
+MAX_TOKENIZER_VALUES = 8_000_000
 # Ids of the base vocabulary that an embedding may lack: Gemma 3's text model lacks one.
 MAX_TOKENS_BEYOND = 100
 # Kinds of each part that `tokenizers` 0.23 has. It loads no file with another one.

@@ -73,7 +73,8 @@ LEFT_ALONE: tuple[ModuleKind, ...] = ("routers", "vision", "mtp")
 OUTPUT_HEAD = "lm_head"
 # Gated delta nets: an error stays in the state for all later tokens. Their makers release FP8,
 # with the small projections of decay and write strength in 16 bits.
-LINEAR_ATTENTION, ITS_GATES = "linear_attn", r"linear_attn\.in_proj_(ba|a|b)"
+LINEAR_ATTENTION = "linear_attn"
+ITS_GATES = r"linear_attn\.in_proj_(ba|a|b)"
 
 
 def ignore_list(

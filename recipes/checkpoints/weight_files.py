@@ -113,9 +113,11 @@ def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
 def read_index(index: Path) -> dict[str, str]:
     """Return the index's weight_map: file by tensor name."""
     weight_map = read_json(index).get("weight_map")
-    fault, hint = "", "download it again"
+    fault = ""
+    hint = "download it again"
     if not isinstance(weight_map, dict) or not weight_map:
-        weight_map, fault = {}, "the index has no valid weight_map"
+        weight_map = {}
+        fault = "the index has no valid weight_map"
     names = {name if isinstance(name, str) else "" for name in weight_map.values()}
     wrong = [name for name in names if not is_plain_name(name) or not name.endswith(".safetensors")]
     if len(names) > MAX_SHARDS:

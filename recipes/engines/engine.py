@@ -24,7 +24,8 @@ class LaunchSpec:
 
 # Members of every tuple, under the names that all engines share. A profile has its own key for the
 # second; recorded arguments contain both.
-LENGTH, KV_DTYPE = "max-model-len", "kv-cache-dtype"
+LENGTH = "max-model-len"
+KV_DTYPE = "kv-cache-dtype"
 
 
 @dataclass(frozen=True)

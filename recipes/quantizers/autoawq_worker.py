@@ -39,7 +39,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     checkpoint = Path(spec["checkpoint"])
     config = read_json_file(checkpoint / "config.json", finite=False)
-    model_type, heads, fault = config.get("model_type"), config.get("num_attention_heads"), ""
+    model_type = config.get("model_type")
+    heads = config.get("num_attention_heads")
+    fault = ""
     if model_type not in AWQ_CAUSAL_LM_MODEL_MAP:
         known = ", ".join(sorted(AWQ_CAUSAL_LM_MODEL_MAP))
         fault = f"AutoAWQ does not know the architecture '{model_type}'; it knows {known}"
@@ -59,7 +61,8 @@ def quantize(
     from awq import AutoAWQForCausalLM
     from transformers import AutoTokenizer, set_seed
 
-    quantization, trust = spec["quantization"], spec["trust_remote_code"]
+    quantization = spec["quantization"]
+    trust = spec["trust_remote_code"]
     calibration = quantization["calibration"]
     set_seed(calibration["seed"])
     progress.note("loading the checkpoint")

@@ -125,7 +125,8 @@ def _message(message: Any, number: int, key: str) -> dict[str, Any]:
                 f"{', '.join(SHAREGPT_ROLES)}"
             )
         message = {"role": role, "content": message.get("value")}
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if role not in ROLES:
         raise ValueError(f"{where} has the role '{role!s:.40}', and known are {', '.join(ROLES)}")
     if not isinstance(content, str | list) and not message.get("tool_calls"):
@@ -151,7 +152,8 @@ def calibration_blocks(
     """
     texts = read_texts(calibration, file, tokenizer)
     random.Random(calibration["seed"]).shuffle(texts)  # noqa: S311 - not for secrets
-    length, wanted = calibration["max_tokens"], calibration["samples"]
+    length = calibration["max_tokens"]
+    wanted = calibration["samples"]
     stream: list[int] = []
     for text in texts:
         stream.extend(tokenizer(text, add_special_tokens=False)["input_ids"])

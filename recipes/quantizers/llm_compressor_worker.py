@@ -22,7 +22,8 @@ from recipes.weight_format import dividing_group_size
 
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 """Libraries whose change can change the weights."""
-TRIAL_BLOCKS, TRIAL_TOKENS = 2, 64
+TRIAL_BLOCKS = 2
+TRIAL_TOKENS = 64
 MTP_FILE = "model-mtp.safetensors"
 LAYER = re.compile(r"(?!.*(?:vis|aud|image)).*?\.layers\.(\d+)\.(.*)")
 EXPERT = re.compile(r"(?<=\.)\d+\.")

@@ -43,7 +43,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """
     source = Path(spec["checkpoint"])
     quantization = spec["quantization"]
-    ignore, sizes = quantization["ignore"], spec["group_sizes"]
+    ignore = quantization["ignore"]
+    sizes = spec["group_sizes"]
     config = read_json(source / "config.json")
     headers = read_headers(source)
     tensors = {name: tensor for each in headers.values() for name, tensor in each.tensors.items()}
@@ -97,7 +98,8 @@ def check_supported(
     tensors: Mapping[str, TensorEntry], config: dict[str, Any], ignore: list[str], source: Path
 ) -> None:
     """Refuse transposed or quantized layers, a tied lm_head, or none to quantize."""
-    architecture, place = config.get("model_type"), source / "config.json"
+    architecture = config.get("model_type")
+    place = source / "config.json"
     if architecture in TRANSPOSED_ARCHITECTURES:
         raise StageError(
             f"'{architecture}' stores its layers transposed: there is nothing to quantize",

@@ -13,7 +13,8 @@ from typing import Any
 from prepare.errors import StageError
 from prepare.untrusted import read_json_file
 
-CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def transformers4_view(checkpoint: Path, view: Path) -> Path:

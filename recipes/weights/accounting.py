@@ -58,7 +58,8 @@ def open_folder(folder: Path) -> TensorFiles:
                     else f"'{name}' is in {path.name}, but not according to the index",
                     where=str(index if named else folder),
                 )
-            begin, end = header.data_start + entry.begin, header.data_start + entry.end
+            begin = header.data_start + entry.begin
+            end = header.data_start + entry.end
             tensors[name] = StoredTensor(entry.dtype, entry.shape, begin, end, name, path)
     return TensorFiles(folder, tensors)
 

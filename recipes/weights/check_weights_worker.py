@@ -29,7 +29,8 @@ FAINT_ROW = 1e-3  # share of the mean row's energy, below which a row may be rou
 MAX_LISTED = 20
 # Relative and absolute error of conversion from bf16 or float32 to float16 or bf16. The absolute
 # part is float16's smallest normal number.
-ROUNDED, FLUSHED = 2.0**-8, 2.0**-14
+ROUNDED = 2.0**-8
+FLUSHED = 2.0**-14
 THREADS = 4
 HINT = "quantize again; what changed it is in the worker.log, if anywhere"
 
@@ -65,7 +66,8 @@ class Numbers:
     """Both checkpoints' numbers."""
 
     def __init__(self, comparison: WeightComparison, progress: Progress) -> None:
-        self.comparison, self.progress = comparison, progress
+        self.comparison = comparison
+        self.progress = progress
         self.before = open_folder(Path(comparison.source)).tensors
         self.after = open_folder(Path(comparison.variant)).tensors
         self.total = sum(tensor.size for tensor in self.before.values())
@@ -110,7 +112,8 @@ class Numbers:
         rescaled = bool(asked)
         altered: dict[str, str] = {}
         for name in self.comparison.kept:
-            source, variant = self.before[name], self.after[name]
+            source = self.before[name]
+            variant = self.after[name]
             # Rows of unused tokens in a table may be NaN.
             is_table = EMBEDDING.fullmatch(name) or is_head(name)
             if not is_table and source.dtype in ("BF16", "F16", "F32"):
@@ -144,13 +147,15 @@ class Numbers:
         change = f"changed from {source.dtype} to {variant.dtype}, and its values differ"
         altered = "" if same_type else f"{source.dtype} to {variant.dtype}"
         for rows in chunks(source):
-            before, after = self.read(source, rows), self.read(variant, rows)
+            before = self.read(source, rows)
+            after = self.read(variant, rows)
             if same_type and torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
                 continue
             if same_type and len(source.shape) == 1 and torch.equal((1 + before) - 1, after):
                 altered = f"{source.dtype}, rounded as 1 + w"
                 continue
-            before, after = before.double(), after.double()
+            before = before.double()
+            after = after.double()
             same = (before == after) | (before.isnan() & after.isnan())
             if rounds and not same_type:
                 same |= (before - after).abs() <= before.abs() * ROUNDED + FLUSHED

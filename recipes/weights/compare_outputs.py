@@ -52,7 +52,8 @@ def compare_outputs(
     signal-to-noise ratio, of what a block adds to its input. None if no library here converts the
     variant to 16 bits.
     """
-    source, variant = Path(comparison.source), Path(comparison.variant)
+    source = Path(comparison.source)
+    variant = Path(comparison.variant)
     trust = spec["trust_remote_code"]
     if (converter := converter_of(comparison)) is None:
         return None

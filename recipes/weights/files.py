@@ -15,7 +15,8 @@ from recipes.checkpoints.weight_files import read_json, weight_files
 
 # Weight formats that can run code when loaded, or that an engine could load instead.
 OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack", ".gguf", ".npz"}
-GENERATION, VERSION = "generation_config.json", "transformers_version"
+GENERATION = "generation_config.json"
+VERSION = "transformers_version"
 # Keys that quantization sets, or that do not describe the model.
 QUANTIZER_KEYS = {
     *("quantization_config", "compression_config", "dtype", "torch_dtype", VERSION),
@@ -61,7 +62,8 @@ def check_auxiliary_files(source: Path, variant: Path) -> None:
     """
     names = {name for folder in (source, variant) for name in small_names(folder)}
     for name in sorted(name for name in names if matches(name, AUXILIARY_FILES)):
-        before, after = source / name, variant / name
+        before = source / name
+        after = variant / name
         if before.is_file() != after.is_file():
             fault = "is missing from the variant" if before.is_file() else "was added to it"
         elif (
@@ -116,7 +118,8 @@ def check_adopted_files(source: Path, variant: Path) -> list[str]:
             notes.append(key)
     found = [f"config.json differs from the source's in {', '.join(notes)}"] if notes else []
     found += _check_tokenizer(source, variant)
-    made, given = folder_generation(variant), folder_generation(source)
+    made = folder_generation(variant)
+    given = folder_generation(source)
     if made.template != given.template:
         found.append(
             "the chat template differs from the source's: suites that ask in chat form compare "
@@ -144,7 +147,8 @@ def _compare(
     before: dict[str, Any], after: dict[str, Any], above: str
 ) -> Iterator[tuple[str, Any, Any]]:
     for key in sorted({*before, *after} - QUANTIZER_KEYS - ROPE_KEYS):
-        ours, theirs = before.get(key, ABSENT), after.get(key, ABSENT)
+        ours = before.get(key, ABSENT)
+        theirs = after.get(key, ABSENT)
         if isinstance(ours, dict) and isinstance(theirs, dict):
             yield from _compare(ours, theirs, f"{above}{key}.")
         elif ours != theirs:

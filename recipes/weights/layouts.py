@@ -141,7 +141,8 @@ def _modelopt_nvfp4(form: WeightFormat, rows: int, columns: int) -> list[Part]:
 
 
 def _awq(form: WeightFormat, rows: int, columns: int) -> list[Part]:
-    groups, words = form.scale_shape(rows, columns)[1], _words(form, rows)
+    groups = form.scale_shape(rows, columns)[1]
+    words = _words(form, rows)
     return [
         ("qweight", ("I32",), ((columns, words),)),
         ("scales", ("F16", "BF16"), ((groups, rows),)),
@@ -187,7 +188,8 @@ def dequantize(
 
     if form.name == PLAIN:
         return part("weight", rows).float()
-    height, columns = rows.stop - rows.start, shape[1]
+    height = rows.stop - rows.start
+    columns = shape[1]
     read = _from_awq if form.name == AWQ_GEMM else _stored
     state = read(form, stored, part, rows)
     if "weight_packed" in state and form.number == "int":
@@ -245,7 +247,8 @@ def _from_awq(
     """Return these rows of AutoAWQ's layout: transposed, eight rows in a word."""
     from compressed_tensors.entrypoints.convert import AutoAWQConverter
 
-    words, every = slice(rows.start // 8, rows.stop // 8), slice(None)
+    words = slice(rows.start // 8, rows.stop // 8)
+    every = slice(None)
     state = {
         "x.qweight": part("qweight", every, words),
         "x.scales": part("scales", every, rows).float(),

@@ -24,7 +24,8 @@ from recipes.weight_format import (
 )
 from recipes.weights.layouts import NotComparableError, check_readable
 
-MAX_SIZE, MAX_WORD = 2**20, 40
+MAX_SIZE = 2**20
+MAX_WORD = 40
 # Errors of an untrusted config of another shape.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -127,7 +128,8 @@ def _compressed_tensors_formats(config: dict[str, Any]) -> StoredFormats:
 
 
 def _group_format(group: dict[str, Any], whole: Any) -> WeightFormat:
-    weights, inputs = group["weights"], group.get("input_activations") or {}
+    weights = group["weights"]
+    inputs = group.get("input_activations") or {}
     strategy = str(weights["strategy"])
     return WeightFormat(
         name=str(group.get("format") or whole),
@@ -162,7 +164,8 @@ def _awq_format(config: dict[str, Any]) -> WeightFormat:
 
 
 def _gptq_format(config: dict[str, Any]) -> WeightFormat:
-    bits, group = int(config["bits"]), int(config["group_size"])
+    bits = int(config["bits"])
+    group = int(config["group_size"])
     layout = config.get("checkpoint_format", GPTQ)
     if bits not in (4, 8) or layout not in (GPTQ, GPTQ_V2) or config.get("dynamic"):
         raise NotComparableError(

@@ -66,7 +66,9 @@ def launch(
 
 def _follow(launcher: Launcher, settings: Settings, name: str, progress: Progress) -> RunReport:
     folder = settings.store / "runs" / name
-    told, notes, gone = "", 0, 0.0
+    told = ""
+    notes = 0
+    gone = 0.0
     while True:
         report = read_run(folder) if (folder / RUN_RECORD).exists() else None
         if report is not None:

@@ -36,7 +36,8 @@ class RayLauncher:
                 hint="install it: pip install 'prepare-model[ray]'",
             ) from error
         self._ray: Any = ray
-        self._settings, self._folder = settings, folder
+        self._settings = settings
+        self._folder = folder
         self._tasks: dict[Any, int] = {}
         self.lost: dict[int, str] = {}  # why, by copy
         try:

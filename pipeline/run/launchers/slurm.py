@@ -44,7 +44,8 @@ class SlurmLauncher:
                     where="--on slurm",
                     hint="run this where jobs are submitted, such as a login node",
                 )
-        self._settings, self._folder = settings, folder
+        self._settings = settings
+        self._folder = folder
         self._job = ""
         self.lost: dict[int, str] = {}  # Slurm does not say why
 

@@ -104,7 +104,8 @@ class WidenedFP8BlockLinearKernel(Fp8BlockScaledMMLinearKernel):  # type: ignore
         super().process_weights_after_loading(layer)
         found = self._get_layer_params(layer)
         scales = found.block_scale.data.to(torch.float32)
-        (rows, columns), (high, wide) = found.weight.shape, self.weight_group_shape
+        (rows, columns) = found.weight.shape
+        (high, wide) = self.weight_group_shape
         by_row = scales.repeat_interleave(high, dim=0)[:rows]
         factors = by_row.repeat_interleave(wide, dim=1)[:, :columns]
         weight = found.weight.data.to(torch.float32) * factors

@@ -13,7 +13,8 @@ def allow_seeded_chunks() -> None:
     """Keep generators of unfinished prompts away from sampling and from vLLM's correction."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    sample, keep_books = CPUModelRunner._sample, CPUModelRunner._bookkeeping_sync
+    sample = CPUModelRunner._sample
+    keep_books = CPUModelRunner._bookkeeping_sync
 
     def sample_without_them(self: Any, *args: Any, **kwargs: Any) -> Any:
         generators = self.input_batch.generators
