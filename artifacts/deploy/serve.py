@@ -26,7 +26,7 @@ from prepare.hardware import hardware
 from prepare.own_command import own_command
 from prepare.private_files import make_folder, make_private
 from prepare.store import Store
-from recipes.checkpoints.folder import inspect_folder
+from recipes.checkpoints.checkpoint import inspect_folder
 from recipes.engines import find_engine
 
 POLL_INTERVAL_S = 2.0
@@ -171,14 +171,7 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
     folder = draft.expanduser().absolute() if draft else None
     found = None
     if folder is not None and wanted is not None:
-        found = inspect_folder(
-            folder,
-            ref=str(folder),
-            kind="folder",
-            revision=None,
-            digests=settings.digests,
-            is_head=True,
-        ).digest
+        found = inspect_folder(folder, settings.digests, is_head=True).digest
     if found != wanted or (folder is not None and wanted is None):
         raise UsageError(
             f"it was judged with the draft model of digest {wanted[:12]}"

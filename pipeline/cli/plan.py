@@ -103,7 +103,7 @@ def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
     model = plan.gpus.model
     number = plan.gpus_a_copy
     print(
-        f"{model.source.name}: {model.shape.architecture}, {model.parameters() / 1e9:,.2f} B "
+        f"{model.source.ref}: {model.shape.architecture}, {model.parameters() / 1e9:,.2f} B "
         f"parameters, {decimal(model.source.weights_bytes)}, context {model.shape.context:,}\n"
         f"{site.number} x {site.gpu.name} ({site.gpu.memory_gib:.1f} GiB each, of which "
         f"{100 * site.engine.utilization:.0f} % are used); {site.engine.source}; sequences of "

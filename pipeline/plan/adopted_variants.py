@@ -16,8 +16,9 @@ from prepare.errors import CheckpointError, UsageError, VerificationError
 from prepare.escape import MAX_NAME_CHARACTERS, clip, one_line
 from prepare.stage import StageSpec
 from recipes.catalog import BASELINE
-from recipes.checkpoints.folder import Checkpoint, check_folder
-from recipes.checkpoints.header_source import HeaderSource, read_folder, read_hub
+from recipes.checkpoints.checkpoint import Checkpoint
+from recipes.checkpoints.folder import check_folder
+from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import CheckpointReference, parse_reference
 from recipes.checkpoints.source_info import find_source
 from recipes.engine_arguments import check_arguments, check_counts
@@ -54,10 +55,10 @@ class AdoptedVariant:
 
     recipe: Recipe
     reference: CheckpointReference | None = None
-    header: HeaderSource | None = None
+    header: Checkpoint | None = None
 
 
-def read_variant(text: str) -> AdoptedVariant:
+def read_variant(text: str, checkpoints: Checkpoints) -> AdoptedVariant:
     """Resolve a value of `--variant`: a folder or Hub id, with or without `NAME=`.
 
     UsageError: it is neither, or the name is unsuitable. CheckpointError: a file is missing or
@@ -70,12 +71,10 @@ def read_variant(text: str) -> AdoptedVariant:
     name = named[1] if named else _name_from(reference.short_name)
     _check_name(name, f"--variant {text}")
     if reference.kind == "folder":
-        folder = Path(reference.name).expanduser()
-        check_folder(folder.absolute())
-        header = read_folder(folder, reference.text)
-    else:
-        header = read_hub(reference.name, reference.revision)
-    config = quantization_config(header.config, header.quantizer)
+        check_folder(Path(reference.name).expanduser().absolute())
+    header = checkpoints.read(reference)
+    quantizer = header.quantizer or {}
+    config = quantization_config(header.config, quantizer)
     where = f"{header.where}, key quantization_config"
     modules = modules_of(header.tensors)
     try:
@@ -96,7 +95,7 @@ def read_variant(text: str) -> AdoptedVariant:
             kind="adopted",
             origin=reference.name if reference.kind == "hub" else reference.short_name,
             digest="",
-            producer=_producer(config, header.quantizer),
+            producer=_producer(config, quantizer),
             layout=layout,
             bits=form.bits,
             number="int" if form.number == "int" else "float",

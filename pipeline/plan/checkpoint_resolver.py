@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -18,9 +17,10 @@ from prepare.errors import CheckpointError
 from prepare.events import Progress
 from prepare.stage import StageSpec, WorkerRuntime
 from recipes.checkpoints import unsupported
-from recipes.checkpoints.folder import Checkpoint, CheckpointReference, inspect_folder, read_config
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import Checkpoint, hash_checkpoint, read_folder
 from recipes.checkpoints.hub import download
+from recipes.checkpoints.known_checkpoints import Checkpoints
+from recipes.checkpoints.reference import CheckpointReference
 from recipes.schema import ServingProfile
 from recipes.weights.files import check_adopted_files
 
@@ -49,6 +49,7 @@ class Locator:
     settings: Settings
     make: Make
     progress: Progress
+    known: Checkpoints  # whose headers are read already
     trusts_code: bool = False
 
     def all(self, choices: Choice) -> Located:
@@ -58,12 +59,13 @@ class Locator:
 
     def source(self, choices: Choice, *, to_quantize: bool = True) -> Checkpoint:
         """Locate the source; CheckpointError if recipes need 16-bit weights that it cannot give."""
-        checkpoint = self._fetch(choices.reference)
-        where = str(checkpoint.path / "config.json")
-        config = read_config(checkpoint.path)
-        if fault := unsupported.architecture_error(checkpoint.architecture, config, where):
+        checkpoint = self._hash(self._trusted(self._find(choices.reference)))
+        where = checkpoint.where
+        if fault := unsupported.architecture_error(
+            checkpoint.architecture, checkpoint.config, where
+        ):
             raise fault
-        form = read_folder(checkpoint.path).format
+        form = checkpoint.format
         if form is None or not to_quantize:
             return checkpoint
         if fault := unsupported.dequantization_error(where, form):
@@ -80,58 +82,60 @@ class Locator:
                 environment=identity("quantize", accelerator, self.settings),
             ),
             {},
-            DequantizeRuntime(checkpoint=checkpoint, environment="quantize"),
+            DequantizeRuntime(checkpoint=checkpoint.place, environment="quantize"),
             self.settings.store,
         )
-        made = self._inspect(self.make(spec), ref=checkpoint.ref, kind="folder", revision=None)
-        return checkpoint.model_copy(update={"dequantized": made})
+        made = self._hash(read_folder(self.make(spec), checkpoint.ref))
+        return replace(checkpoint, dequantized=made)
 
     def draft(self) -> Checkpoint | None:
         """Locate the draft checkpoint, if any."""
         reference = draft_reference(self.profile)
-        return self._fetch(reference, is_head=True) if reference else None
+        if reference is None:
+            return None
+        return self._hash(self._trusted(self._find(reference)), is_head=True)
 
     def variants(self, choices: Choice, source: Checkpoint) -> dict[str, Checkpoint]:
         """Locate adopted variants; a served one's is the source.
 
         CheckpointError: one is the source, or has another model or tokenizer.
         """
-        found = {}
+        checkpoints = {}
         for variant in choices.adopted:
-            found[variant.recipe.name] = source
+            checkpoints[variant.recipe.name] = source
             if variant.reference is None:
                 continue
-            made = self._fetch(variant.reference)
+            found = self._find(variant.reference)
+            check_adopted_files(source, found)  # before weights are hashed
+            made = self._hash(self._trusted(found))
             if made.digest == source.digest:
                 raise CheckpointError(
                     "the variant is the source itself",
                     where=str(made.path),
                     hint="name the checkpoint that was made of it",
                 )
-            check_adopted_files(source.path, made.path)
-            found[variant.recipe.name] = made
-        return found
+            checkpoints[variant.recipe.name] = made
+        return checkpoints
 
-    def _fetch(self, reference: CheckpointReference, *, is_head: bool = False) -> Checkpoint:
-        revision = None
+    def _find(self, reference: CheckpointReference) -> Checkpoint:
+        """Fetch or make the checkpoint."""
         if reference.kind == "demo":
-            folder = self.make(demo_stage(reference, self.profile, self.settings))
-        elif reference.kind == "hub":
+            made = self.make(demo_stage(reference, self.profile, self.settings))
+            return self.known.read(reference, made)
+        if reference.kind == "hub":
             name = reference.name
-            folder, revision = download(name, reference.revision, progress=self.progress)
-        else:
-            folder = Path(reference.name).expanduser()
-        found = self._inspect(
-            folder, ref=reference.text, kind=reference.kind, revision=revision, is_head=is_head
-        )
-        if found.needs_remote_code and not self.trusts_code:
-            raise unsupported.own_code_error(str(found.path / "config.json"))
-        return found
+            folder, commit = download(name, reference.revision, progress=self.progress)
+            return self.known.downloaded(reference, folder, commit)
+        return self.known.read(reference)
 
-    def _inspect(self, folder: Path, **facts: Any) -> Checkpoint:
-        digests = self.settings.digests
-        progress = self.progress
-        return inspect_folder(folder, digests=digests, progress=progress, **facts)
+    def _trusted(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return it; CheckpointError if it needs code that is not trusted."""
+        if (file := checkpoint.code_file) and not self.trusts_code:
+            raise unsupported.own_code_error(str(checkpoint.path / file))
+        return checkpoint
+
+    def _hash(self, checkpoint: Checkpoint, *, is_head: bool = False) -> Checkpoint:
+        return hash_checkpoint(checkpoint, self.settings.digests, self.progress, is_head=is_head)
 
 
 def demo_stage(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from eval_gates.suites.suite_kind import kind_of
 from recipes.checkpoints.chat_template import SAMPLING, ModelGeneration
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.thinking import find_markers
 from recipes.generation import Generation, Sampling
 from recipes.policy import AnySuite, Policy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,7 @@ from pipeline.stages.quantize import (
 )
 from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec
-from recipes.checkpoints.chat_template import folder_generation
-from recipes.checkpoints.folder import Checkpoint
-from recipes.checkpoints.header_source import HeaderSource, read_folder
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.unquantized_modules import ignore_list
 from recipes.engines import find_engine
 from recipes.quantization import Quantization
@@ -67,11 +64,6 @@ class ModelPlanner:
     @property
     def profile(self) -> ServingProfile:
         return self.choices.profile
-
-    @cached_property
-    def source(self) -> HeaderSource:
-        """The config.json and headers that recipes start from."""
-        return read_folder(self.checkpoint.recipe_source.path)
 
     def plan(self) -> Plan:
         """Return the plan; EvaluationDataError if a suite has no questions."""
@@ -124,9 +116,9 @@ class ModelPlanner:
         source = self.checkpoint.recipe_source
         quantization = recipe.quantization
         if quantization.quantizes:  # its ignore list depends on the architecture
-            tensors = self.source.tensors
-            config = self.source.config
-            ignored = ignore_list(tensors, config, quantization.ignore, fp8=quantization.is_fp8)
+            ignored = ignore_list(
+                source.tensors, source.config, quantization.ignore, fp8=quantization.is_fp8
+            )
             quantization = quantization.model_copy(update={"ignore": ignored})
         if checkpoint := self.found.adopted.get(recipe.name):
             quantize = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
@@ -142,7 +134,7 @@ class ModelPlanner:
             CheckWeightsParameters(checkpoint=source.digest, quantization=quantization),
             {"weights": quantize},
             CheckWeightsRuntime(
-                checkpoint=source,
+                checkpoint=source.place,
                 environment=EnvironmentName.QUANTIZE,
                 trust_remote_code=self.choices.asked.trust_remote_code,
                 texts=str(BUILTIN_CALIBRATION),
@@ -178,7 +170,7 @@ class ModelPlanner:
             ),
             {},
             QuantizeRuntime(
-                checkpoint=self.checkpoint.recipe_source,
+                checkpoint=self.checkpoint.recipe_source.place,
                 environment=environment,
                 recipe=recipe.model_dump(mode="json"),
                 calibration_file=str(file) if file else None,
@@ -239,7 +231,7 @@ def make_planner(
     """Return the planner of these options."""
     checkpoint = found.source
     accelerator = Accelerator(choices.profile.accelerator)
-    policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
+    policy = resolve_generation(choices.policy, checkpoint.generation)
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
     identities = {str(e): identity(e, accelerator, settings) for e in choices.environments}
     choices = replace(choices, policy=fitted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from artifacts.requests import ModelRequest
@@ -18,8 +18,10 @@ from prepare.credentials import strip_credentials
 from prepare.errors import UsageError
 from prepare.hardware import NodeInfo, this_node
 from recipes import catalog
-from recipes.checkpoints.folder import CheckpointReference, check_folder, parse_reference
-from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.checkpoint import Checkpoint
+from recipes.checkpoints.folder import check_folder
+from recipes.checkpoints.known_checkpoints import Checkpoints
+from recipes.checkpoints.reference import CheckpointReference, parse_reference
 from recipes.checkpoints.source_info import find_source
 from recipes.engines import find_engine
 from recipes.policy import Policy
@@ -44,13 +46,14 @@ class Choice:
     remeasured: tuple[str, ...] = ()  # gates that are measured again though they are finished
     adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
     left_out: tuple[str, ...] = ()  # suites that are not run, with the reason
+    checkpoints: Checkpoints = field(default_factory=Checkpoints, compare=False)  # read so far
 
     @property
     def baseline(self) -> Recipe:
         return catalog.load_recipe(catalog.BASELINE)
 
     @property
-    def headers(self) -> dict[str, HeaderSource]:
+    def headers(self) -> dict[str, Checkpoint]:
         """Headers of variants that others quantized, by name."""
         return {each.recipe.name: each.header for each in self.adopted if each.header}
 
@@ -108,8 +111,9 @@ def choose(
             hint="leave it out, or name a profile for GPUs with --profile",
         )
     source = find_source(reference.text, "", None).ref
+    checkpoints = Checkpoints()
     adopted = (
-        *map(read_variant, dict.fromkeys(request.variants)),
+        *(read_variant(text, checkpoints) for text in dict.fromkeys(request.variants)),
         *(read_served(each, source, profile) for each in dict.fromkeys(request.served_variants)),
     )
     default = () if adopted else default_recipes
@@ -160,6 +164,7 @@ def choose(
         remeasured=remeasured,
         adopted=adopted,
         left_out=tuple(left_out),
+        checkpoints=checkpoints,
     )
 
 

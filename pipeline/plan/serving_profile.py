@@ -10,7 +10,8 @@ from artifacts.deployable import ACCEPTANCE_KEY
 from prepare.errors import CheckpointError, UsageError
 from prepare.hardware import NodeInfo, this_node
 from recipes import catalog
-from recipes.checkpoints.folder import CheckpointReference, check_folder, parse_reference
+from recipes.checkpoints.folder import check_folder
+from recipes.checkpoints.reference import CheckpointReference, parse_reference
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
 

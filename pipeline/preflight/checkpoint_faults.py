@@ -15,15 +15,15 @@ from prepare.untrusted import UntrustedLinesError
 from prepare.user_path import user_path
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.chat_template import ModelGeneration
+from recipes.checkpoints.checkpoint import Checkpoint, check_complete
 from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
-from recipes.checkpoints.folder import MAX_CONTEXT, context_length, needs_own_code
-from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.folder import MAX_CONTEXT, context_length
 from recipes.checkpoints.model_shape import text_level
 from recipes.checkpoints.module_kind import is_linear_weight
 from recipes.checkpoints.source_format import quantization_configs
 from recipes.checkpoints.template_renderer import render
 from recipes.checkpoints.unquantized_modules import decoder_layers
-from recipes.checkpoints.weight_files import INDEX, read_index
+from recipes.checkpoints.weight_files import INDEX
 from recipes.quantization import names_file
 from recipes.quantizers.calibration import form_of, parse_row, read_rows
 from recipes.schema import Recipe, ServingProfile
@@ -40,11 +40,16 @@ UNSCALED_ROPES = ("default", "su", "longrope", "llama3")
 
 
 def checkpoint_faults(
-    source: HeaderSource, profile: ServingProfile, *, quantizes: bool, trust_remote_code: bool
+    source: Checkpoint, profile: ServingProfile, *, quantizes: bool, trust_remote_code: bool
 ) -> Iterator[PrepareError]:
     """Yield what config.json and headers show."""
     if fault := unsupported.architecture_error(source.architecture, source.config, source.where):
         yield fault
+    elif source.small.names:
+        try:
+            check_complete(source, source.small.names)
+        except CheckpointError as incomplete:
+            yield incomplete
     if describes_other_weights(source):
         method = next(quantization_configs(source.config), {}).get("quant_method", "quantized")
         types = " and ".join(sorted({tensor.dtype for tensor in source.tensors.values()}))
@@ -58,7 +63,7 @@ def checkpoint_faults(
         yield CheckpointError(
             f"the index leaves out '{unlisted}', which a weight file has: libraries differ in "
             "whether they load it",
-            where=f"{Path(source.where).parent / INDEX}",
+            where=f"{Path(source.where).with_name(INDEX)}",
             hint="download or save the checkpoint again, with its index",
         )
     elif missing := find_missing_matrix(source):
@@ -70,8 +75,8 @@ def checkpoint_faults(
     elif quantizes and (fault := unsupported.dequantization_error(source.where, source.format)):
         yield fault
     yield from weight_faults(source)
-    if needs_own_code(source.config) and not trust_remote_code:
-        yield unsupported.own_code_error(source.where)
+    if (file := source.code_file) and not trust_remote_code:
+        yield unsupported.own_code_error(str(Path(source.where).with_name(file)))
     asked = profile.engine_arguments.get("max-model-len")
     longest = longest_context(source.config)
     is_longer = isinstance(asked, int) and longest is not None and asked > longest
@@ -84,17 +89,18 @@ def checkpoint_faults(
         )
 
 
-def find_unlisted(source: HeaderSource) -> str:
+def find_unlisted(source: Checkpoint) -> str:
     """Return a weight that is in a file and not in the index, or ''."""
-    index = Path(source.where).parent / INDEX
-    if not index.is_file():
+    listed = source.weight_map
+    if listed is None:
         return ""
-    listed = read_index(index)
-    found = (n for n in source.tensors if n not in listed and n.endswith((".weight", ".bias")))
-    return next(filter(_LAYER.match, found), "")
+    for name in source.tensors:
+        if name not in listed and name.endswith((".weight", ".bias")) and _LAYER.match(name):
+            return name
+    return ""
 
 
-def find_missing_matrix(source: HeaderSource) -> str:
+def find_missing_matrix(source: Checkpoint) -> str:
     """Return which matrix a decoder layer seems to lack, or ''.
 
     A layer without any tensor is missing one. So is one of few layers whose module lacks a matrix
@@ -130,7 +136,7 @@ def find_missing_matrix(source: HeaderSource) -> str:
     return ""
 
 
-def describes_other_weights(source: HeaderSource) -> bool:
+def describes_other_weights(source: Checkpoint) -> bool:
     """Return whether config.json describes quantized weights that are absent."""
     described = next(quantization_configs(source.config), None)
     if described is None:

@@ -29,8 +29,9 @@ from prepare.errors import CheckpointError, PrepareError, UsageError
 from prepare.own_command import own_command
 from recipes import catalog
 from recipes.checkpoints import unsupported
-from recipes.checkpoints.folder import needs_own_code
-from recipes.checkpoints.header_source import HeaderSource, read_config_alone, read_folder, read_hub
+from recipes.checkpoints.checkpoint import Checkpoint
+from recipes.checkpoints.config_alone import read_config_alone
+from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.checkpoints.variant_size import VariantWeights
 from recipes.engine_arguments import DIVIDES_GPUS
@@ -64,7 +65,7 @@ class CapacityPlan:
         model = self.gpus.model
         return {
             "schema_version": 2,
-            "checkpoint": model.source.name,
+            "checkpoint": model.source.ref,
             "architecture": model.shape.architecture,
             "parameters": model.parameters(),
             "gpu": self.gpus.gpu.model_dump(),
@@ -97,13 +98,14 @@ def answer(
     # Recipes and checkpoint do not depend on the profile. This machine may lack the requested GPU,
     # so its own is not inspected.
     choices = choose(replace(request, profile="cpu", gpus_a_copy=None), settings)
-    source = _read(choices.reference, choices.profile, settings, config_alone=True)
+    source = _read_config_or_more(choices, settings)
     model = Model.of(source)
     adopted = choices.headers
     # Weights that cannot be converted to 16 bits can only be served as they are.
     is_open = source.format is None or source.format.converter is not None
     recipes = [each for each in choices.recipes if is_open or each.name in adopted]
-    draft_bytes = read_draft_bytes(profile, settings) if profile else 0
+    known = choices.checkpoints
+    draft_bytes = read_draft_bytes(profile, settings, known) if profile else 0
     site = Gpus.of(model, gpu, gpus, profile, context, draft_bytes)
     weights = variants_of(source, [choices.baseline, *recipes], adopted)
     fixed = request.gpus_a_copy or (profile and profile.gpus_a_copy)
@@ -111,8 +113,8 @@ def answer(
     refused: list[PrepareError | None] = [
         unsupported.architecture_error(source.architecture, source.config, source.where)
     ]
-    if needs_own_code(source.config) and not request.trust_remote_code:
-        refused.append(unsupported.own_code_error(source.where))
+    if (file := source.code_file) and not request.trust_remote_code:
+        refused.append(unsupported.own_code_error(str(Path(source.where).with_name(file))))
     for recipe in recipes:
         if recipe.quantization.quantizes and recipe.name not in adopted:
             refused += find_making_faults(recipe, model.recipe_source, weights[recipe.name])
@@ -158,7 +160,7 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
         except CheckpointError:  # of unknown shape, or a demo that is not made yet
             pass
         else:
-            draft_bytes = read_draft_bytes(profile, settings)
+            draft_bytes = read_draft_bytes(profile, settings, choices.checkpoints)
             site = Gpus.of(model, gpu, machine.gpus, profile, draft_bytes=draft_bytes)
             recipes = [choices.baseline, *choices.recipes]
             weights = variants_of(model.source, recipes, choices.headers)
@@ -175,22 +177,34 @@ def gpu_remarks(recipes: Iterable[Recipe], compute_capability: float | None) -> 
     return [words for recipe in recipes if (words := recipe.remark_on(compute_capability))]
 
 
-def read_source(choices: Choice, settings: Settings) -> HeaderSource:
+def _read_config_or_more(choices: Choice, settings: Settings) -> Checkpoint:
+    """Do as :func:`read_source`; a folder may have config.json alone."""
+    reference = choices.reference
+    if reference.kind == "folder":
+        folder = Path(reference.name).expanduser()
+        if not any(folder.glob("*.safetensors*")):
+            return read_config_alone(folder, reference.text)
+    return read_source(choices, settings)
+
+
+def read_source(choices: Choice, settings: Settings) -> Checkpoint:
     """Read config and headers.
 
     CheckpointError: missing, damaged, or a demo not made yet.
     """
-    return _read(choices.reference, choices.profile, settings)
+    return _read(choices.reference, choices.profile, settings, choices.checkpoints)
 
 
-def read_draft_bytes(profile: ServingProfile, settings: Settings) -> int:
+def read_draft_bytes(profile: ServingProfile, settings: Settings, known: Checkpoints) -> int:
     """Return the bytes of the draft model's weights; 0 if none are found.
 
     UsageError: an invalid checkpoint name.
     """
     reference = draft_reference(profile)
+    if reference is None:
+        return 0
     try:
-        return _read(reference, profile, settings).weights_bytes if reference else 0
+        return _read(reference, profile, settings, known).weights_bytes
     except CheckpointError:  # the download reports it
         return 0
 
@@ -222,16 +236,10 @@ def _read(
     reference: CheckpointReference,
     profile: ServingProfile,
     settings: Settings,
-    *,
-    config_alone: bool = False,
-) -> HeaderSource:
-    if reference.kind == "hub":
-        return read_hub(reference.name, reference.revision)
-    if reference.kind == "folder":
-        folder = Path(reference.name).expanduser()
-        if config_alone and not any(folder.glob("*.safetensors*")):
-            return read_config_alone(folder, reference.text)
-        return read_folder(folder, reference.text)
+    known: Checkpoints,
+) -> Checkpoint:
+    if reference.kind != "demo":
+        return known.read(reference)
     spec = demo_stage(reference, profile, settings)
     store = settings.open_store()
     if store.find(spec.stage, spec.key) is None:
@@ -240,4 +248,4 @@ def _read(
             where=reference.text,
             hint=f"make it by: {own_command('model', reference.text)}",
         )
-    return read_folder(store.stage_folder(spec.stage, spec.key) / "output", reference.text)
+    return known.read(reference, store.stage_folder(spec.stage, spec.key) / "output")

@@ -14,8 +14,8 @@ from rich.filesize import decimal
 
 from prepare.errors import UsageError
 from recipes.catalog import GpuType
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.dequantized_source import dequantized, planned_weights
-from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.layers import (
     ELEMENT_BYTES,
     Layer,
@@ -61,13 +61,13 @@ LATENT = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "q_down_proj", "kv_down
 class Model:
     """A checkpoint's headers, shape and layers."""
 
-    source: HeaderSource
+    source: Checkpoint
     shape: ModelShape
     layers: tuple[Layer, ...]  # empty if unknown
     unknown: str = ""  # why the layers' memory is not known
 
     @classmethod
-    def of(cls, source: HeaderSource) -> Model:
+    def of(cls, source: Checkpoint) -> Model:
         """Read the shape.
 
         CheckpointError: a number in config.json is missing or wrong.
@@ -79,7 +79,7 @@ class Model:
             return cls(source, shape, (), str(error))
 
     @cached_property
-    def recipe_source(self) -> HeaderSource:
+    def recipe_source(self) -> Checkpoint:
         """The checkpoint in 16 bits."""
         return dequantized(self.source)
 
@@ -365,7 +365,7 @@ class Division:
 
 
 def variants_of(
-    source: HeaderSource, recipes: Iterable[Recipe], adopted: Mapping[str, HeaderSource]
+    source: Checkpoint, recipes: Iterable[Recipe], adopted: Mapping[str, Checkpoint]
 ) -> dict[str, VariantWeights]:
     """Return the weights of each variant by name.
 

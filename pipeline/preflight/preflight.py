@@ -46,10 +46,10 @@ from prepare.errors import (
     UsageError,
 )
 from recipes import catalog
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.dequantized_source import dequantized
 from recipes.checkpoints.folder import context_length
-from recipes.checkpoints.header_source import HeaderSource
-from recipes.checkpoints.tokenizer_file import added_tokens, read_tokenizer
+from recipes.checkpoints.tokenizer_file import TOKENIZER, added_tokens
 from recipes.checkpoints.variant_size import VariantWeights
 from recipes.schema import Recipe, ServingProfile
 from recipes.traffic_file import check_workload
@@ -59,7 +59,7 @@ from recipes.traffic_file import check_workload
 class Preflight:
     """A run's models, recipes, profile and machine."""
 
-    source: HeaderSource  # of the checkpoint
+    source: Checkpoint  # of the checkpoint
     choices: Choice
     machine: Machine
     store: Path  # for messages
@@ -72,7 +72,7 @@ class Preflight:
         return self.choices.profile
 
     @cached_property
-    def adopted(self) -> Mapping[str, HeaderSource]:
+    def adopted(self) -> Mapping[str, Checkpoint]:
         """Headers of variants that others quantized, by name."""
         return self.choices.headers
 
@@ -161,7 +161,7 @@ class Preflight:
         return found
 
     @cached_property
-    def recipe_source(self) -> HeaderSource:
+    def recipe_source(self) -> Checkpoint:
         """The checkpoint in 16 bits."""
         return dequantized(self.source)
 
@@ -272,15 +272,15 @@ class Preflight:
     def _of_asking(self) -> Iterator[PrepareError]:
         config = self.source.config
         generation = self.source.generation
-        if (file := self.source.tokenizer) is not None:
-            try:
-                tokenizer = read_tokenizer(file)
-            except CheckpointError as fault:
-                yield fault
-            else:
-                yield from tokenizer_faults(file, tokenizer, self.source)
-                tokens = {**added_tokens(tokenizer), **generation.added_tokens}
-                generation = replace(generation, added_tokens=tokens)
+        try:
+            tokenizer = self.source.tokenizer
+        except CheckpointError as fault:
+            yield fault
+            tokenizer = None
+        if tokenizer is not None:
+            yield from tokenizer_faults(self.source.small.path(TOKENIZER), tokenizer, self.source)
+            tokens = {**added_tokens(tokenizer.parts), **generation.added_tokens}
+            generation = replace(generation, added_tokens=tokens)
         longest = self.longest
         profile = self.profile
         policy = self.choices.policy

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from prepare.errors import PrepareError, UsageError
 from recipes.catalog import BASELINE
-from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.module_kind import (
     EXPERTS,
     WEIGHT,
@@ -22,13 +22,13 @@ from recipes.weights.stored_formats import quantization_config
 
 
 def find_loading_fault(
-    model: HeaderSource, profile: ServingProfile, variant: str = ""
+    model: Checkpoint, profile: ServingProfile, variant: str = ""
 ) -> PrepareError | None:
     """Return why the engine cannot load weights that others quantized.
 
     `variant` is empty for the baseline.
     """
-    config = quantization_config(model.config, model.quantizer)
+    config = quantization_config(model.config, model.quantizer or {})
     lack = find_engine(profile.engine).cannot_load(config, profile.accelerator) if config else ""
     if not lack:
         return None
@@ -42,7 +42,7 @@ def find_loading_fault(
 
 
 def find_making_faults(
-    recipe: Recipe, source: HeaderSource, weights: VariantWeights
+    recipe: Recipe, source: Checkpoint, weights: VariantWeights
 ) -> Iterator[PrepareError]:
     """Yield why the recipe cannot make a variant.
 

@@ -36,8 +36,7 @@ from prepare.errors import (
     UsageError,
 )
 from prepare.events import NullProgress, Progress
-from recipes.checkpoints.chat_template import folder_generation
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.policy import Policy
@@ -90,7 +89,7 @@ def survey(
             faults.append(error)
     else:
         policy = resolve_generation(policy, source.generation)
-        drafted = read_draft_bytes(profile, settings)
+        drafted = read_draft_bytes(profile, settings, choices.checkpoints)
         preflight = Preflight(source, choices, machine, settings.store, made, drafted)
         faults += preflight.faults()
         faults += _disk_faults(preflight, choices)
@@ -137,7 +136,7 @@ def check_fitted(
 
     UsageError: as `check_power`.
     """
-    resolved = resolve_generation(choices.policy, folder_generation(checkpoint.path))
+    resolved = resolve_generation(choices.policy, checkpoint.generation)
     if fitted != resolved and not choices.asked.is_screening:
         check_power(fitted, choices.recipes, sources.counts(fitted), NullProgress())
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from prepare.errors import CheckpointError
-from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.tokenizer_file import (
     CURE,
     MAX_TOKENS_BEYOND,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    count_tokens_beyond,
+    TokenizerFile,
     find_unknown_kind,
     swapped_kind,
 )
@@ -21,10 +20,10 @@ from recipes.weights.accounting import EMBEDDING
 
 
 def tokenizer_faults(
-    file: Path, content: Mapping[str, Any], source: HeaderSource
+    file: Path, tokenizer: TokenizerFile, source: Checkpoint
 ) -> Iterator[CheckpointError]:
     """Yield why libraries do not load the file, read another tokenizer, or the model lacks ids."""
-    if unknown := find_unknown_kind(content):
+    if unknown := find_unknown_kind(tokenizer.parts):
         yield CheckpointError(
             f"no environment loads the tokenizer: {unknown}",
             where=str(file),
@@ -32,7 +31,7 @@ def tokenizer_faults(
             "save_pretrained()",
         )
     named = source.generation.tokenizer_class
-    if kind := swapped_kind(content, named, source.config.get("model_type")):
+    if kind := swapped_kind(tokenizer.parts, named, source.config.get("model_type")):
         yield CheckpointError(
             f"the libraries would read another tokenizer than {TOKENIZER}: it splits text by "
             f"{kind}, and the class '{named}' replaces that by its own, so spaces are lost",
@@ -43,7 +42,7 @@ def tokenizer_faults(
     if embedding is None:
         return
     rows = source.tensors[embedding].shape[0]
-    beyond = count_tokens_beyond(content, rows)
+    beyond = tokenizer.count_beyond(rows)
     if beyond > MAX_TOKENS_BEYOND:
         yield CheckpointError(
             f"the tokenizer is another model's: {beyond:,} of its tokens have ids that the "

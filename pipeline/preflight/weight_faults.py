@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from prepare.errors import CheckpointError
-from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.module_kind import HEADS, VISION, is_tied
 from recipes.checkpoints.source_format import quantization_configs
-from recipes.checkpoints.weight_files import INDEX, read_json
+from recipes.checkpoints.weight_files import INDEX
 from recipes.weights.accounting import EMBEDDING
 
 # Prefixes of torch.compile, DistributedDataParallel and PEFT.
@@ -40,7 +40,7 @@ RENAME = (
 )
 
 
-def weight_faults(source: HeaderSource) -> Iterator[CheckpointError]:
+def weight_faults(source: Checkpoint) -> Iterator[CheckpointError]:
     """Yield what names and shapes of the tensors show, by one fault of each kind."""
     if fault := _prefix_fault(source):
         yield fault
@@ -48,16 +48,15 @@ def weight_faults(source: HeaderSource) -> Iterator[CheckpointError]:
     for fault in (_head_fault(source), _shape_fault(source), _vision_fault(source)):
         if fault is not None:
             yield fault
-    index = Path(source.where).parent / INDEX
-    if index.is_file() and not isinstance(read_json(index).get("metadata"), dict):
+    if source.index is not None and not isinstance(source.index.get("metadata"), dict):
         yield CheckpointError(
             "the index has no 'metadata', without which transformers does not load the weights",
-            where=f"{index}, key metadata",
+            where=f"{Path(source.where).with_name(INDEX)}, key metadata",
             hint='add "metadata": {} to the index of a copy',
         )
 
 
-def _prefix_fault(source: HeaderSource) -> CheckpointError | None:
+def _prefix_fault(source: Checkpoint) -> CheckpointError | None:
     """Return the fault of names that no loader looks for: it would start with random weights."""
     for prefix, wrapper in WRAPPERS.items():
         named = [name for name in source.tensors if f".{prefix}" in f".{name}"]
@@ -79,7 +78,7 @@ def _prefix_fault(source: HeaderSource) -> CheckpointError | None:
     return None
 
 
-def _head_fault(source: HeaderSource) -> CheckpointError | None:
+def _head_fault(source: Checkpoint) -> CheckpointError | None:
     config = source.config
     if any(part in HEADS for name in source.tensors for part in name.split(".")):
         return None
@@ -97,7 +96,7 @@ def _head_fault(source: HeaderSource) -> CheckpointError | None:
     )
 
 
-def _shape_fault(source: HeaderSource) -> CheckpointError | None:
+def _shape_fault(source: Checkpoint) -> CheckpointError | None:
     """Return the first matrix whose shape is not config.json's."""
     if next(quantization_configs(source.config), None) is not None:
         return None  # packed matrices have other shapes
@@ -166,7 +165,7 @@ def _is_of_images(name: str) -> bool:
     return any(part.startswith(VISION) for part in name.split("."))
 
 
-def _vision_fault(source: HeaderSource) -> CheckpointError | None:
+def _vision_fault(source: Checkpoint) -> CheckpointError | None:
     if not isinstance(source.config.get("vision_config"), dict) or not source.tensors:
         return None
     if any(map(_is_of_images, source.tensors)):

@@ -79,7 +79,10 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
     is_main = session.log.is_main
     early = check_early(choices, session, registers=choices.asked.promote and is_main)
     trusts_code = choices.asked.trust_remote_code
-    locator = Locator(choices.profile, settings, stages.output_of, progress, trusts_code)
+    checkpoints = choices.checkpoints
+    locator = Locator(
+        choices.profile, settings, stages.output_of, progress, checkpoints, trusts_code
+    )
     found = locator.all(choices)
     checkpoint = report_checkpoint(found.source)
     session.log.update(checkpoint=checkpoint, registered_name=choices.name)

@@ -39,7 +39,7 @@ from prepare.hardware import Hardware, this_node
 from prepare.record import Record
 from prepare.stage import StageSpec, TypedStageRecord
 from prepare.store import Store
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.weight_files import weight_files
 
@@ -98,7 +98,7 @@ class PlanReport:
             "schema_version": 1,
             "request": self.choices.asked.to_dict(),
             "resolved": self.choices.resolved().model_dump(mode="json"),
-            "checkpoint": found.model_dump(mode="json", exclude={"files"}) if found else None,
+            "checkpoint": found.to_dict() if found else None,
             "estimated_weights_bytes": self.weights_bytes,
             "stages": [vars(stage) for stage in self.stages],
             "forms": self.forms,
@@ -188,7 +188,9 @@ def forecast(
         if not faults:  # else a run ends here, before it reads any weights
             _check_here(choices, settings, hash_all=hash_all)
             trusts_code = choices.asked.trust_remote_code
-            found = Locator(profile, settings, find_made, progress, trusts_code).all(choices)
+            known = choices.checkpoints
+            locator = Locator(profile, settings, find_made, progress, known, trusts_code)
+            found = locator.all(choices)
             checkpoint = found.source
             plan = make_plan(choices, found, settings, sources)
             check_fitted(plan.policy, choices, checkpoint, sources)

@@ -46,7 +46,8 @@ from prepare.hardware import NodeInfo, this_node
 from prepare.own_command import own_command
 from prepare.stage import StageSpec
 from prepare.store import Store
-from recipes.checkpoints.folder import Checkpoint, inspect_folder
+from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder
+from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.source_info import report_checkpoint
 from recipes.engines import find_engine
@@ -127,7 +128,8 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
             )
         return store.stage_folder(spec.stage, spec.key) / "output"
 
-    draft = Locator(profile, settings, made, progress, request.trust_remote_code).draft()
+    known = Checkpoints()
+    draft = Locator(profile, settings, made, progress, known, request.trust_remote_code).draft()
     serve = ensure(find_engine(profile.engine).environment, accelerator, settings, progress)
     here = past.deployable.model_copy(
         update={
@@ -151,7 +153,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     if request.force:
         speed = past.policy.speed
         gates = frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())])
-    choices = _choices(request, past, profile, node)
+    choices = replace(_choices(request, past, profile, node), checkpoints=known)
     asked = replace(
         request, reference=f"{version.name}@{version.version}", eval_data=choices.eval_data
     )
@@ -237,7 +239,8 @@ def _plan(
     try:
         make = session.stages.output_of
         trusts_code = choices.asked.trust_remote_code
-        locator = Locator(choices.profile, settings, make, progress, trusts_code)
+        known = choices.checkpoints
+        locator = Locator(choices.profile, settings, make, progress, known, trusts_code)
         checkpoint = locator.source(choices)
         judged = past.judged.screen.parameters.checkpoint
         if checkpoint.digest != judged:
@@ -250,9 +253,7 @@ def _plan(
         raise _no_source(error, choices, source) from error
     session.log.update(checkpoint=report_checkpoint(checkpoint), registered_name=choices.name)
     folder = past.folder
-    registered = inspect_folder(
-        folder, ref=str(folder), kind="folder", revision=None, digests=settings.digests
-    )
+    registered = inspect_folder(folder, settings.digests)
     made = past.judged.quantize
     adopt = ADOPT.spec(
         past.bundle.recipe,

@@ -45,7 +45,7 @@ from prepare.events import Progress
 from prepare.hardware import NodeInfo, this_node
 from prepare.private_files import write_atomically
 from recipes.catalog import BASELINE
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.source_info import report_checkpoint
 from recipes.engine_arguments import (
     count_gpus,
@@ -124,7 +124,8 @@ def run_tune(
         stages = session.stages
         make = stages.output_of
         trusts_code = request.trust_remote_code
-        locator = Locator(choices.profile, settings, make, session.progress, trusts_code)
+        known = choices.checkpoints
+        locator = Locator(choices.profile, settings, make, session.progress, known, trusts_code)
         checkpoint = locator.source(choices, to_quantize=False)
         session.log.update(checkpoint=report_checkpoint(checkpoint), registered_name=choices.name)
         environments = {"evaluate", "serve", find_engine(profile.engine).environment}

@@ -21,7 +21,7 @@ from pipeline.stages.quantize import QUANTIZE
 from prepare.errors import VerificationError
 from prepare.record import Record
 from prepare.stage import Stage, WorkerRuntime
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.checkpoint import CheckpointFolder, read_folder
 from recipes.checkpoints.module_kind import is_quantizable, is_tied
 from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json
 from recipes.quantization import AnyQuantization, Quantization
@@ -48,7 +48,7 @@ class CheckWeightsParameters(Record):
 class CheckWeightsRuntime(WorkerRuntime):
     """Place of the source."""
 
-    checkpoint: Checkpoint
+    checkpoint: CheckpointFolder
     trust_remote_code: bool = False
     texts: str = Field("", description="file whose first tokens a rescaled variant is compared on")
     baseline_bytes: int = Field(0, description="of the weights that it serves; 0: the source's")
@@ -198,7 +198,7 @@ def check_variant(
     found = VerificationResult()
     if isinstance(recipe, AdoptedQuantization):
         found.size_bytes = weights_size(variant)
-        found.notes = check_adopted_files(source, variant)
+        found.notes = check_adopted_files(read_folder(source), read_folder(variant))
         try:
             comparison = account_adopted(source, variant)
         except NotComparableError as error:

@@ -8,9 +8,8 @@ from pipeline.stages.context import StageContext
 from prepare.errors import StageError
 from prepare.record import Record
 from prepare.stage import Stage, WorkerRuntime
+from recipes.checkpoints.checkpoint import CheckpointFolder, read_folder
 from recipes.checkpoints.dequantized_source import dequantized
-from recipes.checkpoints.folder import Checkpoint
-from recipes.checkpoints.header_source import read_folder
 from recipes.checkpoints.source_format import Converter
 
 
@@ -25,7 +24,7 @@ class DequantizeParameters(Record):
 class DequantizeRuntime(WorkerRuntime):
     """Place of the source."""
 
-    checkpoint: Checkpoint
+    checkpoint: CheckpointFolder
 
 
 class DequantizeResult(Record):
@@ -46,7 +45,7 @@ def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> Dequa
         "recipes.checkpoints.dequantize_worker",
         {
             "source": str(source.path),
-            "files": [file.name for file in source.files],
+            "files": list(source.names),
             "converter": context.parameters.converter,
         },
         output=output,

@@ -14,7 +14,9 @@ from prepare.digest import digest_file
 from prepare.process_environment import NetworkAccess
 from prepare.record import Record
 from prepare.stage import Stage, WorkerRuntime
-from recipes.checkpoints.folder import AUXILIARY_FILES, Checkpoint, matches, small_names
+from recipes.checkpoints.checkpoint import CheckpointFolder
+from recipes.checkpoints.folder import AUXILIARY_FILES, matches
+from recipes.checkpoints.small_files import small_names
 from recipes.checkpoints.weight_files import weight_files, weights_digest
 from recipes.quantization import AnyQuantization, for_worker
 from recipes.quantizers.calibration import ROWS
@@ -50,7 +52,7 @@ class QuantizeParameters(WeightsProvenance):
 class QuantizeRuntime(WorkerRuntime):
     """Source and texts."""
 
-    checkpoint: Checkpoint
+    checkpoint: CheckpointFolder
     recipe: dict[str, Any] = Field({}, description="as it is kept next to the weights")
     calibration_file: str | None = None
     needs_hub: bool = False
@@ -122,12 +124,12 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
     )
 
 
-def copy_carried_over(source: Checkpoint, output: Path) -> None:
+def copy_carried_over(source: CheckpointFolder, output: Path) -> None:
     """Copy the files that quantization must not change; remove similar ones."""
     names = {
-        file.name
-        for file in source.files
-        if matches(file.name, AUXILIARY_FILES) or file.name.endswith(".py")  # code of the model
+        name
+        for name in source.names
+        if matches(name, AUXILIARY_FILES) or name.endswith(".py")  # code of the model
     }
     for name in small_names(output):
         if matches(name, AUXILIARY_FILES):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prepare.errors import CheckpointError, raise_as
-from prepare.untrusted import MEBIBYTE, read_regular
-from recipes.checkpoints.weight_files import read_json
+from recipes.checkpoints.small_files import TEMPLATES_FOLDER, SmallFiles
+from recipes.checkpoints.tokenizer_file import TOKENIZER_CONFIG
 
 TEMPLATE = "chat_template.jinja"
-TOKENIZER = "tokenizer_config.json"
 SAMPLING = "generation_config.json"
-MAX_TEMPLATE_BYTES = MEBIBYTE
+JINJA = ".jinja"
+DEFAULT_NAME = "default"
 UNKNOWN_TEMPLATE = ""
 """Template of an external endpoint, which applies its own."""
 
@@ -23,8 +22,8 @@ UNKNOWN_TEMPLATE = ""
 class ModelGeneration:
     """Content of these files.
 
-    `template` is None without one, or `UNKNOWN_TEMPLATE`. `special_tokens` has texts by name, and
-    `added_tokens` ids by text.
+    `template` is None without one, or `UNKNOWN_TEMPLATE`; `named_templates` are the others.
+    `special_tokens` has texts by name, and `added_tokens` ids by text.
     """
 
     where: str = ""
@@ -33,6 +32,7 @@ class ModelGeneration:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     added_tokens: Mapping[str, int] = field(default_factory=dict)
     tokenizer_class: str = ""
+    named_templates: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_template(self) -> bool:
@@ -43,37 +43,43 @@ class ModelGeneration:
         return bool(self.template)
 
 
-def read_generation(
-    where: str, names: Collection[str], locate: Callable[[str], Path]
-) -> ModelGeneration:
-    """Return the content of the files of those names.
+def read_generation(where: str, files: SmallFiles) -> ModelGeneration:
+    """Return the content of these files.
 
     CheckpointError: a file is damaged or too large.
     """
-    tokenizer = read_json(locate(TOKENIZER)) if TOKENIZER in names else {}
+    tokenizer = files.json(TOKENIZER_CONFIG) if TOKENIZER_CONFIG in files else {}
+    templates = dict(_named_templates(tokenizer.get("chat_template")))
+    if TEMPLATE in files:  # then the tokenizer's are not read
+        templates = {DEFAULT_NAME: files.text(TEMPLATE)}
+    for name in sorted(files.names):
+        folder, _, file = name.rpartition("/")
+        if folder == TEMPLATES_FOLDER and file.endswith(JINJA):
+            templates[file.removesuffix(JINJA)] = files.text(name)
     return ModelGeneration(
-        where,
-        _read_text(locate(TEMPLATE))
-        if TEMPLATE in names
-        else _template_of(tokenizer.get("chat_template")),
-        {key: text for key, value in tokenizer.items() if (text := _token(key, value))},
-        read_json(locate(SAMPLING)) if SAMPLING in names else {},
-        dict(_added(tokenizer.get("added_tokens_decoder"))),
-        str(tokenizer.get("tokenizer_class") or ""),
+        where=where,
+        template=templates.pop(DEFAULT_NAME, None),
+        named_templates=templates,
+        special_tokens={k: text for k, value in tokenizer.items() if (text := _token(k, value))},
+        sampling=files.json(SAMPLING) if SAMPLING in files else {},
+        added_tokens=dict(_added(tokenizer.get("added_tokens_decoder"))),
+        tokenizer_class=str(tokenizer.get("tokenizer_class") or ""),
     )
 
 
 def folder_generation(folder: Path) -> ModelGeneration:
     """Apply :func:`read_generation` to a tokenizer's folder."""
-    names = {file.name for file in folder.iterdir()}
-    return read_generation(str(folder), names, lambda name: folder / name)
+    return read_generation(str(folder), SmallFiles.in_folder(folder))
 
 
-def _template_of(value: Any) -> str | None:
-    if isinstance(value, list):  # several named templates
-        named = (one for one in value if isinstance(one, dict) and one.get("name") == "default")
-        value = next((one.get("template") for one in reversed([*named])), None)
-    return value if isinstance(value, str) else None
+def _named_templates(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the tokenizer's templates by name; of two with one name the last counts."""
+    if isinstance(value, str):
+        yield DEFAULT_NAME, value
+    for entry in value if isinstance(value, list) else ():
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if isinstance(name, str) and isinstance(entry.get("template"), str):
+            yield name, entry["template"]
 
 
 def _token(key: str, value: Any) -> str | None:
@@ -88,14 +94,3 @@ def _added(value: Any) -> Iterator[tuple[str, int]]:
         text = token.get("content") if isinstance(token, dict) else None
         if isinstance(text, str) and str(number).isdecimal():
             yield text, int(number)
-
-
-def _read_text(path: Path) -> str:
-    with raise_as(
-        CheckpointError,
-        "the chat template cannot be read",
-        path,
-        "download it again",
-        errors=(OSError, ValueError),
-    ):
-        return read_regular(path, MAX_TEMPLATE_BYTES).decode("utf-8")

@@ -6,11 +6,10 @@ import math
 from dataclasses import replace
 
 from prepare.errors import CheckpointError
-from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.source_format import (
     QUANTIZATION_KEYS,
-    QUANTIZER_FILE,
     quantization_configs,
     quantized_groups,
 )
@@ -29,7 +28,7 @@ PACKED_IN = "qweight"
 WORD_BITS = 32
 
 
-def dequantized(source: HeaderSource) -> HeaderSource:
+def dequantized(source: Checkpoint) -> Checkpoint:
     """Return config and tensors in 16 bits.
 
     CheckpointError: packed weights have no rows and columns.
@@ -54,18 +53,18 @@ def dequantized(source: HeaderSource) -> HeaderSource:
         tensors=tensors,
         weights_bytes=size,
         largest_file_bytes=min(size, source.largest_file_bytes * growth),
-        names=source.names - {QUANTIZER_FILE},
+        quantizer=None,
     )
 
 
-def planned_weights(source: HeaderSource, quantization: Quantization) -> VariantWeights:
+def planned_weights(source: Checkpoint, quantization: Quantization) -> VariantWeights:
     """Return the planned weights of a variant or the baseline."""
     start = dequantized(source) if quantization.quantizes else source
     return variant_weights(start.tensors, quantization, start.config)
 
 
 def _sixteen_bits(
-    name: str, tensor: TensorEntry, source: HeaderSource, bits: int
+    name: str, tensor: TensorEntry, source: Checkpoint, bits: int
 ) -> tuple[str, TensorEntry]:
     module, _, leaf = name.rpartition(".")
     shape = tensor.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ from pydantic import Field
 
 from prepare.record import Record
 from prepare.untrusted import MEBIBYTE, read_regular
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.reference import parse_reference
-from recipes.checkpoints.weight_files import read_json
 
 MAX_CARD_BYTES = 4 * MEBIBYTE
 _FRONT = re.compile(
@@ -66,7 +66,7 @@ def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceI
         facts["base_model"] = parse_reference(checkpoint.ref).name
         facts["revision"] = checkpoint.revision or ""
     facts["quantized"] = checkpoint.quantized
-    return SourceInfo(**facts, **license_in(checkpoint.path))
+    return SourceInfo(**facts, **license_in(checkpoint.path, checkpoint.config))
 
 
 def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
@@ -83,10 +83,9 @@ def is_path(ref: str) -> bool:
     return ref.startswith(("/", ".", "~"))
 
 
-def license_in(folder: Path) -> dict[str, str]:
-    """Return the license from model card or config."""
+def license_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the license from a folder's model card, or from config.json."""
     card = front_matter(folder / "README.md")
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     license = card.get("license") or config.get("license")
     found = {
         "license": license,

@@ -5,18 +5,22 @@ Standard library only at module level, for the quantizers' environments.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prepare.digest import digest_json
 from prepare.errors import CheckpointError, StageError
-from prepare.untrusted import MEBIBYTE, read_json_file
+from prepare.untrusted import MEBIBYTE, parse_json
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # Gemma 3 has 262,144 tokens and 514,906 merges of two values each: 34 MB.
 MAX_TOKENIZER_BYTES = 128 * MEBIBYTE
 MAX_TOKENIZER_VALUES = 8_000_000
+MAX_ID = 2**63
 # Ids of the base vocabulary that an embedding may lack: Gemma 3's text model lacks one.
 MAX_TOKENS_BEYOND = 100
 # Kinds of each part that `tokenizers` 0.23 has. It loads no file with another one.
@@ -58,20 +62,57 @@ SAMPLES = (
 TAIL = 10  # ids at a sample's end that must agree
 
 
-def read_tokenizer(file: Path) -> dict[str, Any]:
-    """Return the content of a tokenizer.json, or raise CheckpointError."""
+@dataclass(frozen=True)
+class TokenizerFile:
+    """Content of a tokenizer.json, without its vocabulary and merges, which are large."""
+
+    parts: Mapping[str, Any]  # all else in the file; its "model" is an object
+    vocabulary: str  # digest
+    merges: str  # digest of one form: older versions write "a b"
+    size: int  # tokens of the vocabulary
+    ids: array[int]  # of the vocabulary's tokens, if it has ids
+
+    def count_beyond(self, rows: int) -> int:
+        """Return how many tokens of the vocabulary an embedding of so many rows lacks."""
+        if self.ids:
+            return sum(number >= rows for number in self.ids)
+        return max(0, self.size - rows)
+
+
+def parse_tokenizer(content: bytes, file: Path) -> TokenizerFile:
+    """Return what a tokenizer.json has, or raise CheckpointError."""
     try:
-        content = read_json_file(file, limit=MAX_TOKENIZER_BYTES, values=MAX_TOKENIZER_VALUES)
-        if not isinstance(content, dict):
+        parts = parse_json(content, values=MAX_TOKENIZER_VALUES)
+        if not isinstance(parts, dict):
             raise ValueError("it is no JSON object")
-        added_tokens(content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        added_tokens(parts)
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the tokenizer is damaged: {error}",
             where=str(file),
             hint="download it again, or save it again with the tokenizer's save_pretrained()",
         ) from error
-    return content
+    model = parts.get("model")
+    if not isinstance(model, dict):
+        model = {}
+    parts["model"] = model
+    vocabulary = model.pop("vocab", None)
+    merges = model.pop("merges", None)
+    if not isinstance(merges, list):
+        merges = []
+    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges]
+    ids = array("q")
+    if isinstance(vocabulary, dict):
+        ids.extend(
+            number for number in vocabulary.values() if type(number) is int and 0 <= number < MAX_ID
+        )
+    return TokenizerFile(
+        parts=parts,
+        vocabulary=digest_json(vocabulary),
+        merges=digest_json(merges),
+        size=len(vocabulary) if isinstance(vocabulary, (dict, list)) else 0,
+        ids=ids,
+    )
 
 
 def added_tokens(content: Mapping[str, Any]) -> dict[str, int]:
@@ -120,15 +161,6 @@ def _parts(content: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
             members = part.get(key)
             if isinstance(members, list):
                 waiting += [member for member in members if isinstance(member, dict)]
-
-
-def count_tokens_beyond(content: Mapping[str, Any], rows: int) -> int:
-    """Return how many tokens of the base vocabulary an embedding of so many rows lacks."""
-    model = content.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
-        return sum(type(number) is int and number >= rows for number in vocabulary.values())
-    return max(0, len(vocabulary) - rows) if isinstance(vocabulary, list) else 0
 
 
 def check_same_tokens(tokenizer: Any, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,15 @@ def weight_files(folder: Path) -> list[Path]:
     or leaves the folder.
     """
     index = folder / INDEX
+    return list_weights(folder, read_index(index) if index.exists() else None)
+
+
+def list_weights(folder: Path, weight_map: Mapping[str, str] | None) -> list[Path]:
+    """Do as :func:`weight_files`, with the index's weight_map or None."""
+    index = folder / INDEX
     names = checkpoint_names(folder)
-    if index.exists():
-        shards = sorted({folder / name for name in read_index(index).values()})
+    if weight_map is not None:
+        shards = sorted({folder / name for name in weight_map.values()})
         missing = [shard.name for shard in shards if not shard.exists()]
         check_no_shard_is_missing(missing, len(shards), str(index))
         single = folder / "model.safetensors"
@@ -93,13 +99,18 @@ def are_weights(name: str) -> bool:
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
     """Return weight files' headers, checked against the index."""
-    headers = {file: read_header(file) for file in weight_files(folder)}
     index = folder / INDEX
-    for tensor, name in read_index(index).items() if index.exists() else ():
+    return headers_of(folder, read_index(index) if index.exists() else None)
+
+
+def headers_of(folder: Path, weight_map: Mapping[str, str] | None) -> dict[Path, SafetensorsHeader]:
+    """Do as :func:`read_headers`, with the index's weight_map or None."""
+    headers = {file: read_header(file) for file in list_weights(folder, weight_map)}
+    for tensor, name in (weight_map or {}).items():
         if tensor not in headers[folder / name].tensors:
             raise CheckpointError(
                 f"the index assigns the tensor '{tensor}' to '{name}', which lacks it",
-                where=str(index),
+                where=str(folder / INDEX),
                 hint="download index and weights of one revision again",
             )
     return headers
@@ -112,7 +123,12 @@ def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
 
 def read_index(index: Path) -> dict[str, str]:
     """Return the index's weight_map: file by tensor name."""
-    weight_map = read_json(index).get("weight_map")
+    return weight_map_of(read_json(index), index)
+
+
+def weight_map_of(content: Mapping[str, Any], index: Path) -> dict[str, str]:
+    """Return the weight_map of an index's content."""
+    weight_map = content.get("weight_map")
     fault = ""
     hint = "download it again"
     if not isinstance(weight_map, dict) or not weight_map:
@@ -145,6 +161,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return a file's JSON object; infinite numbers are allowed."""
     with raise_as(CheckpointError, "the file cannot be read", path):
         content = read_regular(path, MAX_JSON_BYTES)
+    return parse_object(content, path)
+
+
+def parse_object(content: bytes, path: Path) -> dict[str, Any]:
+    """Do as :func:`read_json`, with the file's content."""
     if content.startswith(BOM_UTF8):
         raise CheckpointError(
             "the file begins with a byte order mark (BOM), which transformers does not read",

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prepare.digest import digest_file
 from prepare.errors import CheckpointError, VerificationError
-from recipes.checkpoints.chat_template import folder_generation
-from recipes.checkpoints.folder import AUXILIARY_FILES, matches, small_names
-from recipes.checkpoints.tokenizer_file import TOKENIZER, read_tokenizer
+from recipes.checkpoints.chat_template import ModelGeneration
+from recipes.checkpoints.checkpoint import Checkpoint
+from recipes.checkpoints.folder import AUXILIARY_FILES, CONFIG, matches
+from recipes.checkpoints.small_files import small_names
+from recipes.checkpoints.tokenizer_file import TOKENIZER, TokenizerFile
 from recipes.checkpoints.weight_files import read_json, weight_files
 
 # Weight formats that can run code when loaded, or that an engine could load instead.
@@ -83,7 +84,7 @@ def _unversioned(file: Path) -> dict[str, Any]:
 
 def check_config(source: Path, variant: Path) -> None:
     """Check that config.json describes the same model; defaults may be absent."""
-    for key, ours, theirs in _differences(source, variant):
+    for key, ours, theirs in _compare(read_json(source / CONFIG), read_json(variant / CONFIG), ""):
         where = f"{variant / 'config.json'}, key {key}"
         if theirs is not ABSENT and ours is not ABSENT:
             raise VerificationError(
@@ -98,32 +99,49 @@ def check_config(source: Path, variant: Path) -> None:
             )
 
 
-def check_adopted_files(source: Path, variant: Path) -> list[str]:
+def check_adopted_files(source: Checkpoint, variant: Checkpoint) -> list[str]:
     """Check config and tokenizer of a variant that another program saved.
 
     Returns notes for differences that the gates judge. CheckpointError for another model or
     tokenizer.
     """
-    notes = []
-    for key, before, after in _differences(source, variant):
+    differing = []
+    for key, before, after in _compare(source.config, variant.config, ""):
         ours, theirs = (None if value is ABSENT else value for value in (before, after))
         if key.rpartition(".")[2] in DECIDING_KEYS and None not in (ours, theirs):
             raise CheckpointError(
                 f"the variant is of another model: its config.json has {_clip(theirs)} for "
                 f"'{key}', the source's has {_clip(ours)}",
-                where=f"{variant / 'config.json'}, key {key}",
+                where=f"{variant.where}, key {key}",
                 hint=HINT,
             )
         if (ours or None) != (theirs or None):  # a missing key is like one that is false or 0
-            notes.append(key)
-    found = [f"config.json differs from the source's in {', '.join(notes)}"] if notes else []
-    found += _check_tokenizer(source, variant)
-    made = folder_generation(variant)
-    given = folder_generation(source)
+            differing.append(key)
+    notes = []
+    if differing:
+        notes.append(f"config.json differs from the source's in {', '.join(differing)}")
+    notes += _check_tokenizer(source, variant)
+    notes += _compare_generation(source.generation, variant.generation)
+    return notes
+
+
+def _compare_generation(given: ModelGeneration, made: ModelGeneration) -> Iterator[str]:
+    """Yield notes on templates and defaults of sampling."""
     if made.template != given.template:
-        found.append(
+        yield (
             "the chat template differs from the source's: suites that ask in chat form compare "
             "answers to other prompts, which is refused; copy the source's to judge the weights"
+        )
+    templates = {*given.named_templates, *made.named_templates}
+    others = [
+        name
+        for name in sorted(templates)
+        if given.named_templates.get(name) != made.named_templates.get(name)
+    ]
+    if others:
+        yield (
+            f"the named chat templates differ from the source's: {_clip(', '.join(others))}; a "
+            "server takes the one called tool_use for requests with tools"
         )
     keys = sorted(
         key
@@ -131,16 +149,10 @@ def check_adopted_files(source: Path, variant: Path) -> list[str]:
         if given.sampling.get(key) != made.sampling.get(key)
     )
     if keys:
-        found.append(
+        yield (
             f"{GENERATION} differs from the source's in {', '.join(keys)}: servers take defaults "
             "from it, and the gates set their own"
         )
-    return found
-
-
-def _differences(source: Path, variant: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Yield differing keys, with both values or ABSENT."""
-    return _compare(read_json(source / "config.json"), read_json(variant / "config.json"), "")
 
 
 def _compare(
@@ -170,36 +182,35 @@ def _rope_settings(config: dict[str, Any]) -> dict[str, Any]:
     return found | ({} if kind in (None, "default") else {"rope_type": kind})
 
 
-def _check_tokenizer(source: Path, variant: Path) -> Iterator[str]:
+def _check_tokenizer(source: Checkpoint, variant: Checkpoint) -> Iterator[str]:
     """Compare vocabularies, and yield a note on other parts."""
-    if (source / TOKENIZER).is_file() and (variant / TOKENIZER).is_file():
-        before = read_tokenizer(source / TOKENIZER)
-        after = read_tokenizer(variant / TOKENIZER)
-        ours, theirs = (
-            each if isinstance(each := t.get("model"), dict) else {} for t in (before, after)
-        )
-        for part, one, other in (
-            ("vocabulary", ours.get("vocab"), theirs.get("vocab")),
-            ("merges", _merges(ours), _merges(theirs)),
-            ("added tokens", _added_tokens(before), _added_tokens(after)),
+    before = source.tokenizer
+    after = variant.tokenizer
+    if before is not None and after is not None:
+        for part, is_same in (
+            ("vocabulary", before.vocabulary == after.vocabulary),
+            ("merges", before.merges == after.merges),
+            ("added tokens", _added_tokens(before) == _added_tokens(after)),
         ):
-            if one != other:
-                raise _other_tokenizer(variant / TOKENIZER, f"other {part}")
-        parts = [part for part in PARTS if before.get(part) != after.get(part)]
+            if not is_same:
+                raise _other_tokenizer(variant.small.path(TOKENIZER), f"other {part}")
+        parts = [part for part in PARTS if before.parts.get(part) != after.parts.get(part)]
+        ours = before.parts["model"]
+        theirs = after.parts["model"]
         parts += [
             f"model.{key}"
-            for key in sorted({*ours, *theirs} - {"vocab", "merges"})
+            for key in sorted({*ours, *theirs})
             if (ours.get(key) or None) != (theirs.get(key) or None)
         ]
         if parts:
             yield f"{TOKENIZER} differs from the source's in {', '.join(parts)}"
         return
     for name in OTHER_VOCABULARIES:
-        if (source / name).is_file() and (variant / name).is_file():
-            if digest_file(source / name) != digest_file(variant / name):
-                raise _other_tokenizer(variant / name, "another vocabulary")
+        if name in source.small and name in variant.small:
+            if source.digest_of(name) != variant.digest_of(name):
+                raise _other_tokenizer(variant.small.path(name), "another vocabulary")
             return
-    raise _other_tokenizer(variant, "no tokenizer file that the source has too")
+    raise _other_tokenizer(Path(variant.where).parent, "no tokenizer file that the source has too")
 
 
 def _other_tokenizer(where: Path, what: str) -> CheckpointError:
@@ -211,17 +222,9 @@ def _other_tokenizer(where: Path, what: str) -> CheckpointError:
     )
 
 
-def _merges(model: dict[str, Any]) -> list[Any]:
-    """Return the merges in one form: older versions write 'a b'."""
-    merges = model.get("merges")
-    found = merges if isinstance(merges, list) else []
-    return [each.split(" ") if isinstance(each, str) else each for each in found]
-
-
-def _added_tokens(tokenizer: dict[str, Any]) -> list[str]:
-    tokens = tokenizer.get("added_tokens")
-    found = [each for each in tokens if isinstance(each, dict)] if isinstance(tokens, list) else []
-    return sorted(str([each.get(key) for key in ("id", "content", "special")]) for each in found)
+def _added_tokens(tokenizer: TokenizerFile) -> list[str]:
+    tokens = tokenizer.parts.get("added_tokens") or []
+    return sorted(str([token.get(key) for key in ("id", "content", "special")]) for token in tokens)
 
 
 def _clip(value: Any) -> str:

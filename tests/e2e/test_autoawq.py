@@ -34,7 +34,7 @@ from prepare.errors import PrepareError
 from prepare.events import NullProgress
 from prepare.store import Store
 from recipes.catalog import load_recipe
-from recipes.checkpoints.folder import inspect_folder
+from recipes.checkpoints.checkpoint import inspect_folder
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.schema import ServingProfile
 
@@ -233,10 +233,8 @@ def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> in
     """Finish the variant as the stage does, and verify it; how many layers were compared."""
     source, output = folder / "models" / name, folder / "outputs" / name
     digests = FileDigests(folder / "digests.json")
-    checkpoint = inspect_folder(
-        source, ref=name, kind="folder", revision=None, digests=digests, progress=NullProgress()
-    )
-    copy_carried_over(checkpoint, output)
+    checkpoint = inspect_folder(source, digests)
+    copy_carried_over(checkpoint.place, output)
     asked: Quantization = TypeAdapter(AnyQuantization).validate_python(quantization)
     try:
         with comparer(folder) as compare:
@@ -309,14 +307,7 @@ def variant(
 ) -> Path:
     """The demo model, quantized by the stage itself with 512 calibration tokens."""
     folder = tmp_path_factory.mktemp("autoawq")
-    checkpoint = inspect_folder(
-        demo_model,
-        ref=str(demo_model),
-        kind="folder",
-        revision=None,
-        digests=FileDigests(folder / "digests.json"),
-        progress=NullProgress(),
-    )
+    checkpoint = inspect_folder(demo_model, FileDigests(folder / "digests.json"))
     quantization = load_recipe("autoawq-w4a16").quantization
     assert quantization.calibration is not None
     few = {"dataset": "builtin", "column": "text", "samples": 4, "max_tokens": 128}
@@ -333,7 +324,7 @@ def variant(
         ),
         {},
         QuantizeRuntime(
-            checkpoint=checkpoint,
+            checkpoint=checkpoint.place,
             calibration_file=str(TEXTS),
             python=str(environment.python),
         ),

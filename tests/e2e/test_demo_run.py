@@ -28,7 +28,7 @@ from artifacts.deploy.registered import find_version
 from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
 from prepare.hardware import cpu_features
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import read_folder
 from recipes.checkpoints.layers import ELEMENT_BYTES, read_layers, sequence_bytes
 from recipes.checkpoints.model_shape import model_shape
 from recipes.schema import ServingProfile

@@ -31,7 +31,8 @@ from prepare.errors import PrepareError
 from prepare.events import NullProgress
 from prepare.store import Store
 from recipes.catalog import load_recipe
-from recipes.checkpoints.folder import inspect_folder
+from recipes.checkpoints.checkpoint import inspect_folder
+from recipes.checkpoints.known_checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.of_everything]
 
@@ -72,7 +73,7 @@ def by_autoawq(demo_model: Path, store: Path) -> Path:
     """AutoAWQ's own files; on a CPU it needs the worker's guard (test_autoawq.py)."""
     python = ensure("quantize-autoawq", Accelerator.CPU, load_settings(), NullProgress()).python
     digests = FileDigests(store.with_name("digests.json"))
-    source = inspect_folder(demo_model, ref="it", kind="folder", revision=None, digests=digests)
+    source = inspect_folder(demo_model, digests)
     quantization = load_recipe("autoawq-w4a16").quantization
     assert quantization.calibration is not None
     update = {"dataset": "builtin", "samples": 4, "max_tokens": 128}
@@ -82,7 +83,7 @@ def by_autoawq(demo_model: Path, store: Path) -> Path:
         checkpoint=source.digest, quantization=quantization, environment="e"
     )
     runtime = QuantizeRuntime(
-        checkpoint=source, python=str(python), calibration_file=str(BUILTIN_CALIBRATION)
+        checkpoint=source.place, python=str(python), calibration_file=str(BUILTIN_CALIBRATION)
     )
     spec = QUANTIZE.spec("awq", parameters, {}, runtime, store)
     advance(spec, Store(Path(spec.store)), NullProgress())
@@ -124,7 +125,7 @@ def refusal(source: Path, variant: Path) -> str:
 
 
 def check(source: Path, variant: Path) -> None:
-    recipe = read_variant(f"it={variant}").recipe.quantization
+    recipe = read_variant(f"it={variant}", Checkpoints()).recipe.quantization
     with comparer(variant.parent) as compare:
         check_variant(source, variant, recipe, compare)
 

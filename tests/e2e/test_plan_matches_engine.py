@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.serving.server import Server
 from recipes.catalog import load_profile
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import read_folder
 from recipes.checkpoints.layers import read_layers, sequence_bytes
 from recipes.checkpoints.model_shape import model_shape
 from recipes.engines.vllm import Vllm

@@ -30,8 +30,7 @@ from prepare.events import NullProgress
 from prepare.stage import StageSpec
 from prepare.store import Store
 from recipes.catalog import load_recipe
-from recipes.checkpoints.folder import Checkpoint, inspect_folder
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder, read_folder
 from recipes.weights.accounting import StoredTensor, open_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
@@ -55,7 +54,7 @@ def released(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checkpoint(folder: Path) -> Checkpoint:
     digests = FileDigests(folder.with_name("digests.json"))
-    return inspect_folder(folder, ref="it", kind="folder", revision=None, digests=digests)
+    return inspect_folder(folder, digests)
 
 
 def output_of(spec: StageSpec) -> Path:
@@ -77,7 +76,7 @@ def dequantize(folder: Path, python: Path, store: Path) -> Path:
     parameters = DequantizeParameters(
         checkpoint=source.digest, converter=form.converter, environment="e"
     )
-    runtime = DequantizeRuntime(checkpoint=source, python=str(python))
+    runtime = DequantizeRuntime(checkpoint=source.place, python=str(python))
     return output_of(DEQUANTIZE.spec("dequantized", parameters, {}, runtime, store))
 
 
@@ -111,7 +110,7 @@ def test_heads_for_multi_token_prediction_are_carried(
     recipe = quantization.model_copy(update={"calibration": small, "ignore": ignore})
     parameters = QuantizeParameters(checkpoint=source.digest, quantization=recipe, environment="e")
     runtime = QuantizeRuntime(
-        checkpoint=source, python=str(python), calibration_file=str(BUILTIN_CALIBRATION)
+        checkpoint=source.place, python=str(python), calibration_file=str(BUILTIN_CALIBRATION)
     )
     made = output_of(QUANTIZE.spec("gptq", parameters, {}, runtime, tmp_path / "store"))
     before, after = open_folder(folder), open_folder(made)
@@ -133,7 +132,7 @@ def test_released_weights_are_served_as_the_baseline(
     parameters = QuantizeParameters(
         checkpoint=source.digest, quantization=quantization, environment="e"
     )
-    runtime = QuantizeRuntime(checkpoint=source, python=str(python))
+    runtime = QuantizeRuntime(checkpoint=source.place, python=str(python))
     released = output_of(QUANTIZE.spec("fp8", parameters, {}, runtime, tmp_path / "made"))
     store = tmp_path / "store"
     options = ["--policy", quiz_policy(tmp_path), "--name", "fp8", "--json"]

@@ -34,8 +34,7 @@ from prepare.events import NullProgress
 from prepare.stage import StageRecord
 from prepare.store import Store
 from recipes.catalog import load_recipe, recipe_names
-from recipes.checkpoints.folder import Checkpoint, inspect_folder
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder, read_folder
 from recipes.checkpoints.module_kind import module_kind
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.unquantized_modules import ignore_list
@@ -141,13 +140,10 @@ class Workshop:
     ) -> Variant:
         recipe = load_recipe(name)
         digests = FileDigests(self.folder / "digests.json")
-        source = inspect_folder(
-            self.folder / model, ref=model, kind="folder", revision=None, digests=digests
-        )
-        headers = read_folder(source.path)
+        source = inspect_folder(self.folder / model, digests)
         own, fp8 = recipe.quantization.ignore, recipe.quantization.is_fp8
         changes: dict[str, Any] = {
-            "ignore": ignore_list(headers.tensors, headers.config, own, fp8=fp8)
+            "ignore": ignore_list(source.tensors, source.config, own, fp8=fp8)
         }
         if recipe.quantization.calibration is not None:
             few = {"dataset": "builtin", "column": "text", "samples": BLOCKS, "max_tokens": TOKENS}
@@ -164,7 +160,7 @@ class Workshop:
             ),
             {},
             QuantizeRuntime(
-                checkpoint=source,
+                checkpoint=source.place,
                 python=str(self.python),
                 calibration_file=str(BUILTIN_CALIBRATION),
                 recipe=recipe.model_dump(mode="json"),

@@ -21,7 +21,7 @@ from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from prepare.events import NullProgress
-from recipes.checkpoints.folder import inspect_folder
+from recipes.checkpoints.checkpoint import inspect_folder
 from recipes.engines.vllm import ACCEPTANCE, DRAFTING, REFUSED_DRAFTING, Vllm
 from recipes.schema import ServingProfile
 from recipes.speculative import SpeculativeConfig
@@ -79,9 +79,7 @@ def drafting(
         }
     )
     drafts = profile.speculative is not None and profile.speculative.model is not None
-    digest = inspect_folder(
-        demo_model, ref="demo", kind="folder", revision=None, digests=settings.digests
-    ).digest
+    digest = inspect_folder(demo_model, settings.digests).digest
     arguments = ServingArguments.of(profile, is_baseline=False, draft=digest if drafts else None)
     arguments.engine_arguments.update({"max-model-len": 4096, "block-size": 32, "dtype": "float32"})
     server = PortServer(

@@ -45,7 +45,7 @@ from prepare.untrusted import (
 from prepare.untrusted_yaml import UntrustedYamlError, parse_yaml
 from prepare.user_path import user_path
 from recipes.catalog import RECIPES, load_gpu, load_policy, load_profile, load_recipe
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import read_folder
 from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.safetensors_header import read_header
 from recipes.checkpoints.source_info import license_in
@@ -329,7 +329,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         lambda p: [mbpp.problem_of(row, place) for place, row in read_rows(p)],
     ),
     "task": ("a.yaml", TASK.encode(), read_task_file),
-    "card": ("README.md", CARD, lambda p: license_in(p.parent)),
+    "card": ("README.md", CARD, lambda p: license_in(p.parent, {})),
     "manifest": (
         MANIFEST,
         b'{"schema_version": 1, "files": []}',

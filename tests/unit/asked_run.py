@@ -23,7 +23,8 @@ from prepare.errors import CheckpointError, UsageError
 from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec
 from recipes.catalog import RECIPES
-from recipes.checkpoints.folder import Checkpoint, parse_reference
+from recipes.checkpoints.checkpoint import Checkpoint
+from recipes.checkpoints.reference import parse_reference
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
@@ -125,7 +126,14 @@ class Checkpoints:
 
     def located(self, choices: Choice) -> Checkpoint:
         trusts_code = choices.asked.trust_remote_code
-        locator = Locator(choices.profile, self.settings, self.make, Listener(), trusts_code)
+        locator = Locator(
+            choices.profile,
+            self.settings,
+            self.make,
+            Listener(),
+            choices.checkpoints,
+            trusts_code,
+        )
         return locator.source(choices)
 
     def make(self, spec: StageSpec) -> Path:

@@ -53,7 +53,7 @@ from prepare.digest import FileDigests
 from prepare.lots import Node
 from prepare.private_files import write_atomically
 from prepare.store import RUN_RECORD, Store
-from recipes.checkpoints.folder import Checkpoint, inspect_folder
+from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder
 from recipes.checkpoints.source_info import CheckpointReport, find_source
 from recipes.checkpoints.weight_files import BUNDLE
 from recipes.policy import Policy
@@ -228,9 +228,7 @@ class FakeRun:
             write_files(source, checkpoint_files())
             (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n# a model\n")
         digests = FileDigests(self.root.parent / "digests.json")
-        return inspect_folder(
-            source, ref=str(source), kind="folder", revision=None, digests=digests
-        )
+        return inspect_folder(source, digests)
 
     @property
     def fetched(self) -> dict[str, Checkpoint]:
@@ -238,11 +236,7 @@ class FakeRun:
         digests = FileDigests(self.root.parent / "digests.json")
         return {
             each.recipe.name: inspect_folder(
-                Path(each.reference.name),
-                ref=each.reference.text,
-                kind="folder",
-                revision=None,
-                digests=digests,
+                Path(each.reference.name), digests, ref=each.reference.text
             )
             if each.reference
             else self.checkpoint

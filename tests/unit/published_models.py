@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from pipeline.preflight.memory import Model
-from recipes.checkpoints.header_source import HeaderSource
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.safetensors_header import TensorEntry
 
 Shapes = dict[str, tuple[int, ...]]
@@ -262,7 +262,7 @@ def gated(prefix: str, hidden: int, inner: int) -> Shapes:
     }
 
 
-def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> HeaderSource:
+def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> Checkpoint:
     """As if read from headers."""
     tensors, position = {}, 0
     for name, shape in shapes.items():
@@ -271,7 +271,7 @@ def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> Heade
         end = position + size * math.prod(shape)
         tensors[name] = TensorEntry(stored, shape, position, end)
         position = end
-    return HeaderSource("org/name", "org/name/config.json", config, tensors, position)
+    return Checkpoint("org/name", "org/name/config.json", config, tensors, position)
 
 
 def inspected(config: dict[str, Any], shapes: Shapes | None = None, dtype: str = "BF16") -> Model:

@@ -9,7 +9,7 @@ from typing import Any
 from small_checkpoint import checkpoint_files, safetensors
 
 from prepare.digest import FileDigests
-from recipes.checkpoints.folder import Checkpoint, inspect_folder
+from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -56,4 +56,4 @@ def source_files(*, tied: bool = True) -> dict[str, bytes]:
 def inspected(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, as a run would find it."""
     digests = FileDigests(folder.with_name("digests.json"))
-    return inspect_folder(folder, ref="it", kind="folder", revision=None, digests=digests)
+    return inspect_folder(folder, digests, ref="it")

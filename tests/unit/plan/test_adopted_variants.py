@@ -20,8 +20,8 @@ from pipeline.plan.resolved_options import Choice, choose
 from pipeline.preflight.survey import survey
 from prepare.errors import CheckpointError, UsageError
 from recipes.catalog import load_profile
-from recipes.checkpoints.folder import Checkpoint
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import Checkpoint, read_folder
+from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.variant_size import stored_weights
 from recipes.quantizers.adopted import AdoptedQuantization
 
@@ -47,13 +47,15 @@ def quantization_of(recipe: Any) -> AdoptedQuantization:
 class TestVariant:
     @pytest.mark.parametrize("kind", list(CONFIGS))
     def test_formats_of_other_programs(self, tmp_path: Path, kind: str) -> None:
-        recipe = read_variant(str(write_files(tmp_path / "It", foreign_files(kind)))).recipe
+        folder = write_files(tmp_path / "It", foreign_files(kind))
+        recipe = read_variant(str(folder), Checkpoints()).recipe
         assert (recipe.name, recipe.family) == ("it", FAMILIES[kind])
         assert quantization_of(recipe).origin == "It"
 
     @pytest.mark.parametrize("kind", list(RECIPES))
     def test_formats_of_ours(self, tmp_path: Path, kind: str) -> None:
-        recipe = read_variant(str(write_files(tmp_path / "it", variant_files(kind)))).recipe
+        folder = write_files(tmp_path / "it", variant_files(kind))
+        recipe = read_variant(str(folder), Checkpoints()).recipe
         assert recipe.family == OURS.get(kind, "fp8" if kind.startswith("fp8") else "int4")
 
     def test_a_format_that_cannot_be_compared(self, tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ class TestVariant:
         config = json.loads(files["config.json"])
         config["quantization_config"] = {"quant_method": "aqlm"}
         files["config.json"] = json.dumps(config).encode()
-        recipe = read_variant(str(write_files(tmp_path / "it", files))).recipe
+        recipe = read_variant(str(write_files(tmp_path / "it", files)), Checkpoints()).recipe
         assert recipe.family == "fp8"
         assert "cannot be compared" in quantization_of(recipe).layout
 
@@ -72,7 +74,7 @@ class TestVariant:
     def test_names(self, tmp_path: Path, name: str, expected: str) -> None:
         given, equals, folder = name.rpartition("=")
         write_files(tmp_path / folder, foreign_files("gptq"))
-        recipe = read_variant(f"{given}{equals}{tmp_path / folder}").recipe
+        recipe = read_variant(f"{given}{equals}{tmp_path / folder}", Checkpoints()).recipe
         assert recipe.name == expected
 
     @pytest.mark.parametrize("name", ["___", "baseline=it", "demo:smollm2-135m", "no such"])
@@ -81,7 +83,7 @@ class TestVariant:
         for folder in ("___", "it"):
             write_files(tmp_path / folder, foreign_files("gptq"))
         with pytest.raises(UsageError) as caught:
-            read_variant(name)
+            read_variant(name, Checkpoints())
         assert caught.value.hint
 
     def test_a_config_that_is_none(self, tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ class TestVariant:
         config["quantization_config"] = {"quant_method": "gptq", "bits": "four"}
         files["config.json"] = json.dumps(config).encode()
         with pytest.raises(CheckpointError, match="does not describe"):
-            read_variant(str(write_files(tmp_path / "it", files)))
+            read_variant(str(write_files(tmp_path / "it", files)), Checkpoints())
 
     def test_groups_that_split_a_fused_set(self, tmp_path: Path) -> None:
         files = variant_files("mixed")
@@ -98,7 +100,7 @@ class TestVariant:
         config["quantization_config"]["config_groups"]["group_0"]["targets"] = ["re:.*q_proj"]
         files["config.json"] = json.dumps(config).encode()
         with pytest.raises(CheckpointError, match="have two formats, and vLLM would") as caught:
-            read_variant(str(write_files(tmp_path / "it", files)))
+            read_variant(str(write_files(tmp_path / "it", files)), Checkpoints())
         assert caught.value.where.endswith("config_groups")
 
 
@@ -168,7 +170,9 @@ class TestChoices:
 
     def located(self, settings: Settings, **options: Any) -> dict[str, Checkpoint]:
         choices = self.choices(settings, **options)
-        locator = Locator(choices.profile, settings, lambda _: self.folder, Listener())
+        locator = Locator(
+            choices.profile, settings, lambda _: self.folder, Listener(), choices.checkpoints
+        )
         return dict(locator.all(choices).adopted)
 
     def test_no_recipe_runs_that_nobody_asked_for(self, settings: Settings) -> None:

@@ -52,7 +52,7 @@ class TestCheckpoint:
         assert "its own Python code" in error.message
         assert "--trust-remote-code" in error.hint
         allowed = checkpoints.choices(trust_remote_code=True)
-        assert checkpoints.located(allowed).needs_remote_code
+        assert checkpoints.located(allowed).code_file
 
 
 class TestDraft:
@@ -70,6 +70,8 @@ class TestDraft:
         write_files(small, checkpoint_files())
         named = speculative_profile(tmp_path, method="draft_model", model=str(small))
         choices = choose(request_for(profile=named), settings)
-        draft = Locator(choices.profile, settings, lambda _: small, Listener()).draft()
+        draft = Locator(
+            choices.profile, settings, lambda _: small, Listener(), choices.checkpoints
+        ).draft()
         assert draft is not None
         assert draft.path == small

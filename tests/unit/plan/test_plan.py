@@ -28,7 +28,7 @@ from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec
 from prepare.store import Store
 from recipes.catalog import load_policy, load_profile, load_recipe
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
 from recipes.quantizers.awq import AwqQuantization
 from recipes.schema import Recipe, ServingProfile

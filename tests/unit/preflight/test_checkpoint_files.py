@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,15 @@ from quantized_checkpoint import (
 )
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from pipeline.preflight.checkpoint_faults import find_missing_matrix
+from pipeline.preflight.checkpoint_faults import find_missing_matrix, find_unlisted
 from pipeline.preflight.tokenizer_faults import tokenizer_faults
 from pipeline.preflight.weight_faults import weight_faults
 from prepare.errors import CheckpointError, VerificationError
 from recipes.catalog import load_recipe
 from recipes.checkpoints.chat_template import ModelGeneration
-from recipes.checkpoints.header_source import HeaderSource
-from recipes.checkpoints.tokenizer_file import check_same_tokens, read_tokenizer
+from recipes.checkpoints.checkpoint import read_folder
+from recipes.checkpoints.small_files import TEMPLATES_FOLDER
+from recipes.checkpoints.tokenizer_file import check_same_tokens, parse_tokenizer
 from recipes.checkpoints.weight_files import INDEX
 from recipes.weights.accounting import WeightComparison, account, open_folder
 from recipes.weights.files import check_adopted_files
@@ -97,15 +99,70 @@ def test_published_models_are_as_described(config: dict[str, Any], shapes: Shape
     assert list(weight_faults(source(config, shapes))) == []
 
 
-def test_an_index_without_metadata(tmp_path: Path) -> None:
+def test_an_index_without_metadata() -> None:
     """transformers reads the key, and fails after quantization has begun."""
-    whole = replace(source(LLAMA_3_8B, LLAMA), where=str(tmp_path / "config.json"))
-    index = tmp_path / INDEX
-    index.write_text('{"weight_map": {}}')
-    (fault,) = weight_faults(whole)
-    assert fault.where == f"{index}, key metadata"
-    index.write_text('{"metadata": {}, "weight_map": {}}')
+    indexed = replace(source(LLAMA_3_8B, LLAMA), index={"weight_map": {}})
+    (fault,) = weight_faults(indexed)
+    assert fault.where == f"org/name/{INDEX}, key metadata"
+    whole = replace(indexed, index={"metadata": {}, "weight_map": {}})
     assert list(weight_faults(whole)) == []
+
+
+def test_a_folder_that_is_called_as_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of the Hub is not refused for files of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "org" / "name" / INDEX).write_text('{"weight_map": {"a": "b.safetensors"}}')
+    on_the_hub = source(LLAMA_3_8B, LLAMA)
+    assert list(weight_faults(on_the_hub)) == []
+    assert not find_unlisted(on_the_hub)
+
+
+def adopted_notes(folder: Path, **files: dict[str, str]) -> list[str]:
+    """Notes on a variant whose chat templates differ, by folder."""
+    for name in ("source", "variant"):
+        write_files(folder / name, checkpoint_files())
+    for name, templates in files.items():
+        contents = {file: text.encode() for file, text in templates.items()}
+        write_files(folder / name / TEMPLATES_FOLDER, contents)
+    return check_adopted_files(read_folder(folder / "source"), read_folder(folder / "variant"))
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "is_noted"),
+    [
+        ({}, {"tool_use.jinja": "{{ tools }}"}, True),
+        ({"tool_use.jinja": "a"}, {"tool_use.jinja": "b"}, True),
+        ({"tool_use.jinja": "a"}, {}, True),
+        ({"tool_use.jinja": "a"}, {"tool_use.jinja": "a"}, False),
+    ],
+)
+def test_named_templates_of_an_adopted_variant(
+    tmp_path: Path, given: dict[str, str], made: dict[str, str], is_noted: bool
+) -> None:
+    notes = adopted_notes(tmp_path, source=given, variant=made)
+    assert len(notes) == is_noted
+    assert all("tool_use" in note for note in notes)
+
+
+def test_named_templates_in_the_tokenizers_config(tmp_path: Path) -> None:
+    """The same templates, in the two places where transformers looks."""
+    files = checkpoint_files()
+    template = files.pop("chat_template.jinja").decode()
+    listed = [
+        {"name": "default", "template": template},
+        {"name": "tool_use", "template": "{{ tools }}"},
+    ]
+    config = json.dumps({"chat_template": listed}).encode()
+    source = write_files(tmp_path / "source", files | {"tokenizer_config.json": config})
+    variant = write_files(tmp_path / "variant", checkpoint_files())
+    write_files(variant / TEMPLATES_FOLDER, {"tool_use.jinja": b"{{ tools }}"})
+    assert check_adopted_files(read_folder(source), read_folder(variant)) == []
+    write_files(variant / TEMPLATES_FOLDER, {"tool_use.jinja": b"{{ others }}"})
+    (note,) = check_adopted_files(read_folder(source), read_folder(variant))
+    assert "tool_use" in note
 
 
 def test_a_layer_that_shares_keys_as_declared() -> None:
@@ -124,10 +181,9 @@ def faults_of(
 ) -> list[str]:
     generation = ModelGeneration(tokenizer_class=tokenizer_class)
     read = source(LLAMA_3_8B | {"model_type": model_type}, LLAMA)
-    changed = HeaderSource(
-        read.name, read.where, read.config, read.tensors, read.weights_bytes, generation=generation
-    )
-    found = tokenizer_faults(Path("m/tokenizer.json"), content, changed)
+    file = Path("m/tokenizer.json")
+    tokenizer = parse_tokenizer(json.dumps(content).encode(), file)
+    found = tokenizer_faults(file, tokenizer, replace(read, generation=generation))
     return [f"{fault.message} {fault.where}" for fault in found]
 
 
@@ -168,10 +224,12 @@ def test_a_large_vocabulary_is_read_by_every_reader(tmp_path: Path) -> None:
     for name in ("source", "variant"):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "config.json").write_text("{}")
+        write_files(folder, checkpoint_files())
         (folder / "tokenizer.json").write_text(dumps(content))
-    assert check_adopted_files(tmp_path / "source", tmp_path / "variant") == []
-    assert len(read_tokenizer(tmp_path / "source" / "tokenizer.json")["model"]["vocab"]) == 262_144
+    source = read_folder(tmp_path / "source")
+    assert check_adopted_files(source, read_folder(tmp_path / "variant")) == []
+    assert source.tokenizer is not None
+    assert source.tokenizer.size == len(source.tokenizer.ids) == 262_144
 
 
 @pytest.mark.parametrize(

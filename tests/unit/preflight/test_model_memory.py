@@ -27,7 +27,7 @@ from pipeline.preflight.host_memory import serving_bytes
 from pipeline.preflight.memory import Fit, Gpus, Model, divisors, variants_of
 from prepare.errors import CheckpointError
 from recipes import catalog
-from recipes.checkpoints.header_source import read_config_alone
+from recipes.checkpoints.config_alone import read_config_alone
 from recipes.checkpoints.variant_size import VariantWeights
 
 RECIPES = [catalog.load_recipe(name) for name in ("baseline", "fp8-dynamic", "awq-w4a16")]

@@ -13,6 +13,7 @@ from sound_variants import source_files
 from artifacts.deploy.registered import open_version
 from artifacts.evidence.verify import check_bundle
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
+from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.quantizers.adopted import AdoptedQuantization
 
 CARD = b"---\nlicense: gemma\n---\n# FP8 by a vendor\n"
@@ -27,7 +28,7 @@ def run_of(tmp_path: Path, *variants: AdoptedVariant) -> FakeRun:
 
 def vendor(tmp_path: Path, changes: dict[str, bytes] | None = None) -> AdoptedVariant:
     files = foreign_files("modelopt-fp8") | {"README.md": CARD} | (changes or {})
-    return read_variant(str(write_files(tmp_path / "Vendor-FP8", files)))
+    return read_variant(str(write_files(tmp_path / "Vendor-FP8", files)), Checkpoints())
 
 
 def online() -> AdoptedVariant:

@@ -61,7 +61,13 @@ class Planning:
     def specs(self) -> list[StageSpec]:
         choices = choose(self.request(), self.settings)
         never_asked = Path("/none")
-        locator = Locator(choices.profile, self.settings, lambda spec: never_asked, Listener())
+        locator = Locator(
+            choices.profile,
+            self.settings,
+            lambda spec: never_asked,
+            Listener(),
+            choices.checkpoints,
+        )
         found = locator.all(choices)
         early = survey(choices, self.settings, Listener())
         plan = make_plan(choices, found, self.settings, early.sources)

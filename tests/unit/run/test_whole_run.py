@@ -17,7 +17,7 @@ from pipeline.plan.plan import Plan
 from pipeline.run import model as whole_run
 from prepare.errors import ExitCode
 from recipes.catalog import load_policy
-from recipes.checkpoints.folder import Checkpoint
+from recipes.checkpoints.checkpoint import Checkpoint, CheckpointFile
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,8 @@ def run_to(
         for report in verdicts:
             session.log.note_variant(report)
 
-    checkpoint = Checkpoint.__new__(Checkpoint)
-    object.__setattr__(checkpoint, "ref", "c")
-    object.__setattr__(checkpoint, "digest", "0" * 64)
-    object.__setattr__(checkpoint, "kind", "folder")
-    object.__setattr__(checkpoint, "quantized", "")
-    object.__setattr__(checkpoint, "path", folder)
+    file = CheckpointFile(name="config.json", size=0, sha256="0" * 64)
+    checkpoint = Checkpoint("c", "c/config.json", {}, {}, 0, here=folder, files=(file,))
     locator = SimpleNamespace(all=lambda _: Located(checkpoint))
     monkeypatch.setattr(whole_run, "Locator", lambda *_: locator)
     policy = load_policy("demo")

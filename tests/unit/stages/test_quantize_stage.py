@@ -43,7 +43,7 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
     files = checkpoint_files()
     source = inspected(write_files(tmp_path / "model", files | own))
     output = write_files(tmp_path / "output", made)
-    copy_carried_over(source, output)
+    copy_carried_over(source.place, output)
     own |= {name: files[name] for name in files if name not in ("config.json", "model.safetensors")}
     kept = {"config.json": b"{}", "model.safetensors": b"quantized"}
     assert {file.name: file.read_bytes() for file in output.iterdir()} == own | kept
@@ -60,7 +60,7 @@ def test_named_chat_templates_are_the_sources(tmp_path: Path) -> None:
         write_files(output / templates, {"tool_use.jinja": b"saved", "rag.jinja": b"added"})
         with pytest.raises(VerificationError, match=templates):
             check_auxiliary_files(folder, output)
-        copy_carried_over(inspected(folder), output)
+        copy_carried_over(inspected(folder).place, output)
         check_auxiliary_files(folder, output)
         carried = {file.name: file.read_bytes() for file in (output / templates).iterdir()}
         assert carried == ({"tool_use.jinja": b"source's"} if source_has_folder else {})
@@ -86,7 +86,7 @@ env > "$5/$2.environment"
         trust_remote_code=True,
     )
     source = inspected(write_files(tmp_path / "model", checkpoint_files()))
-    runtime = QuantizeRuntime(checkpoint=source, python=str(python), needs_hub=True)
+    runtime = QuantizeRuntime(checkpoint=source.place, python=str(python), needs_hub=True)
     spec = QUANTIZE.spec("v", parameters, {}, runtime, tmp_path / "store")
     with pytest.raises(Exception, match="no result"):
         run(StageContext(spec, tmp_path, Store(tmp_path / "store"), Listener()))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from prepare.errors import CheckpointError
-from recipes.checkpoints.chat_template import MAX_TEMPLATE_BYTES, folder_generation
+from recipes.checkpoints.chat_template import folder_generation
+from recipes.checkpoints.small_files import MAX_TEMPLATE_BYTES
 
 NAMED = [{"name": "default", "template": "{{ messages }}"}]
 

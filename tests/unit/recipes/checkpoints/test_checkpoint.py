@@ -14,26 +14,20 @@ from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from prepare.digest import FileDigests
 from prepare.errors import CheckpointError, UsageError
-from recipes.checkpoints.folder import (
-    Checkpoint,
-    CheckpointReference,
-    Kind,
-    inspect_folder,
-    parse_reference,
-)
+from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder
+from recipes.checkpoints.reference import CheckpointReference, parse_reference
 
 INDEX, SECOND = "model.safetensors.index.json", "model-00002-of-00002.safetensors"
 Spoil = Callable[[Path], Any]
 
 
-def inspect(folder: Path, kind: Kind = "folder") -> Checkpoint:
-    digests = FileDigests(folder.parent / "digests.json")
-    return inspect_folder(folder, ref="it", kind=kind, revision=None, digests=digests)
+def inspect(folder: Path) -> Checkpoint:
+    return inspect_folder(folder, FileDigests(folder.parent / "digests.json"))
 
 
-def fault(folder: Path, kind: Kind = "folder") -> CheckpointError:
+def fault(folder: Path) -> CheckpointError:
     with pytest.raises(CheckpointError) as caught:
-        inspect(folder, kind)
+        inspect(folder)
     assert caught.value.where
     return caught.value
 
@@ -92,18 +86,17 @@ class TestReference:
 def test_facts(whole: Path) -> None:
     found = inspect(whole)
     assert found.architecture == "LlamaForCausalLM"
-    assert found.model_type == "llama"
+    assert found.to_dict()["model_type"] == "llama"
     assert found.dtype == "bfloat16"
     assert found.parameters == 4 * 8 * 4
     assert found.weights_bytes == (whole / "model.safetensors").stat().st_size
     assert found.max_position_embeddings == 4096
     assert not found.quantized
-    assert not found.needs_remote_code
+    assert not found.code_file
     assert [file.name for file in found.files] == sorted(checkpoint_files())
     content = (whole / "config.json").read_bytes()
     config = next(file for file in found.files if file.name == "config.json")
     assert (config.size, config.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert Checkpoint.model_validate(found.model_dump(mode="json")) == found
 
 
 @pytest.mark.parametrize(
@@ -141,9 +134,9 @@ def test_digest_heeds(whole: Path, name: str) -> None:
 def test_remote_code_is_recorded(whole: Path, name: str) -> None:
     own = {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}
     change_json(whole / name, model_type="own", **own)
-    assert inspect(whole).needs_remote_code
+    assert inspect(whole).code_file == name
     change_json(whole / name, auto_map={})  # as Phi-4 has it
-    assert not inspect(whole).needs_remote_code
+    assert not inspect(whole).code_file
 
 
 def rewritten(name: str, **tensors: tuple[str, tuple[int, ...]]) -> Spoil:
@@ -256,9 +249,6 @@ class TestFaults:
         error = fault(whole)
         assert "leaves the checkpoint's folder" in error.message
         assert error.where == str(whole / name)
-        assert (
-            fault(whole, kind="hub").message == error.message
-        )  # no folder of the Hub's cache either
 
 
 class TestHubCache:
@@ -281,7 +271,7 @@ class TestHubCache:
 
     def test_links_into_the_repository(self, repository: Path, whole: Path) -> None:
         snapshot = repository / "snapshots" / "c0ffee"
-        assert inspect(snapshot, "hub").digest == inspect(whole).digest
+        assert inspect(snapshot).digest == inspect(whole).digest
 
     def test_links_into_the_store_that_repositories_share(self, repository: Path) -> None:
         snapshot = repository / "snapshots" / "c0ffee"
@@ -291,7 +281,7 @@ class TestHubCache:
         shared.parent.mkdir(parents=True)
         (repository.parent / "xet-hash").rename(shared)
         name.symlink_to(shared)
-        assert inspect(snapshot, "hub").parameters == 128
+        assert inspect(snapshot).parameters == 128
 
     def test_link_to_another_repository(self, repository: Path) -> None:
         snapshot = repository / "snapshots" / "c0ffee"
@@ -300,7 +290,7 @@ class TestHubCache:
         other.write_text("{}")
         (snapshot / "chat_template.jinja").unlink()
         (snapshot / "chat_template.jinja").symlink_to(other)
-        assert "leaves the checkpoint's folder" in fault(snapshot, "hub").message
+        assert "leaves the checkpoint's folder" in fault(snapshot).message
 
     def test_content_that_is_not_what_the_hub_promised(self, repository: Path) -> None:
         snapshot = repository / "snapshots" / "c0ffee"
@@ -308,6 +298,6 @@ class TestHubCache:
         content = bytearray(blob.read_bytes())
         content[-1] ^= 1
         blob.write_bytes(content)
-        error = fault(snapshot, "hub")
+        error = fault(snapshot)
         assert "the file is damaged: its sha256 is" in error.message
         assert error.where == str(blob)

@@ -9,8 +9,8 @@ import pytest
 
 from prepare.errors import CheckpointError
 from recipes import catalog
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.dequantized_source import dequantized, planned_weights
-from recipes.checkpoints.header_source import HeaderSource
 from recipes.checkpoints.safetensors_header import TensorEntry
 
 BYTES = {"I32": 4, "I64": 8, "BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
@@ -18,14 +18,14 @@ LAYER = "model.layers.0.mlp.up_proj"
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 
 
-def source(layout: Layout, quantization: dict[str, Any]) -> HeaderSource:
+def source(layout: Layout, quantization: dict[str, Any]) -> Checkpoint:
     tensors = {
         name: TensorEntry(dtype, shape, 0, BYTES[dtype] * math.prod(shape))
         for name, (dtype, shape) in layout.items()
     }
     size = sum(tensor.size for tensor in tensors.values())
     config = {"num_hidden_layers": 1, "quantization_config": quantization}
-    return HeaderSource("it", "it/config.json", config, tensors, size, size)
+    return Checkpoint("it", "it/config.json", config, tensors, size, size)
 
 
 def group(bits: int) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from small_checkpoint import checkpoint_files, write_files
 from pipeline.preflight.memory import Model
 from prepare.digest import FileDigests
 from prepare.errors import CheckpointError
-from recipes.checkpoints.folder import inspect_folder
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import inspect_folder, read_folder
 
 SECONDS, MIB = 2.0, 300.0
 PATIENCE = 2  # times as long where other tests have the cores
@@ -25,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 def look(folder: Path) -> None:
     digests = FileDigests(folder.parent / "digests.json")
-    inspect_folder(folder, ref="./m", kind="folder", revision=None, digests=digests)
+    inspect_folder(folder, digests)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX, "tokenizer.json",

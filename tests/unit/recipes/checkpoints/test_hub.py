@@ -23,7 +23,7 @@ from small_checkpoint import checkpoint_files, safetensors
 from eval_gates.sandbox import bubblewraps
 from prepare.digest import FileDigests
 from prepare.errors import HubError
-from recipes.checkpoints.folder import inspect_folder
+from recipes.checkpoints.checkpoint import hash_checkpoint, inspect_folder, read_folder
 from recipes.checkpoints.hub import explain_hub_errors
 from recipes.checkpoints.source_info import find_source
 
@@ -166,16 +166,14 @@ def test_whole_download_then_offline(
 
     # What came from the Hub's cache is checked as such.
     digests = FileDigests(tmp_path / "digests.json")
-    found = inspect_folder(folder, ref="org/name", kind="hub", revision=None, digests=digests)
+    found = hash_checkpoint(read_folder(folder, "org/name", "hub"), digests)
     assert {file.name for file in found.files} == set(wanted) - set(CARD)
 
     # The card counts for no digest, and tells the license.
     (tmp_path / "bare").mkdir()
     for name in set(wanted) - set(CARD):
         (tmp_path / "bare" / name).write_bytes(wanted[name])
-    bare = inspect_folder(
-        tmp_path / "bare", ref="bare", kind="folder", revision=None, digests=digests
-    )
+    bare = inspect_folder(tmp_path / "bare", digests)
     assert bare.digest == found.digest
     assert find_source("org/name", found.digest, found).license == "apache-2.0"
 

@@ -17,12 +17,13 @@ import pytest
 from hub_stand_in import HubStandIn, Repository
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from recipes.checkpoints.header_source import read_folder
+from prepare.digest import FileDigests
+from recipes.checkpoints.checkpoint import inspect_folder, read_folder
 
 CHILD = """
 import json, sys
 from prepare.errors import PrepareError
-from recipes.checkpoints.header_source import read_hub
+from recipes.checkpoints.hub_headers import read_hub
 try:
     found = read_hub(sys.argv[1], sys.argv[2] or None)
     answer = {
@@ -30,12 +31,51 @@ try:
         "tensors": {name: [t.dtype, t.shape] for name, t in found.tensors.items()},
         "bytes": found.weights_bytes,
         "where": found.where,
-        "names": sorted(found.names),
+        "names": sorted(found.small.names),
         "template": found.generation.has_template,
     }
 except PrepareError as error:
     answer = error.to_dict()
 print(json.dumps(answer))
+"""
+# The headers, then the download; counts what opens files of the snapshot.
+FETCHED = """
+import json, os, sys
+from collections import Counter
+from pathlib import Path
+opened = Counter()
+def note(event, arguments):
+    if event == "open" and "/snapshots/" in str(arguments[0]) and arguments[1] in (None, "r", "rb"):
+        opened[Path(str(arguments[0])).name] += 1
+sys.addaudithook(note)
+from pipeline.preflight.checkpoint_faults import checkpoint_faults
+from prepare.digest import FileDigests
+from prepare.events import NullProgress
+from recipes.catalog import load_profile
+from recipes.checkpoints.checkpoint import hash_checkpoint
+from recipes.checkpoints.known_checkpoints import Checkpoints
+from recipes.checkpoints.hub import download
+from recipes.checkpoints.reference import parse_reference
+reference = parse_reference(sys.argv[1])
+known = Checkpoints()
+read = known.read(reference)
+profile = load_profile("cpu")
+asked = {"quantizes": True, "trust_remote_code": False}
+faults = [fault.where for fault in checkpoint_faults(read, profile, **asked)]
+assert known.read(reference) is read
+folder, commit = download(reference.name, None, progress=NullProgress())
+opened_by_download = opened.copy()
+local = known.downloaded(reference, folder, commit)
+hashed = hash_checkpoint(local, FileDigests(Path(sys.argv[2])))
+assert known.downloaded(reference, folder, commit) is local
+print(json.dumps({
+    "faults": faults,
+    "here": read.here,
+    "revision": [read.revision, hashed.revision],
+    "files": [file.name for file in hashed.files],
+    "opened": opened - opened_by_download,
+    "digest": hashed.digest,
+}))
 """
 LARGE = 2 << 20
 
@@ -56,9 +96,13 @@ def settings(hub: HubStandIn, home: Path) -> dict[str, str]:
 
 
 def read(hub: HubStandIn, home: Path, name: str, revision: str = "") -> dict[str, Any]:
+    return run_child(CHILD, hub, home, name, revision)
+
+
+def run_child(script: str, hub: HubStandIn, home: Path, *arguments: str) -> dict[str, Any]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, name, revision],
+        [sys.executable, "-c", script, *arguments],
         env=environment | settings(hub, home),
         capture_output=True,
         text=True,
@@ -97,7 +141,7 @@ def test_the_headers_and_nothing_more(hub: HubStandIn, tmp_path: Path) -> None:
     local = read_folder(write_files(tmp_path / "local", shards()))
     assert {n: [t.dtype, list(t.shape)] for n, t in local.tensors.items()} == found["tensors"]
     assert local.weights_bytes == found["bytes"]
-    assert sorted(local.names | {"consolidated.safetensors"}) == found["names"]
+    assert sorted(local.small.names | {"consolidated.safetensors"}) == found["names"]
     assert local.generation.has_template is found["template"] is True
 
 
@@ -133,3 +177,23 @@ def test_refusals(hub: HubStandIn, tmp_path: Path) -> None:
     assert "no safetensors" in read(hub, tmp_path, "org/pickled")["message"]
     assert "damaged" in read(hub, tmp_path, "org/damaged")["message"]
     assert "1 of 2 weight files are missing" in read(hub, tmp_path, "org/lacking")["message"]
+
+
+def test_what_the_headers_showed_is_not_read_again(hub: HubStandIn, tmp_path: Path) -> None:
+    """Before the download the index shows a fault: a relative path would have missed it."""
+    hub.reset()
+    hub.models["org/twice"] = Repository(shards())
+    found = run_child(FETCHED, hub, tmp_path / "home", "org/twice", str(tmp_path / "digests.json"))
+    commit = hub.models["org/twice"].commit
+    assert found["faults"] == ["org/twice/model.safetensors.index.json, key metadata"]
+    assert found["here"] is None
+    assert found["revision"] == [commit, commit]
+    assert sorted(found["files"]) == sorted(shards())
+    read_before = {"config.json", "tokenizer_config.json", "model.safetensors.index.json"}
+    assert not read_before & found["opened"].keys()
+    # Its header, and its digest.
+    assert found["opened"]["model-00001-of-00002.safetensors"] == 2
+    local = inspect_folder(
+        write_files(tmp_path / "local", shards()), FileDigests(tmp_path / "others.json")
+    )
+    assert found["digest"] == local.digest

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipes.catalog import load_recipe
-from recipes.checkpoints.header_source import read_folder
+from recipes.checkpoints.checkpoint import read_folder
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.variant_size import variant_weights
 from recipes.quantization import Quantization
