@@ -13,6 +13,7 @@ from eval_gates.clusters import labels_of, partners
 from eval_gates.engine_metrics import SpecDecodeCounter
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Answer, Asked, Question, Reply
+from eval_gates.server_tokens import check_server_tokens
 from eval_gates.stopping import PLAN, StoppingPlan
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import Render, kind_named
@@ -190,13 +191,14 @@ def template_of(client: Client) -> Render:
 def open_client(
     spec: dict[str, Any], suite: OpenSuite, answered: Callable[[int], None], progress: Progress
 ) -> Client:
-    """Return the endpoint's client."""
+    """Return the endpoint's client; StageError if it reads text otherwise than our tokenizer."""
     arguments = spec["suite"].get("chat_template_kwargs") or {}
     by_chat = bool(spec.get("by_chat"))
     tokenizer = None
     if not by_chat:
         trust = spec["trust_remote_code"]
         tokenizer = Tokenizer.load(spec["tokenizer"], arguments, trust=trust)
+        check_server_tokens(spec, tokenizer, progress.note)
     return Client(
         spec["url"],
         spec["model"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.errors import StageError
-from recipes.checkpoints.tokenizer_file import check_same_tokens
+from recipes.checkpoints.same_tokens import check_same_tokens
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Tokenizer:
                 hint="take 'prompt_format: completion' for this suite, or another template",
             ) from error
         return prompt
+
+    def special_ids(self, limit: int) -> dict[str, int]:
+        """Return at most so many special tokens that are one id each."""
+        read = {text: self.encode(text) for text in self.special_texts()[:limit]}
+        return {text: ids[0] for text, ids in read.items() if len(ids) == 1}
 
     def special_texts(self) -> list[str]:
         """Return special tokens' texts; `all_special_tokens` lacks some."""

@@ -17,8 +17,12 @@ class WordTokenizer:
         self.ids: dict[str, int] = {"</s>": 0}
 
     def __call__(self, text: str, **settings: Any) -> SimpleNamespace:
-        words = re.findall(r" ?\w+|\W", text)
+        words = re.findall(r"</s>| ?\w+|\W", text)
         return SimpleNamespace(input_ids=[self.ids.setdefault(w, len(self.ids)) for w in words])
+
+    def decode(self, ids: list[int]) -> str:
+        words = {number: word for word, number in self.ids.items()}
+        return "".join(words[number] for number in ids)
 
     def apply_chat_template(
         self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True, **rest: Any

@@ -99,6 +99,8 @@ def print_power(power: Sequence[GatePower]) -> None:
 
 def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
     """Print each variant's fits on GPUs."""
+    from pipeline.preflight.survey import line
+
     site = plan.gpus
     model = plan.gpus.model
     number = plan.gpus_a_copy
@@ -137,7 +139,7 @@ def print_capacity(plan: CapacityPlan, *, verbose: bool = False) -> None:
             hint = f"; hint: {fit.hint}" if fit.hint else ""
             print(f"{fit.variant} on {fit.gpus}: {fit.answer}: {fit.reason}{hint}")
     for fault in plan.refused:
-        print(f"would be refused: {fault.message}; hint: {fault.hint}")
+        print(f"would be refused: {line(fault)}")
     for note in plan.notes:
         print(f"note: {note}")
     print(f"disk: {decimal(plan.disk_bytes())} for the checkpoint and its variants")

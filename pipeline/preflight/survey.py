@@ -25,6 +25,7 @@ from pipeline.preflight.machine import (
 )
 from pipeline.preflight.power import check_power
 from pipeline.preflight.preflight import Preflight
+from pipeline.preflight.tokenizer_faults import reading_faults
 from pipeline.stages import known_of
 from pipeline.stages.questions import QUESTIONS
 from prepare.errors import (
@@ -92,6 +93,9 @@ def survey(
         drafted = read_draft_bytes(profile, settings, choices.checkpoints)
         preflight = Preflight(source, choices, machine, settings.store, made, drafted)
         faults += preflight.faults()
+        if not any(faults):
+            kind = Accelerator(profile.accelerator)
+            faults += reading_faults(source, choices.environments, kind, settings)
         faults += _disk_faults(preflight, choices)
     faults += _question_faults(choices, policy, sources, settings, progress)
     if registers:

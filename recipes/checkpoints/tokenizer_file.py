@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.digest import digest_json
-from prepare.errors import CheckpointError, StageError
+from prepare.errors import CheckpointError
 from prepare.untrusted import MEBIBYTE, parse_json
 
 TOKENIZER = "tokenizer.json"
@@ -34,14 +34,14 @@ KINDS: Mapping[str, str] = {
     "WordPiece",
     "model": "BPE Unigram WordLevel WordPiece",
 }
-# Classes of transformers 5.17 to 5.19 that replace the file's pre-tokenizer by their own.
+# Classes of transformers 5.17 that replace the file's pre-tokenizer by their own.
 METASPACE_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
 BYTE_LEVEL_CLASSES = (
     *("CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer"),
     "Qwen3_5Tokenizer",
 )
-# Model types for which these versions load the class that the checkpoint names. For others they
-# have a list of wrong names. A type that is absent here is found when its tokenizer is loaded.
+# Model types for which this version loads the class that the checkpoint names. For others it
+# has a list of wrong names. A type that is absent here is found when its tokenizer is loaded.
 TYPES_BY_NAMED_CLASS = (
     "apertus arcee bamba bitnet bloom code_llama cohere cohere2 cwm dbrx exaone4 falcon falcon_h1 "
     "gemma gemma2 gemma3 gemma3_text gemma3n gemma4 gemma4_text glm_moe_dsa gpt2 gpt_neox gpt_oss "
@@ -54,12 +54,6 @@ CURE = (
     'set "tokenizer_class": "PreTrainedTokenizerFast" in a copy\'s tokenizer_config.json, which '
     "reads tokenizer.json as it is"
 )
-# Without spaces at the start, where a class may add one (`add_prefix_space`).
-SAMPLES = (
-    "The old library stood at the corner of the market square, and 12 people came to read in it.",
-    "def mean(values):\n    total = sum(values)\n    return total / len(values)  # of all values",
-)
-TAIL = 10  # ids at a sample's end that must agree
 
 
 @dataclass(frozen=True)
@@ -161,32 +155,3 @@ def _parts(content: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
             members = part.get(key)
             if isinstance(members, list):
                 waiting += [member for member in members if isinstance(member, dict)]
-
-
-def check_same_tokens(tokenizer: Any, folder: Path) -> None:
-    """Check that the class reads a folder's tokenizer.json as the file says, and keeps spaces.
-
-    StageError: it gives other ids, or text does not survive encoding and decoding.
-    """
-    file = folder / TOKENIZER
-    if not file.is_file():
-        return
-    from tokenizers import Tokenizer
-
-    as_written = Tokenizer.from_file(str(file))
-    name = type(tokenizer).__name__
-    for text in SAMPLES:
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        written = as_written.encode(text, add_special_tokens=False).ids
-        words = str(tokenizer.decode(ids)).split()
-        if ids[-TAIL:] == written[-TAIL:] and words[-TAIL:] == text.split()[-TAIL:]:
-            continue
-        fault = f"reads {ids[-4:]} where {TOKENIZER} gives {written[-4:]}"
-        if ids[-TAIL:] == written[-TAIL:]:
-            fault = f"turns {text[-40:]!r} into {' '.join(words)[-40:]!r}"
-        raise StageError(
-            f"the tokenizer's class '{name}' of transformers {fault}: the model would see other "
-            "text than it was trained on",
-            where=f"{folder / TOKENIZER_CONFIG}, key tokenizer_class",
-            hint=CURE,
-        )

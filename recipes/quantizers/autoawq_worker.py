@@ -17,6 +17,7 @@ from prepare.events import Progress
 from prepare.untrusted import read_json_file
 from prepare.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import ROUTERS
+from recipes.checkpoints.same_tokens import check_same_tokens
 from recipes.ignored_modules import is_ignored
 from recipes.quantizers.calibration import block_facts, calibration_blocks
 from recipes.quantizers.models import ComputeDtype
@@ -64,6 +65,8 @@ def quantize(
     quantization = spec["quantization"]
     trust = spec["trust_remote_code"]
     calibration = quantization["calibration"]
+    tokenizer = AutoTokenizer.from_pretrained(str(readable), trust_remote_code=trust)
+    check_same_tokens(tokenizer, Path(spec["checkpoint"]))
     set_seed(calibration["seed"])
     progress.note("loading the checkpoint")
     model = AutoAWQForCausalLM.from_pretrained(
@@ -82,7 +85,6 @@ def quantize(
             f"group size {quantization['group_size']} does not divide every layer's columns; "
             f"using {group_size}"
         )
-    tokenizer = AutoTokenizer.from_pretrained(str(readable), trust_remote_code=trust)
     blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
     model.quantize(
         tokenizer,

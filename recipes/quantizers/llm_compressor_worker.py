@@ -12,7 +12,7 @@ from prepare.errors import PrepareError, StageError
 from prepare.events import Progress
 from prepare.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import module_kind
-from recipes.checkpoints.tokenizer_file import check_same_tokens
+from recipes.checkpoints.same_tokens import check_same_tokens
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
 from recipes.ignored_modules import is_ignored
 from recipes.quantizers.calibration import block_facts, calibration_blocks

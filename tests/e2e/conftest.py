@@ -78,6 +78,7 @@ RUN_BY_CI = {
     "test_model_free.py",
     "test_push_and_pull.py",
     "test_rouge_in_scripts.py",
+    "test_same_tokens.py",
     "test_suites_asked.py",
 }
 

@@ -48,6 +48,8 @@ def test_the_tables(model: str, tmp_path: Path) -> None:
     assert "LlamaForCausalLM" in done.stdout
     assert "8 x t4" in done.stdout
     assert "would be refused: fp8-dynamic needs" in done.stdout
+    refusals = [text for text in done.stdout.splitlines() if text.startswith("would be refused")]
+    assert all("; where: " in text for text in refusals)
     assert len(done.stdout.splitlines()) <= 25
     every = CliRunner().invoke(app, ["plan", model, "--gpu", "t4", "--gpus", "8", "--verbose"])
     assert "4 attention heads cannot be split over 8 GPUs" in every.stdout

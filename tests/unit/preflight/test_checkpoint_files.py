@@ -41,8 +41,9 @@ from prepare.errors import CheckpointError, VerificationError
 from recipes.catalog import load_recipe
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.checkpoint import read_folder
+from recipes.checkpoints.same_tokens import check_same_tokens
 from recipes.checkpoints.small_files import TEMPLATES_FOLDER
-from recipes.checkpoints.tokenizer_file import check_same_tokens, parse_tokenizer
+from recipes.checkpoints.tokenizer_file import parse_tokenizer
 from recipes.checkpoints.weight_files import INDEX
 from recipes.weights.accounting import WeightComparison, account, open_folder
 from recipes.weights.files import check_adopted_files
