@@ -99,7 +99,7 @@ def check_same_tokens(tokenizer: Any, folder: Path) -> None:
 
     try:
         as_written = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library has no class of its own for it
+    except Exception as error:  # the library raises the base class alone
         raise StageError(
             f"the tokenizer cannot be loaded: {error}",
             where=str(file),
