@@ -11,6 +11,7 @@ from rich.filesize import decimal
 
 from artifacts.requests import GateRequest, without_password
 from artifacts.run_record import ResolvedOptions, RunReport, ScreenedModel, VariantReport
+from eval_gates.gate_result import passed_on
 from prepare.errors import ExitCode, from_dict
 from prepare.own_command import own_command
 
@@ -120,10 +121,9 @@ def headline(report: RunReport) -> str:
     if champion is not None:
         named = f"{report.registered_name} version {champion.registry_version}"
         if champion.not_shown:
-            passed = [gate.name for gate in champion.gates if gate.verdict == "pass"]
             return (
-                f"{champion.recipe} passed on {', '.join(passed)} and was promoted as {named}; "
-                f"{champion.not_shown}"
+                f"{champion.recipe} passed on {passed_on(champion.gates)} and was promoted as "
+                f"{named}; {champion.not_shown}"
             )
         return f"{champion.recipe} passed and was promoted as {named}"
     if report.error is not None:
@@ -202,6 +202,21 @@ def next_command(report: RunReport, *, is_shown: bool = False) -> str:
     if report.status == "finished":
         return own_command("report", report.run)
     return repeating_command(report)
+
+
+def next_commands(report: RunReport, *, is_shown: bool = False) -> list[str]:
+    """Return the command to continue with, and of a promoted variant what else can be done."""
+    first = next_command(report, is_shown=is_shown)
+    champion = champion_of(report)
+    if champion is None or is_shown:
+        return [first]
+    registry = without_password(report.registry) if report.registry else None
+    version = f"{report.registered_name}@{champion.registry_version}"
+    return [
+        first,
+        own_command("report", report.run),
+        own_command("serve", version, registry=registry),
+    ]
 
 
 def next_steps(report: RunReport) -> list[str]:

@@ -185,7 +185,7 @@ class VariantReport(Record):
     @property
     def short_verdict(self) -> str:
         """The verdict, with the names of gates that its pass does not show."""
-        others = [gate.name for gate in self.gates if gate.verdict in ("undecided", "fail")]
+        others = [gate.name for gate in self.gates if gate.is_doubtful]
         if self.verdict != "pass" or not others:
             return self.verdict
         return f"pass (not shown: {', '.join(others)})"

@@ -99,6 +99,31 @@ class Request(NamedTuple):
     length: int = 0  # tokens of prompt and answer
 
 
+class TokenBudget:
+    """A bound of the tokens that are under way together; 0: none."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def take(self, tokens: int) -> AsyncIterator[None]:
+        """Wait until so many tokens fit, or nothing else is under way."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._has_room(tokens))
+            self._taken += tokens
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._taken -= tokens
+                self._changed.notify_all()
+
+    def _has_room(self, tokens: int) -> bool:
+        return not self._limit or not self._taken or self._taken + tokens <= self._limit
+
+
 class Client:
     """Asks one endpoint the questions of one suite.
 
@@ -168,12 +193,22 @@ class Client:
         """
         return self._run(self._ask(questions))
 
-    def send(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Any]:
-        """Return what is read of the answers, in order."""
+    def send(self, requests: Sequence[Request], *, tokens_in_flight: int = 0) -> list[Any]:
+        """Return what is read of the answers, in order.
+
+        `tokens_in_flight` bounds the sum of the lengths of requests that are under way together; a
+        longer one goes alone. With 1 they go one after the other; 0: no bound.
+        """
 
         async def work() -> list[Any]:
-            async with self._open(in_flight):
-                return await _gather([self._send(each) for each in requests])
+            budget = TokenBudget(tokens_in_flight)
+
+            async def send_within_budget(request: Request) -> Any:
+                async with budget.take(request.length):
+                    return await self._send(request)
+
+            async with self._open():
+                return await _gather([send_within_budget(request) for request in requests])
 
         return self._run(work())
 
@@ -192,13 +227,13 @@ class Client:
         return found
 
     @asynccontextmanager
-    async def _open(self, in_flight: int | None = None) -> AsyncIterator[None]:
+    async def _open(self) -> AsyncIterator[None]:
         limits = _http().Limits(max_connections=self._concurrency)
         transport = _http().AsyncHTTPTransport(uds=self._socket, limits=limits)
         async with _http().AsyncClient(
             transport=transport, timeout=self._timeout_s, follow_redirects=False, trust_env=False
         ) as self._client:
-            self._slots = asyncio.Semaphore(in_flight or self._concurrency)
+            self._slots = asyncio.Semaphore(self._concurrency)
             yield
 
     async def _ask(self, questions: Sequence[Question]) -> list[list[Reply]]:

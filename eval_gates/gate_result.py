@@ -16,15 +16,25 @@ POINTS: Literal["points"] = "points"
 RATIO: Literal["ratio"] = "ratio"
 
 
+DECIDES_NOTHING = "shown only"
+"""In the place of an advisory gate's verdict."""
+
+
 def not_shown(gates: Sequence[GateResult]) -> str:
     """Return the gates that a pass says nothing of, with what they measured; else ''."""
-    undecided = [gate.shortfall for gate in gates if gate.verdict == "undecided"]
-    failed = [gate.shortfall for gate in gates if gate.verdict == "fail"]
+    doubtful = [gate for gate in gates if gate.is_doubtful]
+    failed = [gate.shortfall for gate in doubtful if gate.verdict == "fail"]
+    others = [gate.shortfall for gate in doubtful if gate.verdict != "fail"]
     words = [
-        f"not shown on {', '.join(undecided)}" if undecided else "",
+        f"not shown on {', '.join(others)}" if others else "",
         f"failed on {', '.join(failed)}" if failed else "",
     ]
     return "; ".join(filter(None, words))
+
+
+def passed_on(gates: Sequence[GateResult]) -> str:
+    """Return the names of the deciding gates that passed."""
+    return ", ".join(gate.name for gate in gates if gate.verdict == "pass" and gate.decides)
 
 
 def blocks(verdict: str, tier: Tier) -> bool:
@@ -99,6 +109,31 @@ class GateResult(Record):
         return is_held or blocks(self.verdict, self.tier)
 
     @property
+    def decides(self) -> bool:
+        """Whether its verdict can count; an advisory gate is only shown."""
+        return self.tier != "advisory"
+
+    @property
+    def lost_too_much(self) -> bool:
+        """Whether the estimate itself is beyond what is allowed; the bounds do not count."""
+        limit = self.allowed if self.allowed is not None else self.threshold
+        if self.estimate is None or not self.margin:
+            return False
+        return self.estimate < limit if self.direction == "above" else self.estimate > limit
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a pass has to name it: it was not shown to hold, or lost more than its margin."""
+        if self.verdict == "fail" or (self.decides and self.verdict == "undecided"):
+            return True
+        return self.verdict != "skipped" and self.lost_too_much
+
+    @property
+    def shown_verdict(self) -> str:
+        """The verdict for a table."""
+        return self.verdict if self.decides else DECIDES_NOTHING
+
+    @property
     def shortfall(self) -> str:
         """Name and estimate against the margin, of a gate that did not pass."""
         if self.estimate is None:
@@ -109,21 +144,40 @@ class GateResult(Record):
         return f"{self.name} ({estimate}, {self.margin})"
 
     @property
+    def shown_metric(self) -> str:
+        """The metric, where the gate's name does not say it."""
+        return self.metric
+
+    @property
     def title(self) -> str:
-        """Name with metric, and a tier other than the default."""
-        metric = f" {self.metric}" if self.unit == SCORE and self.metric else ""
-        return f"{self.name}{metric}{'' if self.tier == 'critical' else f', {self.tier}'}"
+        """Name with metric, and whether it only supports; of an advisory one the verdict tells."""
+        metric = f" {self.metric}" if self.unit == SCORE and self.shown_metric else ""
+        return f"{self.name}{metric}{', supporting' if self.tier == 'supporting' else ''}"
 
     def cells(self, places: int = 2) -> dict[str, str]:
         """Return cells by heading."""
         before, after = self.show_sides(places)
+        number, _, unit = before.partition(" ")
+        is_one_unit = bool(unit) and after.endswith(f" {unit}")
+        sign = ">" if self.direction == "above" else "<"
+        bound = "" if self.bound is None else f"{sign} {self._show_limit(self.bound, places)}"
+        needed = f"{sign} {self._show_limit(self.threshold, places)}" if self.margin else ""
+        if self.kept is not None:
+            bound = format_percent(self.kept, 1)
+            needed = self.margin
         return {
             "gate": f"{self.title} ({self.counted})" if self.counted else self.title,
-            "baseline": before,
-            "candidate": after,
-            "difference": "" if self.estimate is None else self.show_difference(places),
-            "verdict": self.verdict,
+            "baseline to candidate": " to ".join(
+                filter(None, [number if is_one_unit else before, after])
+            ),
+            "difference": self.show_estimate(places),
+            "bound": bound,
+            "needed": needed,
+            "verdict": self.shown_verdict,
         }
+
+    def _show_limit(self, value: float, places: int) -> str:
+        return show(value, self.scale, places).removeprefix("x ")
 
     def show_sides(self, places: int = 2) -> tuple[str, str]:
         """Return baseline and candidate as text."""

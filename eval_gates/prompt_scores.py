@@ -67,9 +67,10 @@ def generate(model: str, prompt: Sequence[int], tokens: int) -> Request:
 
 def score(model: str, prompt: Sequence[int], answer: Sequence[int]) -> Request:
     """Return the request of an answer's log-probabilities, as the end of a prompt."""
-    body = {"model": model, "prompt": [*prompt, *answer], "max_tokens": 1, "temperature": 0}
+    tokens = [*prompt, *answer]
+    body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0}
     read = partial(read_scores, tokens=answer)
-    return Request("completions", {**body, "prompt_logprobs": CHOICES}, read)
+    return Request("completions", {**body, "prompt_logprobs": CHOICES}, read, len(tokens))
 
 
 def read_tokens(body: Any) -> list[int]:

@@ -11,6 +11,9 @@ from eval_gates.gate_result import GateResult, format_percent
 from eval_gates.rows import Answer
 from prepare.record import Record
 
+KEPT_SHARE = "kept_share"
+"""Metric of conversations: the share of the baseline's tokens that an arm would write, too."""
+
 
 class NoiseFloor(Record):
     """Changes by serving alone, from a repeated baseline: greedy is not bit-stable."""
@@ -84,6 +87,19 @@ class QualityResult(GateResult):
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"
     )
+
+    @property
+    def shown_metric(self) -> str:
+        return "" if self.metric == KEPT_SHARE else self.metric
+
+    @property
+    def shortfall(self) -> str:
+        if self.metric != KEPT_SHARE or self.allowed is None:
+            return super().shortfall
+        kept = format_percent(self.candidate, 1)
+        lost = f"{-100 * self.estimate:.1f} points fewer"
+        limit = f"at most {-100 * self.allowed:.4g} may be lost"
+        return f"{self.name} (keeps {kept} of the baseline's next tokens, {lost}; {limit})"
 
     @property
     def lengths(self) -> str:

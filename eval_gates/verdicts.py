@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from eval_gates.clusters import group_by_cluster, means
-from eval_gates.gate_result import SCORE, GateResult, Verdict, not_shown
+from eval_gates.gate_result import SCORE, GateResult, Verdict, not_shown, passed_on
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, own_gains
@@ -202,18 +202,18 @@ def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
     suites = [gate for gate in gates if isinstance(gate, QualityResult)]
     if not suites:
         raise ValueError("no gates: nothing was shown")
-    failed = [each.name for each in gates if each.blocks and each.verdict == "fail"]
+    failed = [each.shortfall for each in gates if each.blocks and each.verdict == "fail"]
     undecided = [each.name for each in gates if each.blocks and each.verdict == "undecided"]
     # Speed alone shows nothing: a critical suite must have passed.
     critical = any(each.tier == "critical" for each in suites)
     p_values = [each.p_value for each in gates if each.tier == "critical" and critical]
     p_value = max((each for each in p_values if each is not None), default=1.0)
     if failed:
-        return "fail", f"{', '.join(failed)} failed", p_value
+        return "fail", f"failed on {', '.join(failed)}", p_value
     if undecided:
         return "undecided", f"{', '.join(undecided)} could not be decided", p_value
     if others := not_shown(gates):
-        passed = [each.name for each in gates if each.verdict == "pass"]
-        return "pass", f"passed on {', '.join(passed)}; {others}", p_value
-    words = f"all {len(gates)} gates" if len(gates) > 1 else "the gate"
+        return "pass", f"passed on {passed_on(gates)}; {others}", p_value
+    deciding = sum(gate.decides for gate in gates)
+    words = f"all {deciding} gates" if deciding > 1 else "the gate"
     return "pass", f"{words} passed", p_value

@@ -120,6 +120,9 @@ class CalibrationLimit(ConfigModel):
         False,
         description="calibrate with the recipe's `fallback`, if it has one, without the Hub",
     )
+    grid_points: int | None = Field(
+        None, ge=3, le=1_000, description="candidate scales that AWQ tries per layer"
+    )
 
     def limit(self, calibration: Calibration) -> Calibration:
         """Return the calibration within these limits."""

@@ -23,6 +23,7 @@ from eval_gates.prompt_scores import (
     share_kept,
     thought_end,
 )
+from eval_gates.quality_result import KEPT_SHARE
 from eval_gates.rows import Answer, Question, Reply, Score
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
@@ -32,7 +33,7 @@ from recipes.generation import Form, TemplateArgument
 from recipes.policy import EvalTask
 
 STEM = "conversations"
-CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
+CARRIED_FILE = Path(__file__).parents[1] / "data" / "conversations.jsonl"
 TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
 NEAR_TIE = 0.05  # nats: below, two starts of the baseline differ, too
 TOLD = "Summarize the following text in one paragraph.\n\n"
@@ -51,6 +52,11 @@ class FidelityTask(EvalTask):
         le=131_072,
         description="tokens of conversation and answer, whose logits a server computes together "
         "(6 bytes a token and vocabulary entry); of a longer conversation the last part is read",
+    )
+    reads_together: bool = Field(
+        False,
+        description="conversations are read together, up to scored_tokens: faster, but near ties "
+        "may fall otherwise each time",
     )
     chat_template_kwargs: dict[str, TemplateArgument] = Field({}, max_length=50)
 
@@ -135,15 +141,17 @@ class Fidelity(SuiteKind[FidelityTask]):
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         try:
-            # A complete prompt's logits are outside the engine's memory profile.
-            scored = client.send(requests, in_flight=1)
+            # Complete prompts' logits are outside the engine's memory profile.
+            together = task.scored_tokens if task.reads_together else 1
+            scored = client.send(requests, tokens_in_flight=together)
         except UnansweredError as error:
-            longest = max(len(each.body["prompt"]) for each in requests)
+            lengths = [request.length for request in requests]
+            most = min(together, sum(lengths)) if task.reads_together else max(lengths)
             raise TooLongError(
-                f"too long for prompt log-probabilities: the engine ended at {longest} tokens "
+                f"too long for prompt log-probabilities: the engine ended at {most} tokens "
                 f"({error.message})",
                 where=error.where,
-                hint=f"set scored_tokens: {max(64, longest // 2)} in the suite, so that half as "
+                hint=f"set scored_tokens: {max(64, most // 2)} in the suite, so that half as "
                 "many logits are computed together",
             ) from error
         client.answered(len(batch))
@@ -195,7 +203,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         return Score(share_kept(scored), nats=nats(scored), prompt_sha256=read, own=own)
 
     def metric(self, task: FidelityTask, laid_out: str | None) -> str:
-        return "kept_share"
+        return KEPT_SHARE
 
     def typical_change(self, task: FidelityTask) -> float:
         return 0.1

@@ -80,8 +80,8 @@ def print_power(power: Sequence[GatePower]) -> None:
     """Print the chances of each gate and family."""
     from pipeline.preflight.power import RATIO, format_chance, joint_power, promotion_power
 
-    for gate in power:
-        print(gate.words)
+    for words in dict.fromkeys(gate.words for gate in power):
+        print(words)
     for family, (passes, usual) in joint_power(power).items():
         of_usual = f", {format_chance(usual)} of usual variants" if usual is not None else ""
         print(

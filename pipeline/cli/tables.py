@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -76,8 +77,7 @@ def print_run(report: RunReport, *, is_shown: bool = False) -> None:
         print_line(out, Text(title_of(report)))
     for variant in report.variants:
         print_reasons(out, variant)
-    last = [*floor_lines(report), *length_lines(report), *speed_lines(report)]
-    for line in [*last, *side_lines(report)]:
+    for line in [*shown_lines(report), *speed_lines(report), *side_lines(report)]:
         print_line(out, Text(line))
     if report.screened:
         rows = screened_rows(report.screened)
@@ -86,17 +86,26 @@ def print_run(report: RunReport, *, is_shown: bool = False) -> None:
 
 
 def print_ending(report: RunReport, *, is_shown: bool = False) -> None:
-    """Print why the run failed, and its last line."""
+    """Print why the run failed, and its last lines."""
     from rich.text import Text
 
     if is_shown and report.error is not None:
         print_line(console(), Text(f"error: {from_dict(report.error)}"))
-    print_line(console(), Text(last_line(report, is_shown=is_shown)))
+    for line in last_lines(report, is_shown=is_shown):
+        print_line(console(), Text(line))
 
 
 def print_line(out: Console, text: Text) -> None:
-    """Print a line unfolded, so that paths can be copied."""
-    out.print(text, soft_wrap=True)
+    """Print a line; a terminal's are broken between words, and paths stay whole to be copied."""
+    places = []
+    start = 0
+    for word in re.finditer(r"\S+", text.plain) if sys.stdout.isatty() else ():
+        if word.end() - start > out.width and word.start() > start:
+            start = word.start()
+            places.append(start)
+    for line in text.divide(places):
+        line.rstrip()
+        out.print(line, soft_wrap=True)
 
 
 def title_of(report: RunReport) -> str:
@@ -113,7 +122,7 @@ def title_of(report: RunReport) -> str:
 
 
 def verdict_table(report: RunReport) -> Table:
-    """Return one row per gate, by variant."""
+    """Return a row for each variant and one for each of its gates."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -122,26 +131,31 @@ def verdict_table(report: RunReport) -> Table:
 
     table = Table(title=Text(title_of(report)), title_justify="left", box=box.SIMPLE_HEAD)
     headings = next(list(gate.cells()) for each in report.variants for gate in each.gates)
-    for heading in ("variant", "weights", *headings):
-        words = heading in ("variant", "gate", "verdict")
-        narrow = heading in ("variant", "verdict")
-        table.add_column(heading, justify="left" if words else "right", no_wrap=narrow)
+    for heading in headings:
+        is_text = heading in ("gate", "verdict")
+        table.add_column(
+            heading,
+            justify="left" if is_text else "right",
+            no_wrap=heading != "gate",
+        )
     for variant in report.variants:
-        first = [variant.recipe, describe_weights(report, variant)]
+        weights = describe_weights(report, variant)
+        name = clip(variant.recipe, MAX_NAME_CHARACTERS)
+        table.add_row(Text(f"{name}, {weights}" if weights else name, style="bold"))
         for gate in variant.gates:
-            style = COLOURS[gate.verdict]
-            cells = [Text(clip(each, MAX_NAME_CHARACTERS)) for each in first]
+            verdict_style = COLOURS[gate.verdict] if gate.decides else "dim"
+            cells = []
             for heading, cell in gate.cells(1).items():
                 text = clip(cell, MAX_NAME_CHARACTERS)
-                cells.append(Text(text, style=style if heading == "verdict" else ""))
+                if heading == "gate":
+                    text = f"  {text}"
+                cells.append(Text(text, style=verdict_style if heading == "verdict" else ""))
             table.add_row(*cells)
-            first = ["", ""]
-        table.add_section()
     return table
 
 
 def print_reasons(out: Console, variant: VariantReport) -> None:
-    """Print reasons, and gates that did not plainly pass."""
+    """Print the reason, and what a gate that could not decide needs."""
     from rich.text import Text
 
     from artifacts.run_outcome import verdict_word
@@ -149,32 +163,17 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
     begun = Text(f"{variant.recipe}: {verdict_word(variant)}", style=COLOURS[variant.verdict])
     print_line(out, begun.append(f": {variant.reason}", style="default"))
     for gate in variant.gates:
-        if gate.verdict != "pass" or gate.suspicious:
+        is_open = gate.verdict == "undecided" and gate.decides
+        if is_open or gate.suspicious:
             print_line(out, Text(f"  {gate.name}: {gate.reason}"))
 
 
-def floor_lines(report: RunReport) -> list[str]:
-    """Return the changes by serving alone, by suite."""
-    floors = {
-        gate.name: gate.noise_floor
-        for v in report.variants
-        for gate in v.quality
-        if gate.noise_floor
-    }
-    return [
-        f"{suite}: the baseline asked twice changed {floor.flips} of {floor.n} scores"
-        for suite, floor in floors.items()
-    ]
-
-
-def length_lines(report: RunReport) -> list[str]:
-    """Return generated answers' lengths, by gate."""
-    return [
-        f"{variant.recipe}, {gate.name}: {gate.lengths}"
-        for variant in report.variants
-        for gate in variant.gates
-        if gate.lengths
-    ]
+def shown_lines(report: RunReport) -> list[str]:
+    """Return which gates decide nothing."""
+    names = dict.fromkeys(
+        gate.name for variant in report.variants for gate in variant.gates if not gate.decides
+    )
+    return [f"shown only, decides nothing: {', '.join(names)}"] if names else []
 
 
 def speed_lines(report: RunReport) -> list[str]:
@@ -190,17 +189,17 @@ def speed_lines(report: RunReport) -> list[str]:
     return list(notes)
 
 
-def last_line(report: RunReport, *, is_shown: bool = False) -> str:
-    """Return the amount of work, and the next command."""
-    from artifacts.run_outcome import champion_of, headline, next_command
+def last_lines(report: RunReport, *, is_shown: bool = False) -> list[str]:
+    """Return the amount of work, and the next commands."""
+    from artifacts.run_outcome import champion_of, headline, next_commands
 
     reused = sum(stage.status == "reused" for stage in report.stages)
     plural = "" if len(report.stages) == 1 else "s"
     done = f"{len(report.stages)} stage{plural}, {reused} reused, {report.seconds:.0f} s. "
     could = champion_of(report) is None and report.kind == "model" and report.status != "running"
-    command = next_command(report, is_shown=is_shown)
+    first, *others = next_commands(report, is_shown=is_shown)
     ended = f"Nothing was promoted: {headline(report)}. " if could else ""
-    return f"{done}{ended}Next: {command}"
+    return [f"{done}{ended}Next: {first}", *(f"  or: {command}" for command in others)]
 
 
 def print_stages(report: RunReport, store: Store, *, paths: bool = False) -> None:

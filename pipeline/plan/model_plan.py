@@ -37,6 +37,7 @@ from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.unquantized_modules import ignore_list
 from recipes.engines import find_engine
 from recipes.quantization import Quantization
+from recipes.quantizers.awq import AwqQuantization
 from recipes.schema import Recipe, ServingProfile
 
 
@@ -158,6 +159,7 @@ class ModelPlanner:
                 quantization.calibration, self.profile.calibration_limit, recipe.name
             )
             quantization = quantization.model_copy(update={"calibration": calibration})
+        quantization = self._limited(quantization, recipe.name)
         return QUANTIZE.spec(
             recipe.name,
             QuantizeParameters(
@@ -178,6 +180,20 @@ class ModelPlanner:
             ),
             self.store,
         )
+
+    def _limited(self, quantization: Quantization, variant: str) -> Quantization:
+        """Return the quantization within the profile's limit of AWQ's candidate scales."""
+        limit = self.profile.calibration_limit
+        most = limit.grid_points if limit is not None else None
+        if most is None or not isinstance(quantization, AwqQuantization):
+            return quantization
+        if quantization.grid_points <= most:
+            return quantization
+        self.sources.progress.note(
+            f"{variant}: trying {most} candidate scales per layer instead of "
+            f"{quantization.grid_points}: the profile limits it (its key calibration_limit)"
+        )
+        return quantization.model_copy(update={"grid_points": most})
 
 
 def served_arm(

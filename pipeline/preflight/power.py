@@ -275,7 +275,7 @@ def check_power(
     progress: Progress,
     level: float | None = None,
 ) -> None:
-    """Note advisory suites that cannot decide, and refuse other ones.
+    """Refuse suites that cannot decide; advisory ones need not.
 
     UsageError: a suite cannot pass a lossless variant, cannot tell it from guessing, or has several
     questions on a passage. Critical ones must pass MIN_CHANCE of lossless variants.
@@ -288,8 +288,6 @@ def check_power(
     for tier, refusal in found:
         if refusal is not None and tier != "advisory":
             raise refusal
-        if refusal is not None:
-            progress.note(f"{refusal.message}; it is advisory, so this blocks nothing")
 
 
 def _cost_refusal(name: str, problems: int | None) -> UsageError | None:
@@ -357,12 +355,14 @@ class _SuiteGate:
         return self.kind.guessing / self.comparison.size
 
     def power(self) -> GatePower:
+        if self.suite.tier == "advisory":
+            return self._advisory()
         refusal = self.refusal()
         usual = self.suite.usual.get(self.family)
         passes = of_usual = None
         words = f"{self.name}, {self.family}, {self.suite.tier}: {self.comparison.words}"
         if self.questions is None:
-            words += f"; the number of {self.unit} is known once they are read"
+            words += f"; how many {self.unit} there are is known once they are laid out"
         else:
             planned = planned_looks(self.questions, self.comparison.margin)
             looks = " or ".join(f"{look.n:,}" for look in planned)
@@ -389,6 +389,19 @@ class _SuiteGate:
             passes=passes,
             usual=of_usual,
             words=refusal.message if refusal else words,
+        )
+
+    def _advisory(self) -> GatePower:
+        asked = "" if self.questions is None else f", {self.questions:,} {self.unit}"
+        return GatePower(
+            gate=self.name,
+            tier=self.suite.tier,
+            family=self.family,
+            alpha=self.alpha,
+            units=self.questions,
+            passes=None,
+            usual=None,
+            words=f"{self.name}, advisory{asked}: shown, decides nothing",
         )
 
     def refusal(self) -> UsageError | None:
@@ -567,9 +580,9 @@ def speed_chance(rule: SpeedRule, truth: float, deviation: float | None = None) 
 
 
 def format_chance(chance: float | None) -> str:
-    """Format a chance; 100 % and 0 % are exact."""
+    """Format a chance; 100 % and 0 % are exact. None: a suite is not counted yet."""
     if chance is None:
-        return "-"
+        return "a share that is known once the questions are laid out"
     if 0 < chance < 1e-6:
         return "practically none"
     if 0 < chance < 0.005:

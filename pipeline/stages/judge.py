@@ -66,7 +66,7 @@ def policy_digest(judge: StageRecord) -> str:
     return digest_json(judge.parameters.get("policy"))
 
 
-JUDGE = Stage("judge", 16, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 17, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 class StageInputs:

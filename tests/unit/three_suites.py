@@ -15,5 +15,6 @@ def three_suites() -> Policy:
             update=mmlu if name == "quiz" else {"tier": "critical"}
         )
         for name, suite in demo.suites.items()
+        if name != "conversations"
     }
     return demo.model_copy(update={"suites": suites})

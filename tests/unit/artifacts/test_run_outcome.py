@@ -18,7 +18,7 @@ from artifacts.run_outcome import (
     outcome,
     verdict_of,
 )
-from pipeline.cli.tables import last_line
+from pipeline.cli.tables import last_lines
 from prepare.errors import ExitCode
 from prepare.escape import markdown
 from prepare.store import Store
@@ -40,7 +40,7 @@ def test_everyone_says_the_same(run: str, tmp_path: Path) -> None:
     page = run_page(RunEvidence(report, Store(tmp_path)))
     assert f">{outcome(report)}</span> {headline(report)}</h1>" in " ".join(page.split())
     assert markdown(headline(report)) in markdown_summary(report)
-    assert last_line(report).endswith(f"Next: {next_command(report)}")
+    assert last_lines(report)[0].endswith(f"Next: {next_command(report)}")
     if verdict_of(report) != "undecided":
         assert f"`{next_command(report)}`" in " ".join(next_steps(report))
 

@@ -128,4 +128,4 @@ class TestCheck:
             margins={"fp8": 0.005, "int4": 0.2},
             tier="advisory",
         )
-        assert "cannot" in prepare("plan", "--policy", path)
+        assert "shown, decides nothing" in prepare("plan", "--policy", path)

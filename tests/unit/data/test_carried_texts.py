@@ -1,6 +1,6 @@
 """The texts that the project carries keep what their READMEs promise.
 
-Two sets: documents with reference summaries (evaluation) and calibration texts (quantization).
+Evaluation has documents with reference summaries and requests; quantization has calibration texts.
 They must stay apart, or the evaluation would score what the quantizer has already seen.
 """
 
@@ -29,6 +29,18 @@ def read_records(package: str, *path: str) -> list[Record]:
 @pytest.fixture(scope="module")
 def summaries() -> list[Record]:
     return read_records("eval_gates", "data", "summaries.jsonl")
+
+
+@pytest.fixture(scope="module")
+def requests() -> dict[str, str]:
+    """Texts of the carried conversations by id; each has one message of a user."""
+    texts = {}
+    for row in read_records("eval_gates", "data", "conversations.jsonl"):
+        ((message),) = row["messages"]
+        assert isinstance(message, dict)
+        assert message["role"] == "user"
+        texts[row["id"]] = message["content"]
+    return texts
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +131,18 @@ def test_a_summary_paraphrases_its_document(summaries: list[Record]) -> None:
         assert len(terms & set(split_text(document))) >= len(terms) / 2, record["id"]
 
 
+def test_requests_are_different_and_short(requests: dict[str, str]) -> None:
+    assert list(requests) == [f"c{n:03d}" for n in range(1, 161)]
+    assert len({" ".join(split_text(text)) for text in requests.values()}) == len(requests)
+    assert max(map(text_length, requests.values())) <= 30
+
+
 def test_no_two_texts_share_eight_words_in_a_row(
-    summaries: list[Record], calibration: list[Record]
+    summaries: list[Record], calibration: list[Record], requests: dict[str, str]
 ) -> None:
     """Across the sets that would leak the evaluation; within one it would be a template."""
     texts = {record["id"]: sequences(record["text"]) for record in calibration}
+    texts |= {id_: sequences(text) for id_, text in requests.items()}
     texts |= {r["id"]: sequences(r["document"]) | sequences(r["summary"]) for r in summaries}
     shared = {
         (one, other): texts[one] & texts[other]

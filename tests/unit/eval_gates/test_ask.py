@@ -225,6 +225,28 @@ def test_requests_are_in_flight_together() -> None:
     assert len({body["seed"] for body in bodies}) == 8
 
 
+@pytest.mark.parametrize(
+    ("limit", "most"), [(1, 1), (99, 1), (250, 2), (0, 6)], ids=["one", "none fits", "two", "all"]
+)
+def test_tokens_under_way_together_are_bounded(limit: int, most: int) -> None:
+    under_way: list[int] = []
+    counted: list[int] = []
+    together = threading.Barrier(most)
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        under_way.append(1)
+        counted.append(len(under_way))
+        together.wait(timeout=10)  # no request is answered until so many are there
+        under_way.pop()
+        return 200, text("yes")
+
+    requests = [ask.Request("completions", {}, len, 100)] * 6
+    with serving(answer) as (url, bodies):
+        answers = client_of(url, concurrency=6).send(requests, tokens_in_flight=limit)
+    assert len(answers) == len(bodies) == 6
+    assert max(counted) <= most
+
+
 def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ask, "MAX_BYTES", 10)
     monkeypatch.setattr(ask, "TRIES", 1)

@@ -28,8 +28,13 @@ class TestOverall:
         ("mmlu", "rouge", "tier", "words"),
         [
             ("pass", "pass", "critical", "all 3 gates passed"),
-            ("fail", "undecided", "critical", "mmlu failed"),
-            ("fail", "fail", "critical", "mmlu, rouge failed"),
+            ("fail", "undecided", "critical", "failed on mmlu (-0.1 points of 1 allowed)"),
+            (
+                "fail",
+                "fail",
+                "critical",
+                "failed on mmlu (-0.1 points of 1 allowed), rouge (-0.1 points of 1 allowed)",
+            ),
             ("pass", "undecided", "critical", "rouge could not be decided"),
             (
                 "pass",

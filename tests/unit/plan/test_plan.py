@@ -220,6 +220,21 @@ class TestRecipe:
         different = {label for label in before if before[label] != after[label]}
         assert different == of((AWQ,), (*MADE, *OF_VARIANT)) | JUDGES
 
+    @pytest.mark.parametrize(("points", "is_limited"), [(3, True), (20, False)])
+    def test_the_profiles_limit_on_awqs_candidates(
+        self, wanted: Wanted, points: int, is_limited: bool
+    ) -> None:
+        limit = wanted.profile.calibration_limit
+        assert limit is not None
+        free = with_profile(
+            wanted, calibration_limit=limit.model_copy(update={"grid_points": None})
+        )
+        limited = with_profile(
+            wanted, calibration_limit=limit.model_copy(update={"grid_points": points})
+        )
+        made = of((AWQ,), (*MADE, *OF_VARIANT)) if is_limited else set()
+        assert changed(free, limited) == made | JUDGES  # a verdict has the profile
+
     def test_the_profiles_limit_on_calibration(self, wanted: Wanted) -> None:
         other = with_profile(wanted, calibration_limit=None)
         assert changed(wanted, other) == of((AWQ,), (*MADE, *OF_VARIANT)) | JUDGES

@@ -25,7 +25,7 @@ from prepare.stage import StageSpec
 from prepare.store import Store
 
 RECIPE = "fp8-dynamic"
-SUITES = ("quiz", "humaneval", "rouge")
+SUITES = ("quiz", "conversations", "humaneval", "rouge")
 SERVED = ("screen", *(f"evaluate {suite}" for suite in SUITES))
 OF_BASELINE = (*SERVED, "evaluate quiz again")
 QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)

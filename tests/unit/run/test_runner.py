@@ -88,7 +88,10 @@ class TestRounds:
 
         bench.models.score = score
         verdict = bench.verdict()
-        assert (verdict.verdict, verdict.reason) == ("fail", "code failed")
+        assert (verdict.verdict, verdict.reason) == (
+            "fail",
+            "failed on code (-30.0 points of 10 allowed)",
+        )
         assert [gate.verdict for gate in verdict.gates] == ["fail", "pass"]
         assert {stage.status for stage in bench.run().stages} == {"reused"}
 
@@ -246,7 +249,10 @@ class TestSpeed:
         assert list(Store(fast.root).records("speed")) == []
         for variant in report.variants:
             (claim,) = variant.speed
-            assert (variant.verdict, variant.reason) == ("fail", "code failed")
+            assert (variant.verdict, variant.reason) == (
+                "fail",
+                "failed on code (-30.0 points of 10 allowed)",
+            )
             assert (claim.verdict, claim.reason.startswith("not measured")) == ("undecided", True)
         assert all(check.differences == () for check in check_run(report, fast.store))
         assert {stage.status for stage in fast.run().stages} == {"reused"}

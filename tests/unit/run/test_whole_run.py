@@ -10,7 +10,7 @@ from sample_reports import failed_variant_report, variant_report
 
 from artifacts.requests import ModelRequest
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
-from pipeline.cli.tables import last_line
+from pipeline.cli.tables import last_lines
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.plan import Plan
@@ -97,8 +97,8 @@ def test_a_further_copy_leaves_the_outcome_to_the_main_one(
     passed = variant_report(promoted=False, registry_version=None)
     report = run_to([passed], True, tmp_path, monkeypatch, run_id="nightly")
     assert (report.status, report.exit_code) == ("running", None)
-    assert "promoted" not in last_line(report)
-    assert last_line(report).endswith("Next: prepare runs nightly")
+    assert "promoted" not in last_lines(report)[0]
+    assert last_lines(report)[0].endswith("Next: prepare runs nightly")
 
 
 def test_a_registry_that_would_refuse_is_told_before_the_work(
