@@ -76,6 +76,7 @@ RUN_BY_CI = {
     "test_gate_command.py",
     "test_mlflow_server.py",
     "test_model_free.py",
+    "test_other_pythons.py",
     "test_push_and_pull.py",
     "test_rouge_in_scripts.py",
     "test_same_tokens.py",
