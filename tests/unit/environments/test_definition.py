@@ -59,6 +59,18 @@ def test_every_override_agrees_with_its_lock(file: Path) -> None:
             assert str(wanted.specifier) == f"=={pins[normalize(wanted.name)]}"
 
 
+def test_one_version_reads_tokenizers_in_every_environment() -> None:
+    """AutoAWQ's alone are older, and compared with the file before they calibrate."""
+    found = {
+        file.stem: [parse_lock(file.read_text()).get(n) for n in ("transformers", "tokenizers")]
+        for file in LOCKS.glob("*.txt")
+        if file.with_suffix(".in").is_file()
+    }
+    reading = {name: pins for name, pins in found.items() if all(pins) and "autoawq" not in name}
+    assert {"evaluate", "quantize-cpu", "quantize-cuda", "serve-cpu", "serve-cuda"} == set(reading)
+    assert len(set(map(tuple, reading.values()))) == 1, reading
+
+
 def test_the_compiler_fits_the_runtime_that_torch_brings() -> None:
     pins = define("serve", Accelerator.CUDA).pins
     runtime = pins["nvidia-cuda-runtime"].rpartition(".")[0]
