@@ -1,8 +1,8 @@
 """llm-compressor's modifiers for a recipe, on the text model alone.
 
-A mapping of AWQ or SmoothQuant names a norm, and the layers that read its output. If some blocks
-lack one (dense blocks have no router), the library pairs norms of several blocks and fails, so it
-is divided.
+A mapping of AWQ or SmoothQuant names a norm or layer, and the layers that read its output. If some
+blocks lack one (dense blocks have no router, and keys may be the values too), the library pairs
+those of several blocks and fails, so it is divided.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def awq_mappings(model: Any) -> list[Any]:
 
 
 def divide(before: str, layers: Sequence[str], names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return the mapping, or one for each kind of block if some blocks lack a layer of it.
+    """Return the mapping, or one for each kind of block if some blocks lack a part of it.
 
     `before` and `layers` are expressions: of a norm or layer, and of its readers.
     """
@@ -52,7 +52,7 @@ def divide(before: str, layers: Sequence[str], names: Sequence[str]) -> list[tup
     for block in sorted(present[0]):
         found = (each for each, blocks in zip(layers, present[1:], strict=True) if block in blocks)
         kinds.setdefault(tuple(found), []).append(block)
-    if set(kinds) <= {tuple(layers)}:
+    if set(kinds) <= {tuple(layers)} and all(present[0] >= each for each in present[1:]):
         return [(before, [*layers])]
     return [
         (in_blocks(before, blocks), [in_blocks(each, blocks) for each in found])

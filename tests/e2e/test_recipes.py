@@ -195,6 +195,19 @@ def verified_layers(workshop: Workshop, variant: Variant) -> int:
     return len(verified.layers)
 
 
+@pytest.mark.parametrize("name", ["fp8-dynamic", "awq-w4a16"])
+@pytest.mark.parametrize(("model", "modules"), [("llama2", 14), ("gemma4", 13)])
+def test_stored_buffers_and_shared_values(
+    workshop: Workshop, model: str, modules: int, name: str
+) -> None:
+    variant = workshop.variant(model, name)
+    assert variant.record.result["quantized_modules"] == modules
+    assert verified_layers(workshop, variant) == modules
+    assert not [each for each in variant.tensors if each.endswith("1.self_attn.v_proj.weight")] or (
+        model == "llama2"
+    )
+
+
 @pytest.mark.parametrize("name", RECIPES)
 class TestDenseModel:
     def test_formats(self, workshop: Workshop, name: str) -> None:

@@ -1,7 +1,8 @@
 """Run inside the `quantize` environment: writes tiny random models, and loads variants of them.
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
-qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe,
+llama2 (the same with stored rotary frequencies), qwen2 and stablelm (with biases), gemma2 (with
+norms stored less one), gemma4 (a layer whose keys are its values), mixtral, qwen3_moe,
 qwen3_next (a layer of linear attention, one of full), glm4_moe (a dense layer first),
 gpt_oss and jetmoe, and models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer
 trained on the texts.
@@ -13,6 +14,7 @@ differ from the source's, relative to their size.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,8 @@ def make(folder: Path, texts: Path) -> None:
         Gemma2ForCausalLM,
         Gemma3Config,
         Gemma3ForConditionalGeneration,
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
         Glm4MoeConfig,
         Glm4MoeForCausalLM,
         GptOssConfig,
@@ -115,6 +119,19 @@ def make(folder: Path, texts: Path) -> None:
         "qwen2": Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
         "stablelm": StableLmForCausalLM(StableLmConfig(**SHAPE, use_qkv_bias=True)),
         "gemma2": Gemma2ForCausalLM(Gemma2Config(**SHAPE, query_pre_attn_scalar=32)),
+        # The layer of full attention takes its keys as its values.
+        "gemma4": Gemma4ForCausalLM(
+            Gemma4TextConfig(
+                **SHAPE,
+                attention_k_eq_v=True,
+                layer_types=["sliding_attention", "full_attention"],
+                sliding_window=128,
+                global_head_dim=32,
+                num_global_key_value_heads=2,
+                hidden_size_per_layer_input=0,
+                num_kv_shared_layers=0,
+            )
+        ),
         "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4)),
         "qwen3_moe": Qwen3MoeForCausalLM(
             Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=128)
@@ -222,6 +239,22 @@ def make(folder: Path, texts: Path) -> None:
         (folder / name / "preprocessor_config.json").write_text(json.dumps(pixels | tokens))
         (folder / name / "processor_config.json").write_text(json.dumps(tokens))
     name_as_published(folder / "gemma3" / "model.safetensors")
+    store_frequencies(folder / "llama", folder / "llama2")
+
+
+def store_frequencies(source: Path, folder: Path) -> None:
+    """Copy a checkpoint with the rotary frequencies, as files of Llama 2's time have them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    width = SHAPE["head_dim"]
+    frequencies = 1 / 10_000 ** (torch.arange(0, width, 2).float() / width)
+    for layer in range(SHAPE["num_hidden_layers"]):
+        tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = frequencies.clone()
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def name_as_published(file: Path) -> None:

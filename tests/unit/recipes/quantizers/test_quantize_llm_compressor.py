@@ -52,6 +52,16 @@ def test_a_mapping_that_fits_every_block_stays() -> None:
     assert divide(NORM, ["re:.*absent$"], MODULES) == []
 
 
+def test_a_mapping_whose_first_layer_some_blocks_lack() -> None:
+    """Gemma 4's layers of full attention take their keys as their values."""
+    modules = {0: ("v_proj", "o_proj"), 1: ("o_proj",), 2: ("v_proj", "o_proj")}
+    names = [f"model.layers.{n}.self_attn.{each}" for n, found in modules.items() for each in found]
+    ((before, (after,)),) = divide("re:.*v_proj$", ["re:.*o_proj$"], names)
+    for expression in (before, after):
+        blocks = {int(name.split(".")[2]) for name in names if matches(expression, name)}
+        assert blocks == {0, 2}
+
+
 @pytest.mark.parametrize(
     ("config", "modules", "layers"),
     [
