@@ -23,6 +23,7 @@ from pipeline.plan.model_plan import make_plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.serving_profile import draft_reference
+from pipeline.preflight.durations import Expected, add_up, assume
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.power import BlockNoise, GatePower, policy_power, speed_power
 from pipeline.preflight.survey import check_fitted, line, refusal, survey
@@ -31,6 +32,7 @@ from pipeline.stages import known_of, stage_named
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.evaluate import is_answered
+from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.screen import ScreenResult
 from pipeline.stages.speed import SPEED, SpeedParameters
 from prepare.errors import ExitCode, HubError, PrepareError
@@ -42,11 +44,12 @@ from prepare.store import Store
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.weight_files import weight_files
+from recipes.quantization import Quantization
 
 Seen = dict[tuple[str, str], list[float]]
 """Seconds of finished stages, by stage and what its duration depends on most."""
 SERVER = ("serve", "")
-NOT_MEASURED = "not measured here"
+DEMO_PARAMETERS = 134_515_008
 LIKE_SIZE = 0.2  # relative difference of two checkpoints' weights
 HASHED_BYTES = 2 * 10**9  # at 250 MB/s and more, below 8 s
 MIN_NOISE_BLOCKS = 6  # fewer values show too little of a spread
@@ -64,12 +67,22 @@ class PlannedStage:
     name: str
     variant: str
     cached: bool
-    expected_seconds: float | None
+    expected_seconds: float | None  # measured here
+    assumed: Expected  # by the model's size
+
+    @property
+    def expected(self) -> Expected:
+        """As measured here, else as assumed."""
+        if self.expected_seconds is None:
+            return self.assumed
+        return Expected(self.expected_seconds, self.expected_seconds)
 
     @property
     def row(self) -> list[str]:
         seconds = self.expected_seconds
-        expected = NOT_MEASURED if seconds is None else f"{seconds:.0f} s"
+        expected = f"{self.assumed.low:.0f} to {self.assumed.high:.0f} s, assumed"
+        if seconds is not None:
+            expected = f"{seconds:.0f} s"
         state = ["cached", "-"] if self.cached else ["to run", expected]
         return [self.name, self.variant, *state]
 
@@ -91,6 +104,7 @@ class PlanReport:
     exit_code: ExitCode  # of `prepare model`, if it would refuse to begin
     attempt: str
     notes: tuple[str, ...]
+    whole_run: tuple[Expected, ...]  # of every stage, by the model's size
 
     def to_dict(self) -> dict[str, Any]:
         found = self.checkpoint
@@ -100,14 +114,14 @@ class PlanReport:
             "resolved": self.choices.resolved().model_dump(mode="json"),
             "checkpoint": found.to_dict() if found else None,
             "estimated_weights_bytes": self.weights_bytes,
-            "stages": [vars(stage) for stage in self.stages],
+            "stages": [asdict(stage) for stage in self.stages],
             "forms": self.forms,
             "gates": [asdict(gate) for gate in self.power],
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
                 for env in self.environments
             ],
-            "expected_seconds": self.expected_seconds(),
+            "expected_seconds": asdict(self.expected()),
             "refused": [fault.to_dict() for fault in self.faults],
             "not_here": self.not_here,
             "notes": list(self.notes),
@@ -139,20 +153,16 @@ class PlanReport:
         yield from (f"note: {note}" for note in self.notes)
         if not (self.faults or self.not_here):
             to_run = sum(not stage.cached for stage in self.stages)
-            seconds = self.expected_seconds()
-            words = "their time is not measured here"
-            if seconds is not None:
-                words = f"about {seconds / 60:.1f} minutes"
             stages = f"{to_run} stage{'s' if to_run != 1 else ''} to run"
-            yield f"{stages}, {len(self.stages) - to_run} cached; {words}"
+            yield f"{stages}, {len(self.stages) - to_run} cached; {self.expected().words}"
+        elif not self.faults:
+            yield f"the whole run takes {self.expected().words}, if nothing of it is cached"
 
-    def expected_seconds(self) -> float | None:
-        """Sum over stages to run; None if one is unknown."""
+    def expected(self) -> Expected:
+        """Sum over the stages to run; where they are not known yet, over all of a whole run."""
         if self.not_here:
-            return None
-        times = [stage.expected_seconds for stage in self.stages if not stage.cached]
-        known = [time for time in times if time is not None]
-        return sum(known) if len(known) == len(times) else None
+            return add_up(self.whole_run)
+        return add_up(stage.expected for stage in self.stages if not stage.cached)
 
 
 def forecast(
@@ -207,6 +217,11 @@ def forecast(
         not_here = str(reason)
         if choices.reference.kind == "demo":
             specs = [demo_stage(choices.reference, profile, settings)]
+    parameters = DEMO_PARAMETERS if choices.reference.kind == "demo" else 0
+    if checkpoint is not None:
+        parameters = checkpoint.parameters
+    elif preflight is not None:
+        parameters = preflight.source.parameters
     seen = _seen_seconds(store, choices.node.hardware(profile.accelerator), checkpoint)
     refused = refusal(faults)
     power: tuple[GatePower, ...] = ()
@@ -226,7 +241,7 @@ def forecast(
     return PlanReport(
         choices=choices,
         checkpoint=checkpoint,
-        stages=tuple(_planned(specs, store, seen)),
+        stages=tuple(_planned(specs, store, seen, parameters, profile.accelerator)),
         power=power,
         environments=tuple(
             status(name, Accelerator(profile.accelerator), settings)
@@ -242,7 +257,27 @@ def forecast(
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
         attempt=attempt,
         notes=early.notes,
+        whole_run=tuple(_assume_whole_run(choices, parameters)),
     )
+
+
+def _assume_whole_run(choices: Choice, parameters: int) -> Iterator[Expected]:
+    """Yield what every stage of a run would take, by the model's size."""
+    accelerator = choices.profile.accelerator
+    arms = 1 + len(choices.recipes)
+    policy = choices.policy
+    names = ["judge"] * len(choices.recipes)
+    for recipe in choices.recipes:
+        names += [_label_of_quantizing(recipe.quantization), "check_weights"]
+    names += ["serve", "sanity"] * arms
+    names += ["evaluate"] * (arms * len(policy.suites))
+    names += ["speed"] * (len(choices.recipes) if policy.speed is not None else 0)
+    for name in names:
+        yield assume(name, parameters, accelerator)
+
+
+def _label_of_quantizing(quantization: Quantization) -> str:
+    return "quantize fp8" if quantization.is_streamed else "quantize"
 
 
 def _measured_noise(store: Store, machine: str) -> BlockNoise | None:
@@ -276,7 +311,9 @@ def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
         )
 
 
-def _planned(specs: Sequence[StageSpec], store: Store, seen: Seen) -> Iterator[PlannedStage]:
+def _planned(
+    specs: Sequence[StageSpec], store: Store, seen: Seen, parameters: int, accelerator: str
+) -> Iterator[PlannedStage]:
     """Yield the stages, with rows for server starts."""
     served: set[str] = set()
     for spec in specs:
@@ -286,9 +323,15 @@ def _planned(specs: Sequence[StageSpec], store: Store, seen: Seen) -> Iterator[P
         is_served = spec.stage in ("screen", "evaluate", "speed") and not is_cached
         if is_served and spec.variant not in served and not _is_answered(spec, store):
             served.add(spec.variant)
-            yield PlannedStage("serve", spec.variant, False, _median(seen, SERVER))
+            start = assume("serve", parameters, accelerator)
+            yield PlannedStage("serve", spec.variant, False, _median(seen, SERVER), start)
         name = f"{spec.stage} {part}" if part else spec.stage
-        yield PlannedStage(name, spec.variant, is_cached, _median(seen, (spec.stage, kind)))
+        label = spec.stage
+        if spec.stage == QUANTIZE.name:
+            label = _label_of_quantizing(QUANTIZE.parameters_of(spec).quantization)
+        assumed = assume(label, parameters, accelerator)
+        measured = _median(seen, (spec.stage, kind))
+        yield PlannedStage(name, spec.variant, is_cached, measured, assumed)
 
 
 def _is_answered(spec: StageSpec, store: Store) -> bool:
