@@ -23,6 +23,7 @@ from pipeline.run.plan_report import PlanReport, forecast
 from prepare.errors import ExitCode, UsageError
 from prepare.stage import StageSpec
 from prepare.store import Store
+from recipes import catalog
 
 RECIPE = "fp8-dynamic"
 SUITES = ("quiz", "conversations", "humaneval", "rouge")
@@ -226,6 +227,34 @@ class TestTimes:
         planning.remember("check_weights", "damaged", {}, 400.0)
         (planning.store.stage_folder("check_weights", "damaged") / "stage.json").write_text("{")
         assert rows(planning.forecast())["check_weights"] == ["to run", "4 s"]
+
+
+class TestNoise:
+    @pytest.mark.parametrize(
+        ("gates", "changes", "source"),
+        [
+            (2, {}, "5.0 % (measured here in 8 blocks)"),
+            (1, {}, "(assumed)"),  # five values show too little of a spread
+            (2, {"machine": "another"}, "(assumed)"),
+            (2, {"starts": "once"}, "(assumed)"),
+        ],
+        ids=["measured", "too few", "of another machine", "of one start"],
+    )
+    def test_the_noise_of_this_machine_takes_the_place_of_the_assumed_one(
+        self, planning: Planning, gates: int, changes: dict[str, str], source: str
+    ) -> None:
+        profile = planning.folder / "fresh.yaml"
+        carried = Path(catalog.__file__).parent / "profiles" / "cpu.yaml"
+        profile.write_text(carried.read_text().replace("starts: once", "starts: fresh"))
+        (measured,) = [spec.parameters for spec in planning.specs() if spec.stage == "speed"]
+        rule = measured["rule"] | {"starts": changes.get("starts", "fresh")}
+        asked = measured | {"rule": rule, "machine": changes.get("machine", measured["machine"])}
+        for number in range(gates):
+            facts = {"units": 5, "deviation": 0.05}
+            planning.remember("speed", f"gate{number}", asked, 1.0, **facts)
+        found = planning.forecast(profile=str(profile))
+        (speed,) = [gate.words for gate in found.power if gate.family is None]
+        assert source in speed
 
 
 class TestWithoutIt:
