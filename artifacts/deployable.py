@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from artifacts.registry import TUPLE_TAG
 from pipeline.environments.definition import Accelerator
 from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.evidence import Evidence
 from prepare.digest import digest_json
 from prepare.errors import EvidenceError
 from prepare.hardware import Hardware
@@ -66,6 +67,29 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         None,
         description="kernels and fusions that the engine chose, from its log; not in the digest",
     )
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Deployable:
+        """Return the tuple that was judged; EvidenceError if records are incomplete."""
+        try:
+            screen = evidence.screen.result
+            served = evidence.screen.parameters
+            facts = screen.server.__pydantic_extra__ or {}
+            evaluated, *_ = evidence.evaluations.values()
+            return cls.model_validate(
+                {
+                    "weights": evidence.quantize.result.weights_digest,
+                    "engine_version": screen.engine_version,
+                    "environment.quantize": evidence.quantize.parameters.environment,
+                    "environment.serve": served.engine,
+                    "environment.evaluate": evaluated.parameters.environment,
+                    "serving": served.serving,
+                    "hardware": served.hardware,
+                    "kernels": {k: fact for k, fact in facts.items() if k in KERNELS} or None,
+                }
+            )
+        except (ValueError, LookupError) as error:
+            raise unservable_error(error, f"stage judge {evidence.judge.record.key}") from error
 
     @field_validator("hardware")
     @classmethod

@@ -19,16 +19,16 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from artifacts.deployable import as_tag
+from artifacts.deployable import Deployable, as_tag
 from artifacts.evidence.bundle import BundleVerdict, write_bundle
 from artifacts.evidence.card import Card
 from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
 from artifacts.evidence.signing import Signer, sign_with_key
-from artifacts.evidence.verdict_inputs import VerdictInputs, record_of
 from artifacts.evidence.verify import check_bundle, check_run, find_missing
 from artifacts.registry import (
     EVIDENCE_TAG,
     MANIFEST_TAG,
+    POLICY_TAG,
     TUPLE_TAG,
     Cause,
     Move,
@@ -38,6 +38,8 @@ from artifacts.registry import (
     who_am_i,
 )
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
+from pipeline.stages.evidence import Evidence
+from pipeline.stages.verdict import policy_digest
 from prepare.digest import digest_file, digest_json
 from prepare.errors import (
     EvidenceError,
@@ -61,7 +63,6 @@ from prepare.record import Record
 from prepare.stage import StageRecord, TypedStageRecord
 from prepare.store import Store
 from prepare.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
-from recipes.checkpoints.source_info import find_source
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
 
 VERSIONS = "versions"
@@ -114,7 +115,7 @@ class Candidate:
     """A variant to register."""
 
     report: VariantReport
-    judged: VerdictInputs
+    judged: Evidence
     verdict: BundleVerdict
     records: tuple[StageRecord, ...]
     identity: str  # of all that its evidence follows from
@@ -135,7 +136,7 @@ class Candidate:
         judge = self.judged.judge.record
         source = self.verdict.source
         return {
-            **self.judged.tags(self.verdict),
+            **evidence_tags(self.judged, self.verdict),
             MANIFEST_TAG: manifest,
             EVIDENCE_TAG: self.identity,
             JUDGE_TAG: judge.key,
@@ -360,13 +361,28 @@ def _refuse_after_rollback(
         return
     last = moves[-1]
     left = model.find(last.replaced or "")
-    if left is not None and left.tags.get(TUPLE_TAG) == best.judged.deployable.digest:
+    if left is not None and left.tags.get(TUPLE_TAG) == Deployable.of(best.judged).digest:
         raise RegistryError(
             f"version {last.replaced} of '{name}', which is the same, was rolled back by "
             f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
             where=where,
             hint=f"`{own_command('promote', run.run)}` promotes it anyway",
         )
+
+
+def evidence_tags(evidence: Evidence, verdict: BundleVerdict) -> dict[str, str]:
+    """Return the tags that follow from the evidence."""
+    made_by = {"prepare.made_by": evidence.made_by} if evidence.made_by else {}
+    return {
+        **Deployable.of(evidence).tags(),
+        POLICY_TAG: policy_digest(evidence.judge.record),
+        "prepare.recipe": verdict.recipe,
+        "prepare.verdict": verdict.variant.verdict,
+        "prepare.not_shown": verdict.variant.not_shown,
+        "prepare.override": verdict.override or "",
+        "prepare.trust_remote_code": as_tag(evidence.trust_remote_code),
+        **made_by,
+    }
 
 
 def find_candidate(
@@ -381,17 +397,16 @@ def find_candidate(
             f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
             hint=f"judged were: {', '.join(judges) or 'none'}",
         )
-    inputs = {name: VerdictInputs.load_by_key(store.find, key) for name, key in judges.items()}
+    inputs = {name: Evidence.of_variant(store, key) for name, key in judges.items()}
     judged = inputs[recipe]
-    if why := judged.deployable.unfit:
+    if why := Deployable.of(judged).unfit:
         raise UsageError(
             f"{recipe} cannot be promoted: {why}",
             where=f"run {run.run}, --profile {run.resolved.profile}",
             hint="measure it with a profile whose rejection_sample_method is 'standard'",
         )
-    records = _collect_stages(
-        store, [judged.check_weights, *(each.judge for each in inputs.values())]
-    )
+    judges_of_all = [evidence.judge for evidence in inputs.values()]
+    records = _collect_stages(judged, [judged.check_weights, *judges_of_all])
     outcomes = {v.recipe: v.verdict for v in run.variants}
     reports = []
     for each in tried:
@@ -411,8 +426,7 @@ def find_candidate(
         policy=run.resolved.policy,
         command=run.request.line(public=True),
         signer=request.signer.fingerprint if request.signer else "",
-        source=run.checkpoint.source
-        or find_source(run.checkpoint.ref, run.checkpoint.digest, None),
+        source=run.checkpoint.published(),
         attempted=tuple(tried),
         judges=judges,
         variants=tuple(reports),
@@ -428,7 +442,7 @@ def find_candidate(
 
 
 def _collect_stages(
-    store: Store, roots: Sequence[TypedStageRecord[Any, Any]]
+    evidence: Evidence, roots: Sequence[TypedStageRecord[Any, Any]]
 ) -> tuple[StageRecord, ...]:
     """Return these stages and all their inputs, sorted by place."""
     found: dict[tuple[str, str], StageRecord] = {}
@@ -437,7 +451,7 @@ def _collect_stages(
         reference = pending.pop()
         place = (reference.stage, reference.key)
         if place not in found:
-            found[place] = record_of(store.find, reference)
+            found[place] = evidence.record_at(reference)
             pending += found[place].inputs.values()
     return tuple(found[place] for place in sorted(found))
 

@@ -49,7 +49,7 @@ def serving_lines(options: ResolvedOptions) -> list[str]:
 
 def side_lines(report: RunReport) -> list[str]:
     """Return notes on a quantized baseline, on serving, and on speculative decoding."""
-    source = report.checkpoint.source if report.checkpoint is not None else None
+    source = report.checkpoint
     lines = serving_lines(report.resolved)
     if source is not None and source.quantized:
         lines = [f"the baseline is as released: verdicts are against {source.as_baseline}", *lines]

@@ -23,12 +23,12 @@ from eval_gates.quality_result import QualityResult
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from pipeline.stages.attempts import History, Trial
-from pipeline.stages.judge import AnyGate, JudgeResult
+from pipeline.stages.verdict import AnyGate, JudgeResult
 from prepare.errors import ExitCode, StoreError, UsageError
 from prepare.record import Record
 from prepare.store import RUN_RECORD, RunFolders, Store, is_alive
 from prepare.untrusted import read_record
-from recipes.checkpoints.source_info import CheckpointReport
+from recipes.checkpoints.source_info import SourceInfo
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 
@@ -253,7 +253,7 @@ class RunReport(Record):
     seconds: float
     request: AnyRequest = Field(description="options as given, with the defaults that applied")
     resolved: ResolvedOptions
-    checkpoint: CheckpointReport | None
+    checkpoint: SourceInfo | None
     registered_name: str | None = Field(None, description="name in the model registry")
     variants: list[VariantReport]
     stages: list[StageReport]

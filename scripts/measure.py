@@ -17,7 +17,7 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 309_000,
+    "tokens": 309_300,
     "own_names_imported_per_file": 11.8,
     "classes": 470,
     "tuple_assignments": 0,

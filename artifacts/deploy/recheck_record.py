@@ -12,12 +12,12 @@ from pydantic import Field
 
 from artifacts.deploy.registered import RegisteredVersion
 from artifacts.deployable import Deployable, TupleDifference
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import check_run
 from artifacts.registry import Version, who_am_i
 from artifacts.run_record import VariantReport, find_run
 from eval_gates.gate_result import Verdict
-from pipeline.stages.judge import policy_digest
+from pipeline.stages.evidence import Evidence
+from pipeline.stages.verdict import policy_digest
 from prepare.errors import PrepareError, RegistryError
 from prepare.own_command import own_command
 from prepare.record import Record
@@ -105,8 +105,8 @@ def proven_tuple(record: RecheckRecord, past: RegisteredVersion, store: Store) -
     try:
         run = find_run(store, record.run)
         (check,) = check_run(run, store)
-        judged = VerdictInputs.load_by_key(store.find, run.judges[check.recipe])
-        found = judged.deployable
+        judged = Evidence.of_variant(store, run.judges[check.recipe])
+        found = Deployable.of(judged)
         found.check_servable(f"run {run.run}")
     except (PrepareError, ValueError, LookupError, TypeError):
         return None

@@ -13,12 +13,12 @@ from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
 from artifacts.evidence.signing import check_with_key
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import check_bundle, read_verdict
 from artifacts.push import fetch
 from artifacts.registry import MANIFEST_TAG, Registry, Version
-from artifacts.release import VERSIONS
+from artifacts.release import VERSIONS, evidence_tags
 from pipeline.environments.settings import Settings
+from pipeline.stages.evidence import Evidence
 from prepare.digest import FileDigests, digest_file
 from prepare.errors import (
     CheckpointError,
@@ -46,11 +46,11 @@ class RegisteredVersion:
     version: Version
     folder: Path
     bundle: BundleVerdict
-    judged: VerdictInputs
+    judged: Evidence
 
     @property
     def deployable(self) -> Deployable:
-        return self.judged.deployable
+        return Deployable.of(self.judged)
 
     @property
     def policy(self) -> Policy:
@@ -220,7 +220,7 @@ def open_version(version: Version, folder: Path, *, trust_remote_code: bool) -> 
         )
     changed = [
         f"{tag} says {_show(version.tags.get(tag))}, the evidence {_show(value)}"
-        for tag, value in check.inputs.tags(check.verdict).items()
+        for tag, value in evidence_tags(check.inputs, check.verdict).items()
         if version.tags.get(tag) != value
     ]
     if changed:

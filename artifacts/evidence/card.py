@@ -11,8 +11,8 @@ from rich.filesize import decimal
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from eval_gates.suites.suite_kind import kind_of
+from pipeline.stages.evidence import Evidence
 from prepare import __version__, escape
 from prepare.process_environment import SAFE_PATH_VARIABLES
 from recipes.checkpoints.weight_files import CARD, RESULTS
@@ -28,11 +28,11 @@ class Card:
     """Attributes of the card's template."""
 
     verdict: BundleVerdict
-    judged: VerdictInputs
+    judged: Evidence
 
     @property
     def deployable(self) -> Deployable:
-        return self.judged.deployable
+        return Deployable.of(self.judged)
 
     def write(self, folder: Path) -> None:
         """Write README.md and `.eval_results/`."""

@@ -14,18 +14,18 @@ from typing import Any
 from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
 from artifacts.evidence.manifest import MANIFEST, Manifest, find_changes, read_manifest
 from artifacts.evidence.recorded_loads import find_draw_mismatches, judge_confirmed
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.run_record import NOT_PREFERRED, RunReport, VariantReport, report_judged
-from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.load_run import LOADS
 from eval_gates.speed.rules import build_rule
 from pipeline.stages import newest_revision
+from pipeline.stages.adopt import AdoptParameters
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.consistency import find_served_otherwise
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JUDGE, JudgeResult, StageInputs, judge_evidence, policy_digest
-from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.evidence import FILES, Evidence, place_of
+from pipeline.stages.judge import judge_evidence
 from pipeline.stages.speed import SPEED
+from pipeline.stages.verdict import JUDGE, JudgeResult, policy_digest
 from prepare.digest import digest_file, digest_json
 from prepare.errors import (
     CheckpointError,
@@ -51,6 +51,7 @@ from recipes.workload import read_pinned
 # Raised by records that do not fit together.
 CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
 UNREADABLE = (*CONTRADICTIONS, OSError, PrepareError)
+MISSING = " is missing"
 ADDED_BY_PROMOTION = ("promoted", "registry_version")
 # Sums of floating-point numbers differ in the last digits on other machines.
 RELATIVE_TOLERANCE = 1e-9
@@ -76,7 +77,7 @@ class BundleCheck:
     weights_checked: bool
     problems: tuple[str, ...]  # changed files, and contradictions
     variants: tuple[VariantCheck, ...]
-    inputs: VerdictInputs | None = None  # None if they are incomplete, or in a copy without answers
+    inputs: Evidence | None = None  # None if they are incomplete, or in a copy without answers
     answers_withheld: bool = False  # the copy lacks its stages, so only digests were checked
 
     @property
@@ -202,14 +203,17 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
     inputs = None
     try:
         with open_bundle(bundle) as (store, stages):
-            variants, seen = _check_variants(verdict, store, is_bundle=True)
-            if len({policy_digest(each) for each in seen.values() if each.stage == JUDGE.name}) > 1:
+            variants, evidence = _check_variants(verdict, store, is_bundle=True)
+            if len({policy_digest(each.judge.record) for each in evidence.values()}) > 1:
                 problems.append(f"{VERDICT}: the variants were judged by different policies")
-            unused = sorted(stages - seen.keys())
+            used = {place for each in evidence.values() for place in each.stages}
+            unused = sorted(stages - used)
             problems += [f"{place}: no verdict depends on this stage" for place in unused]
+            own = evidence.get(verdict.recipe)
             try:
-                if key := verdict.judges.get(verdict.recipe):
-                    inputs = VerdictInputs.load_by_key(store.find, key)
+                if own is not None:
+                    own.read_variant()
+                    inputs = own
                     problems += _find_other_subject(verdict, inputs)
                     if has_weights:
                         problems += _find_other_weights(folder, manifest, inputs)
@@ -246,7 +250,7 @@ def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]
     return [f"{VERDICT}: {words}" for words, is_fault in faults.items() if is_fault]
 
 
-def _find_other_subject(verdict: BundleVerdict, inputs: VerdictInputs) -> Iterator[str]:
+def _find_other_subject(verdict: BundleVerdict, inputs: Evidence) -> Iterator[str]:
     if verdict.source.digest != inputs.screen.parameters.checkpoint:
         yield f"{VERDICT}: the source is not the checkpoint that was the baseline"
     profile = inputs.judge.parameters.profile
@@ -254,154 +258,163 @@ def _find_other_subject(verdict: BundleVerdict, inputs: VerdictInputs) -> Iterat
         yield from find_served_otherwise("screen", side, found.parameters, profile)
 
 
-def _find_other_weights(folder: Path, manifest: Manifest, inputs: VerdictInputs) -> Iterator[str]:
+def _find_other_weights(folder: Path, manifest: Manifest, inputs: Evidence) -> Iterator[str]:
     listed = {each.path: each.sha256 for each in manifest.model_files}
     try:
         weights = weights_digest(folder, lambda file: listed.get(file.name, ""))
-        if not inputs.is_of(weights, digest_auxiliary_files(folder)):
+        if not _are_judged(weights, digest_auxiliary_files(folder), inputs):
             yield f"{folder}: weights or other files are not those that were judged"
     except CheckpointError as error:
         yield f"{folder}: {error.message}"
 
 
+def _are_judged(weights: str, auxiliary_files: str, inputs: Evidence) -> bool:
+    """Return whether weights and the files next to them have the judged digests.
+
+    Adoption checks linked weights' files.
+    """
+    checked = inputs.check_weights.result
+    made = inputs.quantize
+    linked = isinstance(made.parameters, AdoptParameters) and not made.parameters.copied
+    return (weights == checked.weights_digest == made.result.weights_digest) and (
+        linked or checked.auxiliary_files_digest == auxiliary_files
+    )
+
+
 def _check_variants(
     claims: RunReport | BundleVerdict, store: Store, *, is_bundle: bool
-) -> tuple[list[VariantCheck], dict[str, StageRecord]]:
-    """Return a check of each variant with a verdict, and the stages by place."""
+) -> tuple[list[VariantCheck], dict[str, Evidence]]:
+    """Return a check of each variant with a verdict, and the evidence by recipe."""
     checks = []
-    seen = dict[str, StageRecord]()
+    evidence = {}
     for variant in claims.variants:
         key = claims.judges.get(variant.recipe)
         if key is None and variant.verdict not in ("pass", "undecided"):
             continue
-        found = _VariantEvidence(variant, claims.attempted, store, is_bundle)
-        checks.append(found.check(key))
-        seen |= found.seen
-    return checks, seen
-
-
-class _VariantEvidence:
-    """Stages of one variant; those of a bundle are complete, a store of runs may lack some."""
-
-    def __init__(
-        self, variant: VariantReport, tried: Collection[str], store: Store, is_bundle: bool
-    ) -> None:
-        self._variant = variant
-        self._tried = tried
-        self._store = store
-        self._is_bundle = is_bundle
-        self.seen: dict[str, StageRecord] = {}  # by place
-        self._problems: list[str] = []
-
-    def check(self, key: str | None) -> VariantCheck:
-        variant = self._variant
+        problems: list[str] = []
+        of_variant = _find_evidence(key, store, problems)
         computed = None
         answers = 0
-        if key is None:
-            self._problems.append("the run names no stage 'judge' for it: its evidence is missing")
-        else:
-            judge = StageReference(stage=JUDGE.name, key=key)
+        if of_variant is not None:
+            evidence[variant.recipe] = of_variant
             try:
-                is_complete = self._read(judge)
-                if found := self.seen.get(place_of(judge)):
-                    self._check_trial(found)
-                    computed = self._judge_again(found) if is_complete else None
-                asked = [each for each in self.seen.values() if each.stage == EVALUATE.name]
-                answers = sum(EVALUATE.result_of(each).n for each in asked)
+                is_complete = _read_stages(of_variant, problems, is_bundle=is_bundle)
+                problems += _find_other_trial(of_variant, variant, claims.attempted)
+                if is_complete:
+                    computed = _judge_again(of_variant, problems)
+                answers = _count_answers(of_variant)
             except UNREADABLE as error:
-                self._problems.append(f"the verdict cannot be computed: {error}")
+                problems.append(f"the verdict cannot be computed: {error}")
         if computed is not None:
             again = report_judged(variant.recipe, variant.weights_bytes, computed)
-            self._problems += find_differing(variant, again, is_promoted=not self._is_bundle)
+            problems += find_differing(variant, again, is_promoted=not is_bundle)
         verdict = computed.verdict if computed is not None else None
-        return VariantCheck(
-            variant.recipe, variant.verdict, verdict, answers, tuple(self._problems)
+        checks.append(
+            VariantCheck(variant.recipe, variant.verdict, verdict, answers, tuple(problems))
+        )
+    return checks, evidence
+
+
+def _find_evidence(key: str | None, store: Store, problems: list[str]) -> Evidence | None:
+    """Return a verdict's evidence; None if its stage `judge` is missing or damaged."""
+    if key is None:
+        problems.append("the run names no stage 'judge' for it: its evidence is missing")
+        return None
+    place = place_of(StageReference(stage=JUDGE.name, key=key))
+    try:
+        return Evidence.of_verdict(store, key)
+    except EvidenceError:
+        problems.append(f"judge: {place} is missing")
+    except PrepareError as error:
+        problems.append(f"judge: {place}: {error.message}; its evidence is missing")
+    except UNREADABLE as error:
+        problems.append(f"the verdict cannot be computed: {error}")
+    return None
+
+
+def _read_stages(evidence: Evidence, problems: list[str], *, is_bundle: bool) -> bool:
+    """Check all stages of a verdict; return whether it can be judged again.
+
+    Those of a bundle are complete; a store of runs may lack what the inputs were made from.
+    """
+    is_complete = True
+    seen = set[str]()
+    judge = evidence.judge.record.as_reference()
+    pending: list[tuple[str, StageReference, str | None, int]] = [("judge", judge, None, 0)]
+    for role, reference, digest, depth in pending:
+        place = place_of(reference)
+        is_needed = depth < 2 or is_bundle
+        try:
+            record = evidence.find_at(reference)
+            fault = f"{role}: {place} is missing" if record is None and is_needed else ""
+        except PrepareError as error:
+            record = None
+            fault = f"{role}: {place}: {error.message}; its evidence is missing"
+        if fault:
+            problems.append(fault)
+            is_complete = is_complete and not is_needed
+        if record is None:
+            continue
+        if digest is not None and digest_json(record.result) != digest:
+            problems.append(f"{role}: {place}: its result is not the one that was used")
+        if place in seen:
+            continue
+        seen.add(place)
+        if key_of(record) != record.key:
+            problems.append(
+                f"{place}: its parameters do not give its key, so they were changed afterwards "
+                "(or another version of prepare wrote them)"
+            )
+        if fault := _find_file_fault(evidence, record):
+            problems.append(f"{role}: {place}/{fault}")
+            is_complete = is_complete and not fault.endswith(MISSING)
+        for name, each in record.inputs.items():
+            path = f"{role}'s {name}" if depth else name
+            pending.append((path, each, record.input_digests.get(name, ""), depth + 1))
+    return is_complete
+
+
+def _find_file_fault(evidence: Evidence, record: StageRecord) -> str:
+    """Return the name of the record's file if it is missing or was changed, and which; or ''."""
+    if record.stage not in FILES:
+        return ""
+    name, digest_of = FILES[record.stage]
+    digest = digest_of(record)
+    file = evidence.file_at(record, name)
+    if not file.is_file():
+        return f"{name}{MISSING}"
+    if digest_file(file) != digest:
+        return f"{name}: the file was changed since (its digest is another)"
+    return ""
+
+
+def _find_other_trial(
+    evidence: Evidence, variant: VariantReport, attempted: Collection[str]
+) -> Iterator[str]:
+    parameters = evidence.judge.parameters
+    tried = sorted(attempted)
+    if parameters.recipe not in (None, variant.recipe):
+        yield f"its stage 'judge' is on another variant, {parameters.recipe!r}"
+    if sorted(parameters.trial.variants) != tried:
+        yield (
+            f"its trial is of {', '.join(sorted(parameters.trial.variants))}, "
+            f"and {', '.join(tried)} are named"
         )
 
-    def _read(self, judge: StageReference) -> bool:
-        """Check a verdict's inputs; return whether it can be judged again."""
-        is_complete = True
-        pending: list[tuple[str, StageReference, str | None, int]] = [("judge", judge, None, 0)]
-        for role, reference, digest, depth in pending:
-            place = place_of(reference)
-            is_needed = depth < 2 or self._is_bundle
-            try:
-                record = self._store.find(reference.stage, reference.key)
-                fault = f"{role}: {place} is missing" if record is None and is_needed else ""
-            except PrepareError as error:
-                record = None
-                fault = f"{role}: {place}: {error.message}; its evidence is missing"
-            if fault:
-                self._problems.append(fault)
-                is_complete = is_complete and not is_needed
-            if record is None:
-                continue
-            if digest is not None and digest_json(record.result) != digest:
-                self._problems.append(f"{role}: {place}: its result is not the one that was used")
-            if place in self.seen:
-                continue
-            self.seen[place] = record
-            if key_of(record) != record.key:
-                self._problems.append(
-                    f"{place}: its parameters do not give its key, so they were changed afterwards "
-                    "(or another version of prepare wrote them)"
-                )
-            is_complete = self._check_file(f"{role}: {place}", record) and is_complete
-            for name, each in record.inputs.items():
-                path = f"{role}'s {name}" if depth else name
-                pending.append((path, each, record.input_digests.get(name, ""), depth + 1))
-        return is_complete
 
-    def _check_file(self, place: str, record: StageRecord) -> bool:
-        """Return whether the record's file is there, after checking it."""
-        if record.stage == EVALUATE.name:
-            name = ANSWERS
-            digest = EVALUATE.result_of(record).answers_digest
-        elif record.stage == ASKED.name:
-            name = QUESTIONS
-            digest = ASKED.result_of(record).questions_digest
-        elif record.stage == SPEED.name:
-            name = LOADS
-            digest = SPEED.result_of(record).loads_digest
-        else:
-            return True
-        file = self._store.stage_folder(record.stage, record.key) / name
-        if not file.is_file():
-            self._problems.append(f"{place}/{name} is missing")
-            return False
-        if digest_file(file) != digest:
-            self._problems.append(
-                f"{place}/{name}: the file was changed since (its digest is another)"
-            )
-        return True
-
-    def _check_trial(self, judge: StageRecord) -> None:
-        parameters = JUDGE.parameters_of(judge)
-        tried = sorted(self._tried)
-        if parameters.recipe not in (None, self._variant.recipe):
-            self._problems.append(f"its stage 'judge' is on another variant, {parameters.recipe!r}")
-        if sorted(parameters.trial.variants) != tried:
-            self._problems.append(
-                f"its trial is of {', '.join(sorted(parameters.trial.variants))}, "
-                f"and {', '.join(tried)} are named"
-            )
-
-    def _judge_again(self, judge: StageRecord) -> JudgeResult:
-        kept = JUDGE.typed(judge)
-        inputs = StageInputs(self._store, judge.inputs)
-        for role, reference in judge.inputs.items():
-            if reference.stage == SPEED.name:
-                loads = inputs.loads(role)
-                self._problems += find_draw_mismatches(role, inputs.record(role), loads)
-        again = judge_evidence(kept.parameters, inputs, kept.result.history)
-        found = find_differing_values("", kept.result.model_dump(), again.model_dump())
-        self._problems += [f"its stage 'judge': {each}" for each in found]
-        return again
+def _judge_again(evidence: Evidence, problems: list[str]) -> JudgeResult:
+    for role, measured in evidence.speed.items():
+        problems += find_draw_mismatches(role, measured.record, evidence.loads(role))
+    kept = evidence.judge
+    again = judge_evidence(kept.parameters, evidence, kept.result.history)
+    differing = find_differing_values("", kept.result.model_dump(), again.model_dump())
+    problems += [f"its stage 'judge': {words}" for words in differing]
+    return again
 
 
-def place_of(reference: StageReference | StageRecord) -> str:
-    """Return a stage's place in a store or bundle."""
-    return f"stages/{reference.stage}/{reference.key}"
+def _count_answers(evidence: Evidence) -> int:
+    asked = [record for record in evidence.stages.values() if record.stage == EVALUATE.name]
+    return sum(EVALUATE.result_of(record).n for record in asked)
 
 
 def key_of(record: StageRecord) -> str:
@@ -438,7 +451,7 @@ def check_tuning(report: RunReport, store: Store) -> VariantCheck:
         record = store.find(SPEED.name, key)
         if record is None:
             raise LookupError(f"{place} is missing")
-        inputs = StageInputs(store, {"speed": record.as_reference()})
+        inputs = Evidence(store, {"speed": record.as_reference()})
         loads = inputs.loads("speed")
         asked = SPEED.parameters_of(record)
         file = store.stage_folder(SPEED.name, key) / LOADS

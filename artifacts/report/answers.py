@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from artifacts.report.run_evidence import PairedAnswers, RunEvidence
+from artifacts.report.reported_run import PairedAnswers, ReportedRun
 from eval_gates.rows import Answer, Question, choose
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
@@ -52,7 +52,7 @@ class FlippedAnswers:
     shown: list[FlippedAnswer]
 
 
-def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
+def changed_answers(evidence: ReportedRun) -> list[FlippedAnswers]:
     """Return examples by variant and suite."""
     return [
         _examples(variant.recipe, gate.name, answered, gate.metric)

@@ -22,15 +22,15 @@ from artifacts.report.figures import (
     gate_figure,
     tradeoff_figures,
 )
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from artifacts.requests import without_password
 from artifacts.run_record import RunReport
 from eval_gates.gate_result import format_percent
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS
-from pipeline.stages.judge import JUDGE
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.screen import SCREEN
+from pipeline.stages.verdict import JUDGE
 from prepare import __version__
 from prepare.errors import from_dict
 from prepare.escape import make_visible
@@ -39,7 +39,7 @@ from recipes.catalog import BASELINE
 Facts = dict[str, str]
 
 
-def run_facts(evidence: RunEvidence) -> Facts:
+def run_facts(evidence: ReportedRun) -> Facts:
     """Return the provenance of the run."""
     report = evidence.report
     facts = {
@@ -60,7 +60,7 @@ def run_facts(evidence: RunEvidence) -> Facts:
     return facts | {f"resolved {name}": _text(value) for name, value in resolved.items()}
 
 
-def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
+def tuple_facts(evidence: ReportedRun, recipe: str) -> Facts:
     """Return the members of a deployable tuple."""
     facts: dict[str, Any] = {}
     adopted = evidence.kept(ADOPT, recipe)
@@ -90,7 +90,7 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
     return {name: _text(value) for name, value in facts.items()}
 
 
-def tuple_table(evidence: RunEvidence) -> Table:
+def tuple_table(evidence: ReportedRun) -> Table:
     """Return the tuples of baseline and variants."""
     sides = [BASELINE, *evidence.recipes]
     facts = {side: tuple_facts(evidence, side) for side in sides}
@@ -110,7 +110,7 @@ def screened_table(report: RunReport) -> Table | None:
     return Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
-def policies_as_json(evidence: RunEvidence) -> dict[str, str]:
+def policies_as_json(evidence: ReportedRun) -> dict[str, str]:
     """Return the judged variants' policies without duplicates."""
     found: dict[str, list[str]] = {}
     for variant in evidence.report.variants:
@@ -126,7 +126,7 @@ def _text(value: Any) -> str:
     return without_password(value if isinstance(value, str) else json.dumps(value))
 
 
-def run_page(evidence: RunEvidence) -> str:
+def run_page(evidence: ReportedRun) -> str:
     """Return HTML."""
     report = evidence.report
     sections = variant_sections(evidence)
@@ -161,7 +161,7 @@ def run_page(evidence: RunEvidence) -> str:
     )
 
 
-def _baseline_bytes(evidence: RunEvidence) -> int | None:
+def _baseline_bytes(evidence: ReportedRun) -> int | None:
     """Return the unquantized weights' size from any variant."""
     for recipe in evidence.recipes:
         found = evidence.kept(CHECK_WEIGHTS, recipe)
@@ -170,7 +170,7 @@ def _baseline_bytes(evidence: RunEvidence) -> int | None:
     return None
 
 
-def variant_sections(evidence: RunEvidence) -> list[dict[str, Any]]:
+def variant_sections(evidence: ReportedRun) -> list[dict[str, Any]]:
     """Return the template's facts about every variant, also without a verdict."""
     report = evidence.report
     variants = {variant.recipe: variant for variant in report.variants}

@@ -37,12 +37,12 @@ def report(
     Exit codes: 0 written, 1 error, 2 usage.
     """
     from artifacts.report.page import run_page
-    from artifacts.report.run_evidence import RunEvidence
+    from artifacts.report.reported_run import ReportedRun
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 
     found = load_settings(store).open_store()
-    evidence = RunEvidence(
+    evidence = ReportedRun(
         find_run(found, run, judged=True), found, with_conversations=with_conversations
     )
     page = run_page(evidence)

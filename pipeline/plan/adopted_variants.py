@@ -20,7 +20,7 @@ from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.folder import check_folder
 from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import CheckpointReference, parse_reference
-from recipes.checkpoints.source_info import find_source
+from recipes.checkpoints.source_info import describe_source
 from recipes.engine_arguments import check_arguments, check_counts
 from recipes.engines.engine import KV_DTYPE
 from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of, words_of
@@ -231,7 +231,7 @@ def with_facts(
     found = []
     for variant in variants:
         checkpoint = checkpoints[variant.recipe.name]
-        known = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
+        known = describe_source(checkpoint)
         facts = {
             "revision": known.revision,
             "digest": checkpoint.digest,

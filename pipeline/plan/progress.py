@@ -9,10 +9,10 @@ from pathlib import Path
 from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JUDGE, JudgeRuntime
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
+from pipeline.stages.verdict import JUDGE, JudgeRuntime
 from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import Store
 

@@ -22,7 +22,7 @@ from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.folder import check_folder
 from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import CheckpointReference, parse_reference
-from recipes.checkpoints.source_info import find_source
+from recipes.checkpoints.source_info import public_name
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantizers.adopted import AdoptedQuantization
@@ -110,7 +110,7 @@ def choose(
             where=f"--gpus-a-copy {request.gpus_a_copy}",
             hint="leave it out, or name a profile for GPUs with --profile",
         )
-    source = find_source(reference.text, "", None).ref
+    source = public_name(reference.text)
     checkpoints = Checkpoints()
     adopted = (
         *(read_variant(text, checkpoints) for text in dict.fromkeys(request.variants)),

@@ -31,7 +31,7 @@ from prepare.events import NullProgress, Progress
 from prepare.hardware import this_node
 from prepare.lots import Needs
 from prepare.process_environment import registry_variables
-from recipes.checkpoints.source_info import report_checkpoint
+from recipes.checkpoints.source_info import describe_source
 
 
 def run_model(
@@ -84,7 +84,7 @@ def run_choices(choices: Choice, session: RunSession, signer: Signer | None = No
         choices.profile, settings, stages.output_of, progress, checkpoints, trusts_code
     )
     found = locator.all(choices)
-    checkpoint = report_checkpoint(found.source)
+    checkpoint = describe_source(found.source)
     session.log.update(checkpoint=checkpoint, registered_name=choices.name)
     # Without gates no attempt is made.
     run_id = "" if choices.asked.is_screening else session.log.run_id

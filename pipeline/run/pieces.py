@@ -20,8 +20,8 @@ from pipeline.run.copies import Lead
 from pipeline.run.serving import BrokenModelError, Serving
 from pipeline.run.session import RunSession
 from pipeline.run.work import TRIED, Copy, Failures, Piece, empty
-from pipeline.stages.judge import JUDGE
 from pipeline.stages.questions import QUESTIONS
+from pipeline.stages.verdict import JUDGE
 from prepare.errors import PrepareError
 from prepare.lots import NOTHING, Lot, Needs
 from prepare.stage import StageSpec

@@ -18,8 +18,7 @@ from artifacts.deploy.registered import (
     find_version,
     open_version,
 )
-from artifacts.deployable import TupleDifference
-from artifacts.evidence.verdict_inputs import VerdictInputs
+from artifacts.deployable import Deployable, TupleDifference
 from artifacts.registry import Registry, Version
 from artifacts.requests import ModelRequest, RecheckRequest
 from artifacts.run_record import RunReport, VariantReport, exit_code_of
@@ -40,6 +39,7 @@ from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
+from pipeline.stages.evidence import Evidence
 from prepare.errors import CheckpointError, ExitCode, UsageError
 from prepare.events import Progress
 from prepare.hardware import NodeInfo, this_node
@@ -49,7 +49,7 @@ from prepare.store import Store
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder
 from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import parse_reference
-from recipes.checkpoints.source_info import report_checkpoint
+from recipes.checkpoints.source_info import describe_source
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
 
@@ -170,9 +170,8 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         carry_out(PlanProgress(plan, session.stages.store), session)
         (report,) = session.log.variants()
         kernels = None
-        find = session.stages.store.find
         for key in session.log.report().judges.values():
-            kernels = VerdictInputs.load_by_key(find, key).deployable.kernels
+            kernels = Deployable.of(Evidence.of_variant(session.stages.store, key)).kernels
         for change in past.deployable.kernel_differences(kernels) if kernels else ():
             progress.note(f"changed: {change}")
             changed.append(change)
@@ -251,7 +250,7 @@ def _plan(
             )
     except (CheckpointError, UsageError) as error:
         raise _no_source(error, choices, source) from error
-    session.log.update(checkpoint=report_checkpoint(checkpoint), registered_name=choices.name)
+    session.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
     folder = past.folder
     registered = inspect_folder(folder, settings.digests)
     made = past.judged.quantize

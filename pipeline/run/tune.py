@@ -46,7 +46,7 @@ from prepare.hardware import NodeInfo, this_node
 from prepare.private_files import write_atomically
 from recipes.catalog import BASELINE
 from recipes.checkpoints.checkpoint import Checkpoint
-from recipes.checkpoints.source_info import report_checkpoint
+from recipes.checkpoints.source_info import describe_source
 from recipes.engine_arguments import (
     count_gpus,
 )
@@ -127,7 +127,7 @@ def run_tune(
         known = choices.checkpoints
         locator = Locator(choices.profile, settings, make, session.progress, known, trusts_code)
         checkpoint = locator.source(choices, to_quantize=False)
-        session.log.update(checkpoint=report_checkpoint(checkpoint), registered_name=choices.name)
+        session.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
         environments = {"evaluate", "serve", find_engine(profile.engine).environment}
         return Tuning(
             checkpoint=checkpoint,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eval_gates.clusters import labels_of, whole_end
 from eval_gates.rows import Answer, Question
@@ -11,25 +11,17 @@ from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import JudgeParameters, trial_of
 from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.evidence import Evidence
 from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.speed import ROLE, SPEED
 from prepare.stage import StageRecord, StageReference
 from recipes.schema import ServingProfile
 
-Inputs = Mapping[str, StageReference]
-Find = Callable[[str], StageRecord]
-
 # Prefixes of a judge stage's roles, by side: `again` is the baseline, asked a second time.
 SIDES = {"baseline": ("baseline.", "again."), "candidate": ("candidate.",)}
 
 
-def find_faults(
-    parameters: JudgeParameters,
-    inputs: Inputs,
-    record: Find,
-    answers: Callable[[str], Sequence[Answer]],
-    questions: Callable[[str], Sequence[Question]],
-) -> Iterator[str]:
+def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str]:
     """Yield where the evidence of a verdict does not belong together.
 
     EvidenceError: a record has another shape. LookupError: an input is missing.
@@ -40,9 +32,9 @@ def find_faults(
         yield "the trial has other criteria than the policy"
     if parameters.recipe is not None and parameters.recipe not in trial.variants:
         yield f"the trial is of {', '.join(sorted(trial.variants))}, not of {parameters.recipe}"
-    records = {role: record(role) for role in inputs}
-    yield from find_mixed_sides(inputs, records)
-    yield from find_other_forms(policy.suites, record)
+    records = {role: evidence.record(role) for role in evidence.references}
+    yield from find_mixed_sides(evidence.references, records)
+    yield from find_other_forms(policy.suites, evidence)
     claims = {ROLE + claim.name for claim in policy.claims_on(parameters.accelerator)}
     for role, found in records.items():
         side, _, suite = role.partition(".")
@@ -57,24 +49,26 @@ def find_faults(
             if side == "candidate" and asked.rule != parameters.gates[suite]:
                 yield f"{role}: asked by another rule than it is judged by"
             yield from find_other_questions(
-                role, found, answers(role), questions(f"questions.{suite}")
+                role, found, evidence.answers(role), evidence.questions(f"questions.{suite}")
             )
         elif found.stage == QUESTIONS.name:
-            yield from find_wrong_counts(role, found, questions(role))
+            yield from find_wrong_counts(role, found, evidence.questions(role))
         for name, each in served.items():
             yield from find_served_otherwise(role, name, each, parameters.profile)
 
 
-def find_other_forms(suites: Iterable[str], record: Find) -> Iterator[str]:
+def find_other_forms(suites: Iterable[str], evidence: Evidence) -> Iterator[str]:
     """Yield suites asked by text completions and by chat."""
     for name in suites:
-        sides = [EVALUATE.parameters_of(record(f"{side}.{name}")) for side in SIDES]
+        sides = [evidence.typed(EVALUATE, f"{side}.{name}").parameters for side in SIDES]
         forms = [each.endpoint.chat if each.endpoint is not None else None for each in sides]
         if forms[0] != forms[1]:
             yield f"{name}: the sides were asked in different forms"
 
 
-def find_mixed_sides(inputs: Inputs, records: Mapping[str, StageRecord]) -> Iterator[str]:
+def find_mixed_sides(
+    inputs: Mapping[str, StageReference], records: Mapping[str, StageRecord]
+) -> Iterator[str]:
     """Yield stages of another baseline or variant.
 
     Each stage names its server's screen, and a variant's answers the baseline's.

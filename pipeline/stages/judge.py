@@ -5,19 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterable
 
-from pydantic import Field
-
-from eval_gates.answer_log import ANSWERS, QUESTIONS
-from eval_gates.cost import CostResult, cost_rule_of, judge_cost
-from eval_gates.engine_metrics import SpecDecodeStats
-from eval_gates.gate_result import GateResult, Verdict
-from eval_gates.quality_result import QualityResult
-from eval_gates.rows import Answer, Question
-from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
+from eval_gates.cost import cost_rule_of, judge_cost
+from eval_gates.gate_result import GateResult
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.verdicts import judge_suite, overall
@@ -25,110 +16,28 @@ from pipeline.stages.attempts import AttemptLedger, Counted, History, JudgeParam
 from pipeline.stages.consistency import SIDES, find_faults
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.evidence import Evidence
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.speed import ROLE, SPEED
 from pipeline.stages.starts import StartLedger
-from prepare.digest import digest_json
-from prepare.errors import EvaluationDataError, EvidenceError, raise_as
-from prepare.record import Record
-from prepare.stage import Stage, StageRecord, StageReference
-from prepare.store import Store
-from prepare.untrusted import UntrustedLinesError, read_flat_rows
+from pipeline.stages.verdict import JUDGE as JUDGE
+from pipeline.stages.verdict import JudgeResult, JudgeRuntime
+from prepare.errors import EvaluationDataError
+from prepare.stage import StageRecord
 from recipes.speed import SpeedGate
 from recipes.workload import read_pinned, without_place
 
-AnyGate = Annotated[QualityResult | SpeedGateResult | CostResult, Field(discriminator="kind")]
 
-
-class JudgeRuntime(Record):
-    """Recorded with an attempt that this stage counts."""
-
-    run: str = Field("", description="id of the run that began the attempt")
-
-
-class JudgeResult(Record):
-    """The verdict on one variant alone."""
-
-    verdict: Verdict
-    reason: str
-    p_value: float | None = None
-    history: History = Field(description="what was judged against this baseline before")
-    gates: list[AnyGate] = Field(
-        fail_fast=True, description="in the policy's order: quality, speed, cost"
-    )
-    spec_decode: dict[str, SpecDecodeStats] = Field(
-        {}, description="of the variant, by suite; nothing is decided by it"
-    )
-
-
-def policy_digest(judge: StageRecord) -> str:
-    """Return the digest of the policy as recorded."""
-    return digest_json(judge.parameters.get("policy"))
-
-
-JUDGE = Stage("judge", 17, JudgeParameters, JudgeRuntime, JudgeResult)
-
-
-class StageInputs:
-    """Records and files of a stage's inputs, by role; read only.
-
-    EvidenceError: a file is missing or damaged. StoreError: a record is.
-    """
-
-    def __init__(self, store: Store, references: Mapping[str, StageReference]) -> None:
-        self._store = store
-        self.references = references
-        self._answers: dict[str, list[Answer]] = {}
-        self._questions: dict[str, list[Question]] = {}
-
-    def record(self, role: str) -> StageRecord:
-        return self._store.get(self.references[role])
-
-    def answers(self, role: str) -> list[Answer]:
-        """Return answers in the order of asking, without nested values."""
-        if role not in self._answers:
-            rows = self._rows(self._path(role, ANSWERS))
-            self._answers[role] = [Answer.from_row(row) for row in rows]
-        return self._answers[role]
-
-    def questions(self, role: str) -> list[Question]:
-        if role not in self._questions:
-            rows = self._rows(self._path(role, QUESTIONS))
-            self._questions[role] = [Question.from_row(row) for row in rows]
-        return self._questions[role]
-
-    def loads(self, role: str) -> list[LoadRun]:
-        """Return loads in the order of measuring."""
-        path = self._path(role, LOADS)
-        kinds = (OSError, ValueError)
-        with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
-            return read_loads(path)
-
-    def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
-        kinds = (OSError, UntrustedLinesError)
-        with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
-            yield from read_flat_rows(path)
-
-    def _path(self, role: str, name: str) -> Path:
-        reference = self.references[role]
-        return self._store.stage_folder(reference.stage, reference.key) / name
-
-
-def judge_evidence(
-    parameters: JudgeParameters, inputs: StageInputs, history: History
-) -> JudgeResult:
+def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: History) -> JudgeResult:
     """Return the verdict; `history` decides nothing.
 
-    ValueError: the evidence does not belong together. EvidenceError, StoreError: see `StageInputs`.
+    ValueError: the evidence does not belong together. EvidenceError, StoreError: as `Evidence`.
     """
     policy = parameters.policy
     rules = parameters.gates
     answers = inputs.answers
-    mismatches = find_faults(
-        parameters, inputs.references, inputs.record, answers, inputs.questions
-    )
-    if found := list(mismatches):
-        raise ValueError("; ".join(found))
+    if faults := list(find_faults(parameters, inputs)):
+        raise ValueError("; ".join(faults))
     gates: list[GateResult] = []
     drafted = {}
     for name, suite in policy.suites.items():
@@ -170,7 +79,7 @@ def judge_evidence(
     )
 
 
-def speed_of(parameters: JudgeParameters, inputs: StageInputs) -> Iterable[SpeedGateResult]:
+def speed_of(parameters: JudgeParameters, inputs: Evidence) -> Iterable[SpeedGateResult]:
     """Yield each speed gate's report, undecided without a measurement.
 
     ValueError: it was measured by another rule.
@@ -218,7 +127,7 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
     trial = context.parameters.trial
     ledger = AttemptLedger(context.store)
     ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
-    inputs = StageInputs(context.store, context.spec.inputs)
+    inputs = Evidence(context.store, context.spec.inputs)
     screens = {
         inputs.record(f"candidate.{suite}").inputs["screen"].key
         for suite in context.parameters.policy.suites

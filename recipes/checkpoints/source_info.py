@@ -24,9 +24,9 @@ DEMO_SOURCES = {"demo:smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "ap
 
 
 class SourceInfo(Record):
-    """Source checkpoint of a variant, without private paths."""
+    """Source checkpoint of a run, or of its variants."""
 
-    ref: str = Field(description="as the user named it")
+    ref: str = Field(description="as the user named it; a published folder's name alone")
     digest: str = Field(description="of its files' digests")
     revision: str = Field("", description="commit on the Hub")
     base_model: str = Field("", description="id on the Hub, if known")
@@ -37,6 +37,10 @@ class SourceInfo(Record):
     license_name: str = Field("", description="of a license that is called 'other'")
     license_link: str = Field("", description="of a license that is called 'other'")
 
+    def published(self) -> SourceInfo:
+        """Return the facts without private paths."""
+        return self.model_copy(update={"ref": public_name(self.ref)})
+
     @property
     def as_baseline(self) -> str:
         """Return the baseline of verdicts."""
@@ -45,22 +49,11 @@ class SourceInfo(Record):
         return "the unquantized model"
 
 
-class CheckpointReport(Record):
-    """Checkpoint of a run."""
-
-    ref: str = Field(description="as the user named it")
-    digest: str = Field(description="sha256 over its files' digests")
-    source: SourceInfo | None = Field(None, description="facts from its card")
-
-
-def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceInfo:
-    """Return the known facts about a source."""
-    # Do not publish the path of a user's folder.
-    facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
-    if ref in DEMO_SOURCES:
-        facts["base_model"], facts["license"] = DEMO_SOURCES[ref]
-        return SourceInfo(**facts)
-    if checkpoint is None:
+def describe_source(checkpoint: Checkpoint) -> SourceInfo:
+    """Return the known facts about a hashed checkpoint."""
+    facts = {"ref": checkpoint.ref, "digest": checkpoint.digest}
+    if checkpoint.ref in DEMO_SOURCES:
+        facts["base_model"], facts["license"] = DEMO_SOURCES[checkpoint.ref]
         return SourceInfo(**facts)
     if checkpoint.kind == "hub":
         facts["base_model"] = parse_reference(checkpoint.ref).name
@@ -69,13 +62,9 @@ def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceI
     return SourceInfo(**facts, **license_in(checkpoint.path, checkpoint.config))
 
 
-def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
-    """Return the record's facts about its checkpoint."""
-    return CheckpointReport(
-        ref=checkpoint.ref,
-        digest=checkpoint.digest,
-        source=find_source(checkpoint.ref, checkpoint.digest, checkpoint),
-    )
+def public_name(ref: str) -> str:
+    """Return a checkpoint's reference without the path of a user's folder."""
+    return Path(ref).name if is_path(ref) else ref
 
 
 def is_path(ref: str) -> bool:

@@ -32,10 +32,15 @@ from sample_reports import REQUEST, RESOLVED
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import read_verdict
 from artifacts.registry import MANIFEST_TAG, Registry, Version
-from artifacts.release import PromotionRequest, find_candidate, make_version, promote_run
+from artifacts.release import (
+    PromotionRequest,
+    evidence_tags,
+    find_candidate,
+    make_version,
+    promote_run,
+)
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
@@ -49,12 +54,13 @@ from pipeline.run.recorder import RunRecorder
 from pipeline.run.screening import run_screening
 from pipeline.run.serving import Serving
 from pipeline.run.work import Copy
+from pipeline.stages.evidence import Evidence
 from prepare.digest import FileDigests
 from prepare.lots import Node
 from prepare.private_files import write_atomically
 from prepare.store import RUN_RECORD, Store
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder
-from recipes.checkpoints.source_info import CheckpointReport, find_source
+from recipes.checkpoints.source_info import describe_source
 from recipes.checkpoints.weight_files import BUNDLE
 from recipes.policy import Policy
 from recipes.quantization import Calibration
@@ -273,9 +279,7 @@ class FakeRun:
         request = replace(REQUEST, **named, registry=self.uri)
         resolved = RESOLVED.model_copy(update=named)
         log = RunRecorder(store, request, resolved, run_id=self.run_id)
-        source = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
-        told = CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source)
-        log.update(checkpoint=told, registered_name=NAME)
+        log.update(checkpoint=describe_source(checkpoint), registered_name=NAME)
         stages = PretendStages(store, self.models, log)
         node = self.node
         plan = replace(self.plan(log.run_id, remeasured), until_pass=self.until_pass)
@@ -336,9 +340,9 @@ class FakeRun:
     def registered(self, recipe: str = RECIPE, **changes: str) -> Version:
         """A version as a promotion registers it, with some of its tags changed."""
         folder = self.bundle(recipe)
-        judged = VerdictInputs.load_by_key(self.store.find, self.folder("judge", recipe).name)
+        judged = Evidence.of_variant(self.store, self.folder("judge", recipe).name)
         verdict = read_verdict(folder / BUNDLE)
-        tags = {**judged.tags(verdict), MANIFEST_TAG: folder.name, **changes}
+        tags = {**evidence_tags(judged, verdict), MANIFEST_TAG: folder.name, **changes}
         return Version(NAME, "1", ("champion",), str(folder), tags)
 
     def folder(self, stage: str, variant: str) -> Path:

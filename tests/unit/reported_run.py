@@ -15,7 +15,7 @@ from pretend_stages import PretendModels, Rows
 from sample_reports import DIGEST, REQUEST, RESOLVED
 from three_suites import three_suites
 
-from recipes.checkpoints.source_info import CheckpointReport
+from recipes.checkpoints.source_info import SourceInfo
 from recipes.speed import SpeedPolicy
 
 WEIGHTS = {"fp8-dynamic": 150_000_000, "awq-w4a16": 100_000_000}
@@ -143,7 +143,7 @@ def reported_run(
         notes=["a note"],
         request=replace(REQUEST, recipes=tuple(WEIGHTS)),
         resolved=RESOLVED.model_copy(update={"recipes": tuple(WEIGHTS)}),
-        checkpoint=CheckpointReport(ref=RESOLVED.checkpoint, digest=DIGEST),
+        checkpoint=SourceInfo(ref=RESOLVED.checkpoint, digest=DIGEST),
         registered_name=RESOLVED.name,
     )
     return made

@@ -21,7 +21,7 @@ from sample_reports import gate_report, run_report, speed_claim, variant_report
 from artifacts.ci import junit_xml, markdown_summary
 from artifacts.evidence.verify import check_bundle
 from artifacts.report.page import run_page
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from eval_gates.gate_result import GateResult
 from pipeline.cli.tables import print_run
 from pipeline.cli.verify import print_folder
@@ -117,7 +117,7 @@ def test_a_new_column_is_shown_everywhere_by_cells_alone(
     own = GateResult.cells
     monkeypatch.setattr(GateResult, "cells", lambda *a: {**own(*a), "questions": str(a[0].n)})
     run = judged_run(tmp_path / "store")
-    page = run_page(RunEvidence(run.report, run.store))
+    page = run_page(ReportedRun(run.report, run.store))
     shown = [terminal(), summary(), (run.bundle() / "README.md").read_text(), page]
     assert all("questions" in line for text in shown for line in header_rows(text))
 

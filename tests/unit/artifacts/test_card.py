@@ -18,10 +18,10 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.card import Card, fence
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import read_verdict
+from pipeline.stages.evidence import Evidence, place_of
 from prepare.stage import TypedStageRecord
-from recipes.checkpoints.source_info import find_source, front_matter
+from recipes.checkpoints.source_info import describe_source, front_matter
 from recipes.checkpoints.weight_files import RESULTS
 
 RECIPE = "fp8-dynamic"
@@ -43,7 +43,7 @@ def text(run: FakeRun) -> str:
 def card_of(run: FakeRun, **source: str) -> ModelCard:
     folder = run.bundle()
     verdict = read_verdict(folder / "prepare-evidence")
-    judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
+    judged = Evidence.of_variant(run.store, verdict.judges[RECIPE])
     changed = verdict.model_copy(update={"source": verdict.source.model_copy(update=source)})
     return ModelCard(text_of(run, changed, judged))
 
@@ -52,17 +52,14 @@ def card(
     run: FakeRun,
     *,
     verdict: BundleVerdict | None = None,
-    judged: VerdictInputs | None = None,
-    **members: Any,
+    judged: Evidence | None = None,
 ) -> Card:
     key = run.folder("judge", RECIPE).name
-    judged = judged or VerdictInputs.load_by_key(run.store.find, key)
-    if members:
-        judged = replace(judged, screen=asked_otherwise(judged.screen, **members))
+    judged = judged or Evidence.of_variant(run.store, key)
     return Card(verdict or read_verdict(run.bundle() / "prepare-evidence"), judged)
 
 
-def text_of(run: FakeRun, verdict: BundleVerdict, judged: VerdictInputs) -> str:
+def text_of(run: FakeRun, verdict: BundleVerdict, judged: Evidence) -> str:
     return card(run, verdict=verdict, judged=judged).text()
 
 
@@ -123,15 +120,16 @@ class TestBody:
         self, run: FakeRun, text: str, scales: bool
     ) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
-        judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
+        judged = Evidence.of_variant(run.store, verdict.judges[RECIPE])
         gpu = {"accelerator": "cuda", "gpu": "H100"}
         quantization = judged.quantize.parameters.quantization.model_dump()
         recipe = {**quantization, "kv_cache_scales": "head" if scales else None}
-        changed = replace(
-            judged,
-            screen=asked_otherwise(judged.screen, hardware=gpu),
-            quantize=asked_otherwise(judged.quantize, quantization=recipe),
-        )
+        changed = Evidence.of_verdict(run.store, verdict.judges[RECIPE])
+        for kept in (
+            asked_otherwise(judged.screen, hardware=gpu),
+            asked_otherwise(judged.quantize, quantization=recipe),
+        ):
+            changed.stages[place_of(kept.record)] = kept.record
         card = text_of(run, verdict, changed)
         assert "| KV cache | `fp8`, and so is attention: queries are quantized as well; " in card
         assert ("keys' and values' are calibrated" in card) is scales
@@ -170,7 +168,7 @@ class TestHubResults:
 
 class TestSource:
     def test_a_folder_gives_its_license_and_no_path(self, run: FakeRun) -> None:
-        source = find_source(str(run.checkpoint.path), "d", run.checkpoint)
+        source = describe_source(run.checkpoint).published()
         assert (source.ref, source.license, source.base_model) == ("source", "apache-2.0", "")
 
     @pytest.mark.parametrize("content", ["", "---\n: : :\n---\n", "---\n- a\n---\n", "no dashes"])

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from artifacts.deploy.registered import open_version
 from artifacts.deployable import Deployable
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.registry import TUPLE_TAG
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.evidence import Evidence, place_of
 from prepare.digest import digest_json
 from prepare.errors import EvidenceError, RegistryError
 
@@ -52,7 +51,7 @@ def deployable(**changes: Any) -> Deployable:
 
 
 def read(run: FakeRun, **changes: Any) -> Deployable:
-    judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", "fp8-dynamic").name)
+    judged = Evidence.of_variant(run.store, run.folder("judge", "fp8-dynamic").name)
     result = {k: v for k, v in changes.items() if k == "engine_version"}
     parameters = {k: v for k, v in changes.items() if k != "engine_version"}
     heard = judged.screen.record
@@ -62,8 +61,9 @@ def read(run: FakeRun, **changes: Any) -> Deployable:
             "result": {**heard.result, **result},
         }
     )
-    heard_so = replace(judged, screen=SCREEN.typed(record))
-    found = heard_so.deployable
+    heard_so = Evidence.of_verdict(run.store, judged.judge.record.key)
+    heard_so.stages[place_of(record)] = record
+    found = Deployable.of(heard_so)
     found.check_servable("here")
     return found
 

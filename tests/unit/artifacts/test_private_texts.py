@@ -12,7 +12,7 @@ from artifacts.ci import junit_xml, markdown_summary
 from artifacts.evidence.bundle import BUNDLE, open_bundle
 from artifacts.evidence.verify import check_bundle
 from artifacts.report.page import run_page
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from pipeline.cli.report import report
 from pipeline.cli.runs import runs
 from pipeline.cli.tables import print_run
@@ -62,7 +62,7 @@ def test_no_output_has_it(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> N
     runs(run.report.run, store=run.root)
     runs(run.report.run, store=run.root, as_json=True)
     assert verify_run(run.report.run, run.root, as_json=True)
-    page = run_page(RunEvidence(run.report, run.store))
+    page = run_page(ReportedRun(run.report, run.store))
     told = [page, markdown_summary(run.report), "".join(capsys.readouterr())]
     assert not any(has_secret(text.encode()) for text in told)
     assert not has_secret(junit_xml(run.report))

@@ -115,11 +115,8 @@ class TestPromoteRun:
     def test_what_passed(self, mixed: FakeRun) -> None:
         checkpoint = mixed.report.checkpoint
         assert checkpoint is not None
-        assert checkpoint.source is not None
-        pinned = checkpoint.source.model_copy(update={"revision": "commit on the Hub"})
-        mixed.report = mixed.report.model_copy(
-            update={"checkpoint": checkpoint.model_copy(update={"source": pinned})}
-        )
+        pinned = checkpoint.model_copy(update={"revision": "commit on the Hub"})
+        mixed.report = mixed.report.model_copy(update={"checkpoint": pinned})
         result = mixed.promote()
         assert (result["champion"], result["alias"], result["replaced"]) == (TWO, "champion", None)
         (version,) = mixed.registry.versions("model")

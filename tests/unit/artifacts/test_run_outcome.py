@@ -10,7 +10,7 @@ from sample_reports import gate_report, run_report
 
 from artifacts.ci import markdown_summary
 from artifacts.report.page import run_page
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from artifacts.run_outcome import (
     headline,
     next_command,
@@ -37,7 +37,7 @@ def test_every_exit_code_has_a_verdict() -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_everyone_says_the_same(run: str, tmp_path: Path) -> None:
     report = RUNS[run]
-    page = run_page(RunEvidence(report, Store(tmp_path)))
+    page = run_page(ReportedRun(report, Store(tmp_path)))
     assert f">{outcome(report)}</span> {headline(report)}</h1>" in " ".join(page.split())
     assert markdown(headline(report)) in markdown_summary(report)
     assert last_lines(report)[0].endswith(f"Next: {next_command(report)}")

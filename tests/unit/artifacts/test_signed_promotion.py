@@ -20,16 +20,17 @@ from pretend_stages import edit
 from spoilt_bundle import check_bundle, opened, rewrite_manifest, stage_folder
 from typer.testing import CliRunner
 
+from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.manifest import MANIFEST
 from artifacts.evidence.signing import Signer, find_signer, fingerprint_of
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.registry import MANIFEST_TAG, TUPLE_TAG, WEIGHTS_TAG, Registry
 from artifacts.requests import RecheckRequest
 from pipeline.cli.main import app
 from pipeline.environments.settings import load_settings
 from pipeline.run.recheck import run_recheck
 from pipeline.stages import newest_revision
+from pipeline.stages.evidence import Evidence
 from prepare.digest import digest_file, digest_json
 from prepare.errors import EvidenceError, UsageError
 from prepare.stage import StageRecord, stage_key
@@ -62,10 +63,8 @@ class Site:
         forged = Path(shutil.copytree(champion.source, self.folder / "forged"))
         forge(forged)
         weights = weights_digest(forged, digest_file)
-        judged = VerdictInputs.load_by_key(
-            self.made.store.find, self.made.folder("judge", RECIPE).name
-        )
-        deployable = judged.deployable
+        judged = Evidence.of_variant(self.made.store, self.made.folder("judge", RECIPE).name)
+        deployable = Deployable.of(judged)
         tags = {
             **champion.tags,
             WEIGHTS_TAG: weights,

@@ -11,9 +11,9 @@ from spoilt_bundle import check_bundle, opened
 from artifacts.deploy.registered import open_version
 from artifacts.evidence.verify import check_run
 from pipeline.stages.evaluate import EVALUATE, round_of
-from pipeline.stages.judge import JUDGE
 from pipeline.stages.screen import SCREEN
 from pipeline.stages.speed import SPEED
+from pipeline.stages.verdict import JUDGE
 from recipes.checkpoints.weight_files import CARD
 from recipes.speed import SpeedPolicy
 

@@ -16,7 +16,7 @@ from artifacts.run_record import RunReport, find_run, read_run
 from pipeline.run.recorder import RESERVE, RunRecorder
 from prepare.errors import StoreError, UsageError
 from prepare.store import ALIVE, RUN_RECORD, RunFolders, Store, is_alive
-from recipes.checkpoints.source_info import CheckpointReport
+from recipes.checkpoints.source_info import SourceInfo
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunRecorder) 
 
 
 def test_every_step_is_on_disk_once_it_is_told(log: RunRecorder) -> None:
-    checkpoint = CheckpointReport(ref="demo:smollm2-135m", digest="0" * 64)
+    checkpoint = SourceInfo(ref="demo:smollm2-135m", digest="0" * 64)
     log.update(checkpoint=checkpoint, registered_name="smollm2-135m")
     assert on_disk(log)["checkpoint"] == checkpoint.model_dump()
     assert on_disk(log)["registered_name"] == "smollm2-135m"

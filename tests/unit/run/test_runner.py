@@ -17,8 +17,9 @@ from artifacts.evidence.verify import check_run
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from eval_gates.speed.schedule import arrival_times
-from pipeline.stages.judge import JUDGE, rule_of
+from pipeline.stages.judge import rule_of
 from pipeline.stages.speed import SPEED
+from pipeline.stages.verdict import JUDGE
 from prepare.digest import digest_file
 from prepare.errors import PrepareError, ServingError
 from prepare.store import Store

@@ -11,7 +11,7 @@ from some_attempt import attempts_in
 
 from artifacts.evidence.verify import check_run
 from artifacts.report.page import run_page
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from artifacts.run_outcome import (
     headline,
     next_command,
@@ -88,7 +88,7 @@ def test_every_variant_is_served_once_and_nothing_is_gated(
     shown = capsys.readouterr().out
     assert "0.200 +- 0.000" in shown
     assert "front" in shown
-    page = run_page(RunEvidence(report, run.store))
+    page = run_page(ReportedRun(report, run.store))
     assert "0.200 +- 0.000" in page
 
 

@@ -11,11 +11,11 @@ from small_checkpoint import checkpoint_files, write_files
 from artifacts.deploy.registered import open_version
 from artifacts.deploy.serve import find_draft
 from artifacts.deployable import Deployable
-from artifacts.evidence.verdict_inputs import VerdictInputs
 from artifacts.evidence.verify import check_run
 from artifacts.run_outcome import side_lines
 from artifacts.run_record import RunReport
 from pipeline.environments.settings import Settings
+from pipeline.stages.evidence import Evidence
 from prepare.errors import EvidenceError, UsageError
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
@@ -29,8 +29,8 @@ def run_with(root: Path, speculative: dict[str, Any]) -> FakeRun:
 
 
 def deployable(run: FakeRun) -> Deployable:
-    judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
-    return judged.deployable
+    judged = Evidence.of_variant(run.store, run.folder("judge", RECIPE).name)
+    return Deployable.of(judged)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from fake_run import FakeRun
 from reported_run import reported_run
 
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 
 
 @pytest.fixture(scope="session")
@@ -24,5 +24,5 @@ def made(kept_run: FakeRun, tmp_path: Path) -> FakeRun:
 
 
 @pytest.fixture
-def evidence(made: FakeRun) -> RunEvidence:
-    return RunEvidence(made.report, made.store)
+def evidence(made: FakeRun) -> ReportedRun:
+    return ReportedRun(made.report, made.store)

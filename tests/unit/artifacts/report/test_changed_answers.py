@@ -13,7 +13,7 @@ from artifacts.report.answers import (
     changed_answers,
     find_choice,
 )
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from eval_gates.rows import Answer, Question
 from eval_gates.suites.fidelity import Fidelity
 from eval_gates.suites.humaneval import HumanEval
@@ -35,8 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     return reported_run(tmp_path_factory.mktemp("many changes"), lost=0.4)
 
 
-def evidence_of(made: FakeRun) -> RunEvidence:
-    return RunEvidence(made.report, made.store)
+def evidence_of(made: FakeRun) -> ReportedRun:
+    return ReportedRun(made.report, made.store)
 
 
 def test_a_choice_and_its_score_agree(made: FakeRun) -> None:
@@ -62,7 +62,7 @@ def test_examples_are_few_and_begin_with_losses(made: FakeRun) -> None:
 def test_gains_are_shown_beside_many_losses() -> None:
     """Losses leave room for half of the examples."""
     from artifacts.report.answers import _examples
-    from artifacts.report.run_evidence import PairedAnswers
+    from artifacts.report.reported_run import PairedAnswers
 
     before = [Answer(str(n), "p", float(n < 40), "a") for n in range(80)]
     after = [Answer(str(n), "p", float(n >= 40), "b") for n in range(80)]
@@ -73,7 +73,7 @@ def test_gains_are_shown_beside_many_losses() -> None:
 
 def test_the_ten_worst_conversations_with_their_first_other_token() -> None:
     from artifacts.report.answers import _examples
-    from artifacts.report.run_evidence import PairedAnswers
+    from artifacts.report.reported_run import PairedAnswers
 
     flip = {"start": 4, "token": "cat", "choice": "dog"}
     own = {"first_flip": 1, "margin": 0.25, "text": "The cat sat", "flip": flip}

@@ -18,7 +18,7 @@ from fake_run import FakeRun
 from reported_run import Texts, reported_run
 
 from artifacts.report.page import run_page
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from pipeline.cli.report import write_page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -65,7 +65,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def report(kept_run: FakeRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("report") / "report.html"
-    write_page(file, run_page(RunEvidence(kept_run.report, kept_run.store)))
+    write_page(file, run_page(ReportedRun(kept_run.report, kept_run.store)))
     return file
 
 
@@ -128,7 +128,7 @@ def test_what_a_model_says_stays_text(opened: Callable[..., Opened], tmp_path: P
         module="model.layers.{layer}." + HOSTILE.replace("{", ""),
     )
     made = reported_run(tmp_path / "store", texts, lost=0.5)
-    write_page(tmp_path / "report.html", run_page(RunEvidence(made.report, made.store)))
+    write_page(tmp_path / "report.html", run_page(ReportedRun(made.report, made.store)))
     found = opened(tmp_path / "report.html")
     for details in found.page.locator("details.example").all()[:3]:
         details.locator("summary").click()

@@ -10,7 +10,7 @@ from page_parts import PageParts
 from pretend_stages import PretendModels
 
 from artifacts.report.page import run_page
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from artifacts.run_record import RunReport
 from prepare.store import Store
 
@@ -21,8 +21,8 @@ def bench(tmp_path: Path) -> FakeRun:
     return FakeRun(tmp_path, models, policy(noise_floor_questions=16), recipes=(ONE, TWO))
 
 
-def evidence_of(report: RunReport, bench: FakeRun) -> RunEvidence:
-    return RunEvidence(report, Store(bench.root))
+def evidence_of(report: RunReport, bench: FakeRun) -> ReportedRun:
+    return ReportedRun(report, Store(bench.root))
 
 
 def test_the_answers_are_found(bench: FakeRun) -> None:

@@ -14,7 +14,7 @@ from reported_run import Texts, reported_run
 from sample_reports import failed_variant_report, gate_report, run_report, variant_report
 
 from artifacts.report.page import run_page
-from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.reported_run import ReportedRun
 from prepare.store import Store
 
 HOSTILE = "</script></pre><img src=x onerror=alert(1)><script>alert(2)</script>\"'>{{7*7}}"
@@ -23,7 +23,7 @@ SECTIONS = ("gates", "quality", "answers", "provenance")
 
 
 def page_of(made: FakeRun) -> PageParts:
-    return PageParts(run_page(RunEvidence(made.report, made.store)))
+    return PageParts(run_page(ReportedRun(made.report, made.store)))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_run_that_failed_shows_its_error(tmp_path: Path) -> None:
             "hint": "make room",
         },
     )
-    html = run_page(RunEvidence(report, Store(tmp_path)))
+    html = run_page(ReportedRun(report, Store(tmp_path)))
     page = PageParts(html)
     assert "error the disk is full" in page.words
     assert "make room" in page.words
@@ -139,5 +139,5 @@ def test_any_damaged_stage_leaves_a_report(made: FakeRun, stage: str, damage: st
 def test_numbers_that_json_lacks_do_not_void_the_plots(tmp_path: Path) -> None:
     gate = gate_report(bound=float("-inf"), upper_bound=float("inf"))
     report = run_report(variants=[variant_report(gates=[gate])])
-    page = PageParts(run_page(RunEvidence(report, Store(tmp_path))))
+    page = PageParts(run_page(ReportedRun(report, Store(tmp_path))))
     assert page.figures

@@ -25,7 +25,7 @@ from prepare.digest import FileDigests
 from prepare.errors import HubError
 from recipes.checkpoints.checkpoint import hash_checkpoint, inspect_folder, read_folder
 from recipes.checkpoints.hub import explain_hub_errors
-from recipes.checkpoints.source_info import find_source
+from recipes.checkpoints.source_info import describe_source
 
 CHILD = """
 import json, sys
@@ -175,7 +175,7 @@ def test_whole_download_then_offline(
         (tmp_path / "bare" / name).write_bytes(wanted[name])
     bare = inspect_folder(tmp_path / "bare", digests)
     assert bare.digest == found.digest
-    assert find_source("org/name", found.digest, found).license == "apache-2.0"
+    assert describe_source(found).license == "apache-2.0"
 
     hub.requests.clear()
     with Child(hub.url, home, HF_HUB_OFFLINE="1") as offline:

@@ -1,0 +1,254 @@
+"""The evidence of a verdict: records and files of the stages that it depends on.
+
+`judge`, `prepare verify`, card, report and registry read the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
+from eval_gates.rows import Answer, Question
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
+from eval_gates.suites.fidelity import TEXTS as CONVERSATIONS
+from eval_gates.suites.json_lines import read_rows
+from pipeline.serving.served_model import ServedModel
+from pipeline.stages.adopt import ADOPT
+from pipeline.stages.attempts import JudgeParameters
+from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
+from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
+from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
+from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.screen import SCREEN, ScreenResult
+from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
+from pipeline.stages.verdict import JUDGE, JudgeResult
+from prepare.digest import digest_bytes
+from prepare.errors import EvidenceError, raise_as
+from prepare.stage import (
+    Parameters,
+    Result,
+    Stage,
+    StageRecord,
+    StageReference,
+    TypedStageRecord,
+)
+from prepare.store import Store
+from prepare.untrusted import MAX_ROWS_CHARACTERS, UntrustedLinesError, read_flat_rows, read_regular
+from recipes.quantizers.adopted import AdoptedQuantization
+
+Row = dict[str, Any]
+
+
+class Evidence:
+    """Stages by role, with their records and files; read only.
+
+    Roles are those of a judge stage's inputs, such as `candidate.mmlu`. What was read is kept, so
+    that it outlives an unpacked bundle. EvidenceError: a record or file is missing or damaged.
+    StoreError: a record is damaged.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        references: Mapping[str, StageReference],
+        judge: StageRecord | None = None,
+    ) -> None:
+        self._store = store
+        self.references = references
+        self._judge = judge
+        self.stages = {place_of(judge): judge} if judge is not None else {}  # read so far
+        self._answers: dict[str, list[Answer]] = {}  # by role
+        self._questions: dict[str, list[Question]] = {}
+
+    @classmethod
+    def of_verdict(cls, store: Store, key: str) -> Evidence:
+        """Return the evidence of a finished stage `judge`."""
+        reference = StageReference(stage=JUDGE.name, key=key)
+        judge = cls(store, {}).record_at(reference)
+        return cls(store, judge.inputs, judge)
+
+    @classmethod
+    def of_variant(cls, store: Store, key: str) -> Evidence:
+        """Do as :meth:`of_verdict`, and read all records of the weights and their servers.
+
+        EvidenceError: endpoints without weights were judged.
+        """
+        evidence = cls.of_verdict(store, key)
+        evidence.read_variant()
+        return evidence
+
+    def read_variant(self) -> None:
+        """Read what :meth:`of_variant` does."""
+        _ = self.quantize, self.check_weights, self.screen, self.baseline_screen
+        _ = self.evaluations, self.speed
+
+    def record(self, role: str) -> StageRecord:
+        return self.record_at(self.references[role])
+
+    def record_at(self, reference: StageReference) -> StageRecord:
+        """Return the record of any stage that the verdict depends on."""
+        record = self.find_at(reference)
+        if record is None:
+            raise EvidenceError(
+                f"the stage '{reference.stage}' that the verdict depends on is gone",
+                where=place_of(reference),
+                hint="run the model again; what is still there is reused",
+            )
+        return record
+
+    def find_at(self, reference: StageReference) -> StageRecord | None:
+        """Return the record of such a stage, or None if it is gone."""
+        place = place_of(reference)
+        if place not in self.stages:
+            record = self._store.find(reference.stage, reference.key)
+            if record is None:
+                return None
+            self.stages[place] = record
+        return self.stages[place]
+
+    def typed(
+        self, stage: Stage[Parameters, Any, Result], role: str
+    ) -> TypedStageRecord[Parameters, Result]:
+        """Return an input's record, of that stage."""
+        return stage.typed(self.record(role))
+
+    # --- Files
+
+    def answers(self, role: str) -> list[Answer]:
+        """Return answers in the order of asking, without nested values."""
+        if role not in self._answers:
+            rows = self._rows(self.file(role, ANSWERS))
+            self._answers[role] = [Answer.from_row(row) for row in rows]
+        return self._answers[role]
+
+    def questions(self, role: str) -> list[Question]:
+        if role not in self._questions:
+            rows = self._rows(self.file(role, QUESTIONS))
+            self._questions[role] = [Question.from_row(row) for row in rows]
+        return self._questions[role]
+
+    def loads(self, role: str) -> list[LoadRun]:
+        """Return loads in the order of measuring."""
+        path = self.file(role, LOADS)
+        kinds = (OSError, ValueError)
+        with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
+            return read_loads(path)
+
+    def whole_answers(self, role: str, *, with_texts: bool) -> list[Answer]:
+        """Return answers with nested values, and with private texts if they are asked for.
+
+        ValueError: they are not those of the record.
+        """
+        content = read_regular(self.file(role, ANSWERS), MAX_ROWS_CHARACTERS)
+        answers = parse_answers(content)
+        if digest_bytes(content) != self.typed(EVALUATE, role).result.answers_digest:
+            raise ValueError("they were changed since they were given")
+        texts = _read_private(self.file(role, TEXTS)) if with_texts else {}
+        return [replace(row, own={**row.own, **texts.get(row.id, {})}) for row in answers]
+
+    def whole_questions(self, role: str, *, with_texts: bool) -> dict[str, Question]:
+        """Return questions by id, and with private conversations if they are asked for."""
+        chats = _read_private(self.file(role, CONVERSATIONS)) if with_texts else {}
+        rows = (row for _, row in read_rows(self.file(role, QUESTIONS)))
+        questions = [Question.from_row({**row, **chats.get(row["id"], {})}) for row in rows]
+        return {question.id: question for question in questions}
+
+    def file(self, role: str, name: str) -> Path:
+        """Return where an input's file is."""
+        return self.file_at(self.references[role], name)
+
+    def file_at(self, reference: StageReference | StageRecord, name: str) -> Path:
+        """Return where a file of any stage is."""
+        return self._store.stage_folder(reference.stage, reference.key) / name
+
+    def _rows(self, path: Path) -> Iterator[Row]:
+        kinds = (OSError, UntrustedLinesError)
+        with raise_as(EvidenceError, "a file is gone or damaged", path, errors=kinds):
+            yield from read_flat_rows(path)
+
+    # --- Records of a finished verdict
+
+    @property
+    def judge(self) -> TypedStageRecord[JudgeParameters, JudgeResult]:
+        assert self._judge is not None, "the verdict is not there yet"
+        return JUDGE.typed(self._judge)
+
+    @cached_property
+    def evaluations(self) -> Mapping[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]:
+        """The candidate's, by suite."""
+        suites = self.judge.parameters.policy.suites
+        return {suite: self.typed(EVALUATE, f"candidate.{suite}") for suite in suites}
+
+    @cached_property
+    def speed(self) -> Mapping[str, TypedStageRecord[SpeedParameters, SpeedResult]]:
+        """Measurements of speed, by role."""
+        return {
+            role: self.typed(SPEED, role)
+            for role, reference in self.references.items()
+            if reference.stage == SPEED.name
+        }
+
+    @cached_property
+    def check_weights(self) -> TypedStageRecord[CheckWeightsParameters, CheckWeightsResult]:
+        candidate = self._first_evaluation("candidate")
+        if "weights" not in candidate.inputs:
+            raise EvidenceError(
+                "this verdict is on endpoints that someone else serves: there are no weights",
+                where=f"stage judge {self.judge.record.key}",
+                hint="`prepare model CHECKPOINT` makes variants that can be bundled",
+            )
+        return CHECK_WEIGHTS.typed(self.record_at(candidate.inputs["weights"]))
+
+    @cached_property
+    def quantize(self) -> TypedStageRecord[WeightsProvenance, QuantizeResult]:
+        """The stage that made the weights, or adopted them."""
+        made = self.record_at(self.check_weights.record.inputs["weights"])
+        return ADOPT.typed(made) if made.stage == ADOPT.name else QUANTIZE.typed(made)
+
+    @cached_property
+    def screen(self) -> TypedStageRecord[ServedModel, ScreenResult]:
+        """The variant's server."""
+        return self._screen_of("candidate")
+
+    @cached_property
+    def baseline_screen(self) -> TypedStageRecord[ServedModel, ScreenResult]:
+        return self._screen_of("baseline")
+
+    @property
+    def trust_remote_code(self) -> bool:
+        return self.screen.parameters.trust_remote_code
+
+    @property
+    def made_by(self) -> str:
+        """Maker of the weights; '' if a recipe made them."""
+        quantization = self.quantize.parameters.quantization
+        return quantization.made_by if isinstance(quantization, AdoptedQuantization) else ""
+
+    def _first_evaluation(self, side: str) -> StageRecord:
+        suite = next(iter(self.judge.parameters.policy.suites))
+        return self.record(f"{side}.{suite}")
+
+    def _screen_of(self, side: str) -> TypedStageRecord[ServedModel, ScreenResult]:
+        return SCREEN.typed(self.record_at(self._first_evaluation(side).inputs["screen"]))
+
+
+# By stage: its file, and the digest of it that the record has.
+FILES: Mapping[str, tuple[str, Callable[[StageRecord], str]]] = {
+    EVALUATE.name: (ANSWERS, lambda record: EVALUATE.result_of(record).answers_digest),
+    ASKED.name: (QUESTIONS, lambda record: ASKED.result_of(record).questions_digest),
+    SPEED.name: (LOADS, lambda record: SPEED.result_of(record).loads_digest),
+}
+
+
+def place_of(reference: StageReference | StageRecord) -> str:
+    """Return a stage's place in a store or bundle."""
+    return f"stages/{reference.stage}/{reference.key}"
+
+
+def _read_private(file: Path) -> dict[str, Row]:
+    """Return private rows by id, if there are any."""
+    return {row["id"]: row for _, row in read_rows(file)} if file.is_file() else {}
