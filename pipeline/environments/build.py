@@ -105,9 +105,10 @@ def _run(
             f"a Python interpreter does not respond: {error}", where=str(python)
         ) from error
     if answer.returncode != 0:
-        last = "\n".join(f"    {line}" for line in answer.stderr.strip().splitlines()[-6:])
+        last = [f"\n    {line}" for line in answer.stderr.strip().splitlines()[-6:]]
         raise EnvironmentBuildError(
-            f"a check in a Python interpreter failed. Its last lines:\n{last}",
+            f"a check in a Python interpreter failed with exit code {answer.returncode}"
+            + (f". Its last lines:{''.join(last)}" if last else " and no words"),
             where=str(python),
             hint="run `prepare doctor`: a system library may be missing, or the CPU too old; or "
             "name an interpreter in the settings file",

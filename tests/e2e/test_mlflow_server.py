@@ -107,6 +107,24 @@ def test_the_script_of_a_team(uri: str, tmp_path: Path) -> None:
     assert [each["action"] for each in told] == ["promote", "promote", "rollback"]
 
 
+def test_two_identical_runs_at_once_register_once(uri: str, tmp_path: Path) -> None:
+    """Both runs of one store have the same weights and verdicts; their manifests differ."""
+    made = judged_run(tmp_path / "store", {"fp8-dynamic": 0, "awq-w4a16": 0}, uri=uri)
+    runs = [made.report.run, made.run().run]
+    name = f"model-{uuid.uuid4().hex[:8]}"
+    at = ("--name", name, "--store", str(tmp_path / "store"), "--registry", uri)
+    command = [sys.executable, "-P", "-m", "prepare", "promote"]
+    started = [
+        subprocess.Popen([*command, f"{run}:fp8-dynamic", *at], stderr=subprocess.PIPE, text=True)
+        for run in runs
+    ]
+    ended = [(process.communicate(timeout=300)[1], process.returncode) for process in started]
+    assert [code for _, code in ended] == [0, 0], ended
+    versions = Registry(uri).versions(name)
+    assert len(versions) == 1, [each.tags for each in versions]
+    assert Registry(uri).aliases(name) == {"champion": "1"}
+
+
 @pytest.mark.of_everything
 @pytest.mark.timeout(1800)
 def test_trials_of_races_and_kills(uri: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from listener import Listener
 from oci_stand_in import LOGIN, OciStandIn
 from typer.testing import CliRunner
 
-from artifacts.push import fetch
+from artifacts.push import TITLE, fetch
 from pipeline.cli.main import app
 from prepare.digest import digest_bytes
 from prepare.errors import RegistryError, UsageError
@@ -57,6 +57,15 @@ def content(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def pull_changed(oci: OciStandIn, reference: str, manifest: Any, folder: Path) -> Any:
+    """Pull by the changed manifest's own digest."""
+    content = json.dumps(manifest).encode()
+    digest = f"sha256:{digest_bytes(content)}"
+    oci.content.manifests[digest] = content
+    at = f"{reference.rpartition('@')[0]}@{digest}"
+    return CliRunner().invoke(app, ["pull", at, str(folder), "--insecure"])
 
 
 def log_in(host: str) -> None:
@@ -209,6 +218,52 @@ class TestOci:
         with pytest.raises(RegistryError, match=words):
             fetch(f"oci://{oci.host}/model:champion", tmp_path / "in", Listener(), insecure=True)
         assert not (tmp_path / "x").exists()
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("size", float("nan")),
+            ("size", float("inf")),
+            ("size", -5),
+            ("size", 10**400),
+            ("size", "5"),
+            ("digest", "sha256:../../../../etc/passwd"),
+            ("digest", "sha512:" + "0" * 128),
+            ("digest", ""),
+            ("annotations", None),
+            *(
+                ("title", title)
+                for title in ("", ".", "a/", "a/../../x", "config.json/x", "d/" * 5000)
+            ),
+            *(("title", title) for title in ("\x1b[2Jx", "x\n::error::x", "\ud800", 5, [1])),
+            *(
+                ("title", title)
+                for title in (".git/config", "README.md/x", "evil.py", "more.safetensors")
+            ),
+        ],
+        ids=lambda value: ascii(value)[:30],
+    )
+    def test_one_more_file_that_is_none(
+        self, run: FakeRun, oci: OciStandIn, tmp_path: Path, key: str, value: Any
+    ) -> None:
+        sent = push(run, f"oci://{oci.host}/model")
+        manifest = json.loads(oci.content.manifests["champion"])
+        changed = {"annotations": {TITLE: value}} if key == "title" else {key: value}
+        manifest["layers"].append({**manifest["layers"][0], **changed})
+        done = pull_changed(oci, sent["digest_reference"], manifest, tmp_path / "pulled")
+        assert done.exit_code == 1, done.output
+        assert not (tmp_path / "pulled").exists()
+        assert not (tmp_path / "x").exists()
+
+    def test_another_manifest_of_the_same_files_is_pulled(
+        self, run: FakeRun, oci: OciStandIn, tmp_path: Path
+    ) -> None:
+        """The control of the test before."""
+        sent = push(run, f"oci://{oci.host}/model")
+        manifest = json.loads(oci.content.manifests["champion"])
+        manifest["layers"].reverse()
+        done = pull_changed(oci, sent["digest_reference"], manifest, tmp_path / "pulled")
+        assert done.exit_code == 0, done.output
 
     def test_other_bytes(self, run: FakeRun, oci: OciStandIn, tmp_path: Path) -> None:
         sent = push(run, f"oci://{oci.host}/model")
