@@ -23,8 +23,10 @@ from pipeline.run.gate import GateChoice, check_policy, choose_endpoints, model_
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.consistency import find_other_forms
 from pipeline.stages.evaluate import EvaluateParameters
+from pipeline.stages.evidence import Evidence, place_of
 from prepare.errors import PrepareError, ServingError, StageError
-from prepare.stage import StageRecord
+from prepare.stage import StageReference
+from prepare.store import Store
 from recipes.catalog import load_policy
 from recipes.policy import Policy
 
@@ -206,21 +208,22 @@ def test_a_suite_of_text_to_continue_is_no_chat(
     model_of(request_of(file, "completions"), policy)
 
 
-def test_a_verdict_on_sides_of_different_forms_is_refused() -> None:
+def test_a_verdict_on_sides_of_different_forms_is_refused(tmp_path: Path) -> None:
     endpoint = {"url": "u", "model": "m", "deployment_id": "d", "tokenizer": ""}
 
-    def record_with(chat: dict[str, bool]) -> Callable[[str], StageRecord]:
-        def record(role: str) -> StageRecord:
-            side = role.partition(".")[0]
+    def evidence_with(chat: dict[str, bool]) -> Evidence:
+        keys = {f"{side}.code": StageReference(stage="evaluate", key=side) for side in chat}
+        evidence = Evidence(Store(tmp_path), keys)
+        for side, reference in zip(chat, keys.values(), strict=True):
             served = {"endpoint": {**endpoint, "side": side, "chat": chat[side]}}
             parameters = EvaluateParameters.model_validate(PARAMETERS["evaluate"] | served)
-            return stage_record(stage="evaluate", parameters=parameters.model_dump(), inputs={})
+            record = stage_record(stage="evaluate", parameters=parameters.model_dump(), inputs={})
+            evidence.stages[place_of(reference)] = record
+        return evidence
 
-        return record
-
-    same = record_with({"baseline": True, "candidate": True})
+    same = evidence_with({"baseline": True, "candidate": True})
     assert list(find_other_forms(["code"], same)) == []
-    other = record_with({"baseline": False, "candidate": True})
+    other = evidence_with({"baseline": False, "candidate": True})
     assert list(find_other_forms(["code"], other)) == [
         "code: the sides were asked in different forms"
     ]
