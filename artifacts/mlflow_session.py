@@ -57,12 +57,16 @@ def bound_requests(address: str) -> None:
 
             def exchange() -> Any:
                 answer = super(BoundedAdapter, self).send(request, *arguments, **options)
-                encoding = answer.headers.get("Content-Encoding", "identity")
-                if encoding != "identity":
-                    raise ConnectionError(f"its answer is compressed ({encoding[:20]})")
-                if not is_streamed:
-                    answer._content = _read(answer.raw)
-                    answer._content_consumed = True
+                try:
+                    encoding = answer.headers.get("Content-Encoding", "identity")
+                    if encoding != "identity":
+                        raise ConnectionError(f"its answer is compressed ({encoding[:20]})")
+                    if not is_streamed:
+                        answer._content = _read(answer.raw)
+                        answer._content_consumed = True
+                except BaseException:
+                    answer.raw.close()  # what was not read is still in the connection
+                    raise
                 return answer
 
             return run_watched(exchange, lambda: time.monotonic() > end)
