@@ -19,8 +19,8 @@ from artifacts.mlflow_store import EMBEDDED
 from artifacts.registry import MANIFEST_TAG, Registry
 from artifacts.release import JUDGE_TAG, QUANTIZE_TAG, REGISTRIES, RUN_TAG, VERSIONS, registrations
 from artifacts.run_record import RunReport, read_run
-from eval_gates.answer_log import book_of_part
-from pipeline.stages.evaluate import book_key
+from eval_gates.answer_log import answer_log_of
+from pipeline.stages.evaluate import answer_log_key
 from prepare.errors import RegistryError, StoreError
 from prepare.events import Progress
 from prepare.stage import StageRecord, StageReference, StageSpec
@@ -153,7 +153,7 @@ class _Kept:
             if record is None:
                 continue
             if record.stage == "evaluate":
-                self._answers.add(_book_of(record, self._store))
+                self._answers.add(_answer_log_of(record, self._store))
             inputs = {(each.stage, each.key) for each in record.inputs.values()} - self.stages
             self.stages |= inputs
             pending += inputs
@@ -171,7 +171,7 @@ class _Kept:
             if folder.name not in self.runs:
                 yield GarbageItem("run", folder)
         for file in sorted((root / "answers").glob("*.jsonl")):
-            if book_of_part(file) not in self._answers:
+            if answer_log_of(file) not in self._answers:
                 yield GarbageItem("answers", file)
         for folder in sorted((root / VERSIONS).glob("*")):
             if folder.name not in self._versions:
@@ -183,7 +183,7 @@ def _written(path: Path) -> float:
     return (record if record.is_file() else path).stat().st_mtime
 
 
-def _book_of(record: StageRecord, store: Store) -> str | None:
+def _answer_log_of(record: StageRecord, store: Store) -> str | None:
     """Return the key of a round's answer log, if known."""
     spec = StageSpec(
         **record.model_dump(include={"stage", "variant", "key", "parameters"}),
@@ -192,7 +192,7 @@ def _book_of(record: StageRecord, store: Store) -> str | None:
         store=str(store.root),
     )
     try:
-        return book_key(spec, store)
+        return answer_log_key(spec, store)
     except StoreError:
         return None
 

@@ -81,7 +81,7 @@ class TuningReport(Record):
     """A whole `prepare tune`."""
 
     workload: str = Field(description="its name")
-    speed: SpeedPolicy = Field(description="what is claimed")
+    speed: SpeedPolicy = Field(description="its gate")
     served: ServingProfile = Field(description="profile of the engine's defaults, as carried out")
     engine_defaults: dict[str, Any] = Field(
         description="arguments, next to the engine's own defaults"

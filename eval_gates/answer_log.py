@@ -31,16 +31,16 @@ class AnswerSegment:
     path: Path
 
 
-def parts_of(book: Path) -> list[AnswerSegment]:
+def parts_of(answer_log: Path) -> list[AnswerSegment]:
     """Return a log's files, in the writers' order."""
     found = []
-    for path in book.parent.glob(f"{book.stem}.*{book.suffix}"):
+    for path in answer_log.parent.glob(f"{answer_log.stem}.*{answer_log.suffix}"):
         if named := re.fullmatch(r"(\d+)-(\d+)", path.name.split(".")[-2]):
             found.append(AnswerSegment(int(named[1]), int(named[2]), path))
     return sorted(found)
 
 
-def book_of_part(path: Path) -> str:
+def answer_log_of(path: Path) -> str:
     """Return the name of a file's log."""
     return path.name.partition(".")[0]
 

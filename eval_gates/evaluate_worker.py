@@ -25,7 +25,7 @@ from prepare.events import Progress
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Ask until the gate is decided or the questions are exhausted.
 
-    `spec` has name, suite, questions (file), book (file of the answer log), stopping, concurrency,
+    `spec` has name, suite, questions (file), answer_log (file), stopping, concurrency,
     url, model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once, backwards
     (batches from their end), baseline (files of rows), socket, counters (names), by_chat. Or
     `first_rows`: such objects of both sides of each suite; their first question is asked, not
@@ -36,12 +36,14 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
             ask_first_row(sides, progress)
         return {}
     suite = OpenSuite(spec["suite"], Path(spec["questions"]))
-    book = AnswerLog(Path(spec["book"]), [each.id for each in suite.questions], writer=1)
+    answer_log = AnswerLog(
+        Path(spec["answer_log"]), [each.id for each in suite.questions], writer=1
+    )
     stopping = PLAN.validate_python(spec["stopping"])
     url = restore_credentials(spec["url"])
     count = SpecDecodeCounter(url, spec["counters"], spec.get("socket"))
     asker = BatchAsker(spec, suite, progress, stopping.max_questions)
-    ask_until_over(book, stopping, asker.ask)
+    ask_until_over(answer_log, stopping, asker.ask)
     return {"requests": asker.client.counts, **count.facts()}
 
 
@@ -63,13 +65,13 @@ def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
 
 
 def ask_until_over(
-    book: AnswerLog, stopping: StoppingPlan, ask: Callable[[range], list[Answer]]
+    answer_log: AnswerLog, stopping: StoppingPlan, ask: Callable[[range], list[Answer]]
 ) -> None:
     """Ask in batches, and append each one before the next look."""
-    answers = book.rows()
+    answers = answer_log.rows()
     while batch := stopping.next_batch(answers):
         asked = ask(batch)
-        book.append(asked)
+        answer_log.append(asked)
         answers += asked
 
 

@@ -240,7 +240,7 @@ class PromotionRule(ConfigModel):
 
 
 # Names of other stages and gates: plans and verdicts list both by name.
-RESERVED_SUITE_NAMES = ("quantize", "check_weights", "screen", "judge", "speed", "cost")
+RESERVED_SUITE_NAMES = ("quantize", "check_weights", "sanity", "judge", "speed", "cost")
 
 
 class Policy(ConfigModel):
@@ -283,9 +283,9 @@ class Policy(ConfigModel):
     )
     promotion: PromotionRule = PromotionRule()
 
-    def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
+    def gates_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
         """Return speed gates; None for external endpoints."""
-        return self.speed.claims_on(accelerator) if self.speed is not None else ()
+        return self.speed.gates_on(accelerator) if self.speed is not None else ()
 
     def file_keys(self) -> dict[str, Any]:
         """Return the file's keys, without those that `generation` fills."""

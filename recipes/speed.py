@@ -11,7 +11,7 @@ from recipes.config_model import ConfigModel, Name, Tier
 from recipes.workload import AnyWorkload
 
 Accelerator = Literal["cpu", "cuda"]
-ClaimKind = Literal["ratio", "slo"]
+SpeedGateKind = Literal["ratio", "slo"]
 ALSO_BLOCKS = 3
 # fmt: off
 LimitName = Literal[
@@ -133,13 +133,13 @@ class SpeedPolicy(ConfigModel):
     )
 
     @model_validator(mode="after")
-    def _something_is_claimed(self) -> SpeedPolicy:
+    def _has_a_gate(self) -> SpeedPolicy:
         if self.ratio is None and not self.slo:
             raise ValueError("it has no gate: add 'ratio' or 'slo'")
         return self
 
     @property
-    def claims(self) -> tuple[SpeedGate, ...]:
+    def gates(self) -> tuple[SpeedGate, ...]:
         """All gates: the ratios, then the limits."""
         names = self.ratio.workloads if self.ratio is not None else []
         ratios = [SpeedGate(f"ratio.{each}", each, self.ratio) for each in names if self.ratio]
@@ -150,19 +150,22 @@ class SpeedPolicy(ConfigModel):
         limits = [SpeedGate(f"slo.{n}", each.workload, each) for n, each in enumerate(self.slo)]
         return (*ratios, *limits)
 
-    def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
+    def gates_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
         """Return the gates that apply to the accelerator, None for unknown machines."""
         return tuple(
-            claim
-            for claim in self.claims
-            if not isinstance(claim.gate, ThroughputRatioGate)
-            or (claim.gate.is_about(accelerator) and (not claim.main or accelerator == "cuda"))
+            speed_gate
+            for speed_gate in self.gates
+            if not isinstance(speed_gate.gate, ThroughputRatioGate)
+            or (
+                speed_gate.gate.is_about(accelerator)
+                and (not speed_gate.main or accelerator == "cuda")
+            )
         )
 
     @property
     def tiers(self) -> dict[str, Tier]:
         """Tier by name, such as `ratio.chat` or `slo.0`."""
-        return {claim.name: claim.tier for claim in self.claims}
+        return {speed_gate.name: speed_gate.tier for speed_gate in self.gates}
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class SpeedGate:
     """The gate whose server starts it shares; '' if it has separate ones."""
 
     @property
-    def kind(self) -> ClaimKind:
+    def kind(self) -> SpeedGateKind:
         return "ratio" if isinstance(self.gate, ThroughputRatioGate) else "slo"
 
     @property

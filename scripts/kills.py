@@ -28,7 +28,7 @@ from pathlib import Path
 from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
 from pipeline.run.work import TRIED, Copy, Failures, Piece, empty
-from pipeline.stages.evaluate import book_file, open_book
+from pipeline.stages.evaluate import answer_log_file, open_answer_log
 from prepare.errors import StoreError
 from prepare.events import NullProgress
 from prepare.lots import Needs, Node
@@ -124,10 +124,10 @@ def measure(file: Path) -> str:
 
 def ask(store: Store, name: str, file: Path) -> str:
     """Ask what the log has not, a few at a time."""
-    book = book_file(store, f"answers-{name}")
-    with open_book(store, book, lambda _: None):
-        while len(rows := AnswerLog(book, IDS).rows()) < QUESTIONS:  # once, where locks hold
-            log = AnswerLog(book, IDS, writer=1)
+    answer_log = answer_log_file(store, f"answers-{name}")
+    with open_answer_log(store, answer_log, lambda _: None):
+        while len(rows := AnswerLog(answer_log, IDS).rows()) < QUESTIONS:  # once, where locks hold
+            log = AnswerLog(answer_log, IDS, writer=1)
             for start in range(len(log.rows()), QUESTIONS, 4):
                 time.sleep(0.004)
                 log.append([Answer(each, "0" * 64, 0.0) for each in IDS[start : start + 4]])

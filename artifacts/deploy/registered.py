@@ -76,13 +76,13 @@ class RegisteredVersion:
     @property
     def profile(self) -> ServingProfile:
         """Serving profile as used."""
-        self.deployable.check_servable(f"{BUNDLE}/stages/screen")
+        self.deployable.check_servable(f"{BUNDLE}/stages/sanity")
         judge = self.judged.judge.parameters
         assert judge.profile is not None
         if judge.profile.speculative is not None and judge.profile.speculative.model is not None:
             raise EvidenceError(
                 "it was judged with a draft model, and its evidence does not say where that lies",
-                where=f"{BUNDLE}/stages/screen",
+                where=f"{BUNDLE}/stages/sanity",
                 hint="name a serving profile to judge with, whose key speculative.model does: "
                 "--profile",
             )

@@ -255,7 +255,7 @@ def _find_other_subject(verdict: BundleVerdict, inputs: Evidence) -> Iterator[st
         yield f"{VERDICT}: the source is not the checkpoint that was the baseline"
     profile = inputs.judge.parameters.profile
     for side, found in (("baseline", inputs.baseline_screen), ("candidate", inputs.screen)):
-        yield from find_served_otherwise("screen", side, found.parameters, profile)
+        yield from find_served_otherwise("sanity", side, found.parameters, profile)
 
 
 def _find_other_weights(folder: Path, manifest: Manifest, inputs: Evidence) -> Iterator[str]:
@@ -455,7 +455,7 @@ def check_tuning(report: RunReport, store: Store) -> VariantCheck:
         loads = inputs.loads("speed")
         asked = SPEED.parameters_of(record)
         file = store.stage_folder(SPEED.name, key) / LOADS
-        (claim,) = tuning.speed.claims
+        (claim,) = tuning.speed.gates
         workload = read_pinned(asked.workload)
         level = tuning.trial.level if tuning.trial is not None else tuning.alpha
         served = tuning.served

@@ -29,7 +29,7 @@ from eval_gates.gate_result import format_percent
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.quantize import QUANTIZE
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.sanity import SANITY
 from pipeline.stages.verdict import JUDGE
 from prepare import __version__
 from prepare.errors import from_dict
@@ -74,7 +74,7 @@ def tuple_facts(evidence: ReportedRun, recipe: str) -> Facts:
             "environment quantize": made.environment,
             "calibration data": made.calibration_data,
         }
-    if (served := evidence.kept(SCREEN, recipe)) is not None:
+    if (served := evidence.kept(SANITY, recipe)) is not None:
         facts["engine's version"] = served.result.engine_version
         facts["environment serve"] = served.parameters.engine
         serving = served.parameters.serving

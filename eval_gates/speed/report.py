@@ -16,7 +16,7 @@ from eval_gates.speed.rules import Fault, SpeedFinding, SpeedRule, StartCount, S
 from eval_gates.speed.schedule import Starts
 from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, percentiles
 from prepare.record import Record
-from recipes.speed import ClaimKind
+from recipes.speed import SpeedGateKind
 
 NAME = "speed "  # how the names of these gates begin
 OF_THESE_STARTS = "of these starts"
@@ -46,7 +46,7 @@ class SpeedGateResult(GateResult):
     """Result of one performance gate."""
 
     kind: Literal["speed"] = "speed"
-    claim: ClaimKind
+    gate_kind: SpeedGateKind
     description: str = Field(description="the requirement as a sentence")
     starts: Starts = Field(
         description="fresh: each load had its own server start, and the verdict is about starts in "
@@ -78,7 +78,7 @@ class SpeedGateResult(GateResult):
 
     @property
     def is_ratio(self) -> bool:
-        return self.claim == "ratio"
+        return self.gate_kind == "ratio"
 
     @property
     def shows_little(self) -> bool:
@@ -183,7 +183,7 @@ def decide_speed_gate(
         p_value=found.p_value,
         verdict=verdict,
         reason="; ".join(filter(None, (*parts, description, note))),
-        claim="ratio" if is_ratio else "slo",
+        gate_kind="ratio" if is_ratio else "slo",
         description=description,
         starts=rule.starts,
         interval=found.interval,

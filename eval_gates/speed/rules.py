@@ -406,7 +406,7 @@ class SpeedRule(NumericRecord):
 
 
 def build_rule(
-    claim: SpeedGate,
+    speed_gate: SpeedGate,
     alpha: float,
     accelerator: Accelerator | None,
     workload: AnyWorkload | None = None,
@@ -416,10 +416,10 @@ def build_rule(
 
     `alpha` is the error rate of a pass and of a fail. `profile` is None for running endpoints.
     """
-    gate = claim.gate
+    gate = speed_gate.gate
     hits = workload.declared_hit_rate if workload is not None else None
     return SpeedRule(
-        kind=claim.kind,
+        kind=speed_gate.kind,
         alpha=alpha,
         blocks=gate.starts if isinstance(gate, SloGate) else gate.blocks,
         min_ratio=1.0 if isinstance(gate, SloGate) else gate.minimum_on(accelerator),
@@ -431,9 +431,9 @@ def build_rule(
     )
 
 
-def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
+def apply_gate_rate(speed_gate: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
     """Return the workload at the gate's rate."""
-    gate = claim.gate
+    gate = speed_gate.gate
     if isinstance(gate, SloGate) and gate.rate is not None:
         return change_arrivals(workload, Arrivals(rate=gate.rate))
     return workload

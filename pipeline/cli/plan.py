@@ -35,7 +35,7 @@ NOT_PLANNED = ("promote", "sign", "ablate", "screen", "until", "remeasure")
 def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     """Check a policy without a checkpoint, and print its gates' power with that profile.
 
-    UsageError: as `check_power` and `find_claims`, or an invalid file.
+    UsageError: as `check_power` and `find_speed_gates`, or an invalid file.
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings

@@ -180,7 +180,7 @@ def speed_lines(report: RunReport) -> list[str]:
     """Return notes on speeds."""
     judged = [variant for variant in report.variants if variant.gates]
     if judged and not any(variant.speed for variant in judged):
-        return ["speed: the policy claims nothing of it here"]
+        return ["speed: the policy has no gate on it here"]
     speeds = [speed for variant in judged for speed in variant.speed]
     notes = dict.fromkeys(
         [f"{speed.name}: {speed.description}" for speed in speeds if speed.shows_little]

@@ -11,13 +11,13 @@ from eval_gates.cost import MIN_PROBLEMS
 from eval_gates.stopping import gate_rule_of
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, repeat_role
-from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims, pin_files
+from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates, pin_files
 from pipeline.serving.served_model import ServerRuntime
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
 from pipeline.stages.block import BlockParameters, LoadParameters
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from prepare.digest import digest_json
 from prepare.stage import StageSpec
@@ -54,8 +54,8 @@ class Builder:
     def build(self) -> Plan:
         """Return the plan; EvaluationDataError if a suite has no questions."""
         policy = self.policy
-        baseline = self._screened(self.baseline)
-        variants = [self._screened(arm, baseline) for arm in self.variants]
+        baseline = self._with_sanity(self.baseline)
+        variants = [self._with_sanity(arm, baseline) for arm in self.variants]
         questions = {name: self._questions(name) for name in policy.suites}
         pinned = pin_files(policy, self.profile.accelerator if self.profile else None)
         trial = self._trial(questions, variants, pinned)
@@ -83,12 +83,12 @@ class Builder:
             run=self.run,
         )
 
-    def _screened(self, arm: Arm, baseline: Arm | None = None) -> Arm:
-        inputs = {} if baseline is None else {"baseline": baseline.stages["screen"]}
+    def _with_sanity(self, arm: Arm, baseline: Arm | None = None) -> Arm:
+        inputs = {} if baseline is None else {"baseline": baseline.stages["sanity"]}
         if "check_weights" in arm.stages:
             inputs["weights"] = arm.stages["check_weights"]
-        spec = SCREEN.spec(arm.recipe.name, arm.identity, inputs, ServerRuntime(), self.store)
-        return _with(arm, {"screen": spec})
+        spec = SANITY.spec(arm.recipe.name, arm.identity, inputs, ServerRuntime(), self.store)
+        return _with(arm, {"sanity": spec})
 
     def _questions(self, name: str) -> StageSpec:
         suite = self.policy.suites[name]
@@ -117,11 +117,11 @@ class Builder:
             # Even another number of blocks is another chance of a lucky pass.
             **{
                 ROLE + c.gate: digest_json([c.name, dump_workload(c)[0], c.rule.model_dump()])
-                for c in find_claims(self.policy, self.profile)
+                for c in find_speed_gates(self.policy, self.profile)
                 if tiers[c.gate] == "critical"
             },
         }
-        keys = {arm.recipe.name: arm.stages["screen"].key for arm in variants}
+        keys = {arm.recipe.name: arm.stages["sanity"].key for arm in variants}
         forms = {arm.recipe.name: [arm.recipe.family, arm.max_length] for arm in variants}
         others = {name: "" for name in self.tried if name not in keys}
         return trial_of(
@@ -162,7 +162,7 @@ class Builder:
         against: StageSpec | None = None,
     ) -> StageSpec:
         suite = self.policy.suites[name]
-        inputs = {"screen": arm.stages["screen"], "questions": questions}
+        inputs = {"sanity": arm.stages["sanity"], "questions": questions}
         if "check_weights" in arm.stages:
             inputs["weights"] = arm.stages["check_weights"]
         rule = counted = None
@@ -215,21 +215,21 @@ class Builder:
         level = trial.level
         longest = arm.max_length
         stages = {}
-        claims = find_claims(self.policy, self.profile, alpha=level, max_length=longest)
-        for claim in claims:
+        speed_gates = find_speed_gates(self.policy, self.profile, alpha=level, max_length=longest)
+        for speed_gate in speed_gates:
 
-            def load(number: int, claim: SpeedGatePlan = claim) -> list[StageSpec]:
-                return [self._load(claim, claims, arm, baseline, number, trial)]
+            def load(number: int, speed_gate: SpeedGatePlan = speed_gate) -> list[StageSpec]:
+                return [self._load(speed_gate, speed_gates, arm, baseline, number, trial)]
 
-            (stages[ROLE + claim.gate],) = load(self._number(trial, claim.gate, load))
+            (stages[ROLE + speed_gate.gate],) = load(self._number(trial, speed_gate.gate, load))
         return stages
 
-    def _measured(self, claim: SpeedGatePlan, number: int) -> dict[str, Any]:
+    def _measured(self, speed_gate: SpeedGatePlan, number: int) -> dict[str, Any]:
         """Return the parameters of a gate's loads."""
         return {
-            "name": claim.name,
-            "workload": dump_workload(claim)[0],
-            "rule": claim.rule,
+            "name": speed_gate.name,
+            "workload": dump_workload(speed_gate)[0],
+            "rule": speed_gate.rule,
             "environment": self.identities.get("serve", ""),
             "machine": self.machine,
             "other_weights": list(self.other_weights),
@@ -238,23 +238,25 @@ class Builder:
 
     def _load(
         self,
-        claim: SpeedGatePlan,
-        claims: Sequence[SpeedGatePlan],
+        speed_gate: SpeedGatePlan,
+        speed_gates: Sequence[SpeedGatePlan],
         arm: Arm,
         baseline: Arm,
         number: int,
         trial: Trial,
     ) -> StageSpec:
-        """Return the stage of a speed gate; `claims` are all of the arm."""
-        sides = {"candidate": arm, **({"baseline": baseline} if claim.rule.compares else {})}
-        file = dump_workload(claim)[1]
-        load = self._measured(claim, number)
+        """Return the stage of a speed gate; `speed_gates` are all of the arm."""
+        sides = {"candidate": arm, **({"baseline": baseline} if speed_gate.rule.compares else {})}
+        file = dump_workload(speed_gate)[1]
+        load = self._measured(speed_gate, number)
         runtime: dict[str, Any] = {}
-        if claim.rule.starts == "fresh":  # one measurement for all variants of the trial
+        if speed_gate.rule.starts == "fresh":  # one measurement for all variants of the trial
             # A gate that is measured again has separate starts.
             is_first = number == 1
-            main = next((c for c in claims if is_first and c.gate == claim.main), claim)
-            others = [c for c in claims if is_first and c.main == main.gate]
+            main = next(
+                (c for c in speed_gates if is_first and c.gate == speed_gate.main), speed_gate
+            )
+            others = [c for c in speed_gates if is_first and c.main == main.gate]
             measured = BlockParameters(
                 **self._measured(main, number),
                 baseline=baseline.identity,
@@ -269,13 +271,13 @@ class Builder:
         spec = SPEED.spec(
             arm.recipe.name,
             SpeedParameters(**load, sides={side: each.identity for side, each in sides.items()}),
-            {side: each.stages["screen"] for side, each in sides.items()},
+            {side: each.stages["sanity"] for side, each in sides.items()},
             SpeedRuntime(
                 tokenizer=str(baseline.folder),
                 environment="serve",
-                claim=claim.gate,
+                gate=speed_gate.gate,
                 file=file,
-                counted=Counted(trial=trial, gate=claim.gate, run=self.run),
+                counted=Counted(trial=trial, gate=speed_gate.gate, run=self.run),
             ),
             self.store,
         )

@@ -10,7 +10,7 @@ from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED
 from pipeline.stages.verdict import JUDGE, JudgeRuntime
 from prepare.stage import StageRecord, StageReference, StageSpec
@@ -74,9 +74,9 @@ class PlanProgress:
 
     def fault(self, arm: Arm) -> str:
         """Return why the model is broken, or ''."""
-        spec = arm.stages.get(SCREEN.name)
+        spec = arm.stages.get(SANITY.name)
         record = self.find(spec) if spec else None
-        return SCREEN.result_of(record).fault(self.plan.policy.broken) if record else ""
+        return SANITY.result_of(record).fault(self.plan.policy.broken) if record else ""
 
     def judge(self, variant: Arm) -> StageSpec:
         """Return the verdict's stage, as far as evidence exists."""
@@ -100,5 +100,5 @@ class PlanProgress:
             ),
             inputs | self.speed(variant),
             JudgeRuntime(run=plan.run),
-            Path(variant.stages[SCREEN.name].store),
+            Path(variant.stages[SANITY.name].store),
         )

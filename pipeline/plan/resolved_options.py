@@ -13,7 +13,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from pipeline.plan.screening import screening_policy
 from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
-from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.speed_plan import find_speed_gates
 from prepare.credentials import strip_credentials
 from prepare.errors import UsageError
 from prepare.hardware import NodeInfo, this_node
@@ -135,7 +135,7 @@ def choose(
     if request.promote:
         refuse_unfit(profile, request.profile)
     draft_reference(profile)
-    find_claims(policy, profile)
+    find_speed_gates(policy, profile)
     remeasured = find_gates(request.remeasure, policy, profile.accelerator)
     name = request.name or reference.short_name
     if not name.strip() or any(letter in name for letter in "/:"):
@@ -175,7 +175,7 @@ def find_gates(
 
     `accelerator` is None for endpoints. UsageError: an unknown gate.
     """
-    gates = [*policy.suites, *(claim.name for claim in policy.claims_on(accelerator))]
+    gates = [*policy.suites, *(speed_gate.name for speed_gate in policy.gates_on(accelerator))]
     found = tuple(name.removeprefix("speed.") for name in names)
     for name, gate in zip(names, found, strict=True):
         if gate not in gates:

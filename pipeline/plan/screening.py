@@ -8,7 +8,7 @@ from typing import get_args
 
 from eval_gates.speed.rules import SpeedRule
 from pipeline.plan.plan import MAKING, Arm, Plan
-from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_claims
+from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from prepare.stage import StageSpec
@@ -41,7 +41,7 @@ def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
     """Return the arm's stages by role; they count no attempt, `run_screening` does."""
     (suite,) = plan.policy.suites
     asked = arm.stages[suite]
-    stages = {role: arm.stages[role] for role in (*MAKING, "screen") if role in arm.stages}
+    stages = {role: arm.stages[role] for role in (*MAKING, "sanity") if role in arm.stages}
     stages[suite] = EVALUATE.spec(
         asked.variant,
         EVALUATE.parameters_of(asked).model_copy(update={"rule": None}),
@@ -49,9 +49,9 @@ def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
         EVALUATE.runtime_of(asked).model_copy(update={"counted": None}),
         Path(asked.store),
     )
-    for claim in find_claims(plan.policy, plan.profile, max_length=arm.max_length)[:1]:
-        gate = SPEED.parameters_of(plan.variants[0].stages[ROLE + claim.gate])
-        load = load_stage(arm, claim, gate.environment, gate.machine, loads=1)
+    for speed_gate in find_speed_gates(plan.policy, plan.profile, max_length=arm.max_length)[:1]:
+        gate = SPEED.parameters_of(plan.variants[0].stages[ROLE + speed_gate.gate])
+        load = load_stage(arm, speed_gate, gate.environment, gate.machine, loads=1)
         stages[f"{ROLE}screening"] = load
     return stages
 
@@ -89,30 +89,30 @@ def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
 
 
 def load_stage(
-    arm: Arm, claim: SpeedGatePlan, environment: str, machine: str, loads: int
+    arm: Arm, speed_gate: SpeedGatePlan, environment: str, machine: str, loads: int
 ) -> StageSpec:
     """Return the stage that measures output tokens/s under the gate's workload.
 
     `environment` is the load generator's identity.
     """
-    workload, file = dump_workload(claim)
+    workload, file = dump_workload(speed_gate)
     return SPEED.spec(
         arm.recipe.name,
         SpeedParameters(
-            name=claim.name,
+            name=speed_gate.name,
             workload=workload,
             rule=SpeedRule(
                 kind="screening",
-                alpha=claim.rule.alpha,
+                alpha=speed_gate.rule.alpha,
                 blocks=loads,
-                hit_rate=claim.workload.declared_hit_rate,
+                hit_rate=speed_gate.workload.declared_hit_rate,
                 starts="once",
             ),
             sides={"candidate": arm.identity},
             environment=environment,
             machine=machine,
         ),
-        {"candidate": arm.stages["screen"]},
-        SpeedRuntime(tokenizer=str(arm.folder), environment="serve", claim="screening", file=file),
-        Path(arm.stages["screen"].store),
+        {"candidate": arm.stages["sanity"]},
+        SpeedRuntime(tokenizer=str(arm.folder), environment="serve", gate="screening", file=file),
+        Path(arm.stages["sanity"].store),
     )

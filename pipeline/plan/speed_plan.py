@@ -43,7 +43,7 @@ class SpeedGatePlan:
     main: str = ""  # the gate whose server starts it shares
 
 
-def find_claims(
+def find_speed_gates(
     policy: Policy,
     profile: ServingProfile | None,
     *,
@@ -60,17 +60,17 @@ def find_claims(
     accelerator = profile.accelerator if profile is not None else None
     level = policy.alpha if alpha is None else alpha
     planned = []
-    for claim in policy.claims_on(accelerator):
-        key = f"policy key {ROLE}{claim.name}"
+    for speed_gate in policy.gates_on(accelerator):
+        key = f"policy key {ROLE}{speed_gate.name}"
         assert policy.speed is not None
         try:
-            found, where = load_workload(claim.workload, policy.speed, profile)
+            found, where = load_workload(speed_gate.workload, policy.speed, profile)
         except UsageError as error:
-            place = f"{key}, workload {claim.workload}"
+            place = f"{key}, workload {speed_gate.workload}"
             raise UsageError(error.message, where=place, hint=error.hint) from error
-        workload = apply_gate_rate(claim, found)
-        _check_load(claim, workload, where, key)
-        rule = build_rule(claim, level, accelerator, workload, profile)
+        workload = apply_gate_rate(speed_gate, found)
+        _check_load(speed_gate, workload, where, key)
+        rule = build_rule(speed_gate, level, accelerator, workload, profile)
         check_workload(workload, where, max_length)
         # All loads must fit into the evidence. At a fixed concurrency their requests are unknown.
         loads = 2 * rule.blocks * len(rule.sides)  # with as many repeats
@@ -79,25 +79,29 @@ def find_claims(
         most = MAX_CHARACTERS // CHARACTERS_PER_REQUEST
         if loads > MAX_LOADS or requests > most:
             raise UsageError(
-                f"{claim.name} may come to {loads:,} loads and {requests:,.0f} requests, and "
+                f"{speed_gate.name} may come to {loads:,} loads and {requests:,.0f} requests, and "
                 f"{MAX_LOADS:,} and {most:,} are the most that can be judged",
                 where=key,
                 hint=f"ask for fewer {'blocks' if rule.kind == 'ratio' else 'starts'}, or give the "
                 "workload fewer 'seconds'",
             )
-        planned.append(SpeedGatePlan(claim.name, claim.workload, workload, where, rule, claim.main))
+        planned.append(
+            SpeedGatePlan(
+                speed_gate.name, speed_gate.workload, workload, where, rule, speed_gate.main
+            )
+        )
     return planned
 
 
-def _check_load(claim: SpeedGate, workload: AnyWorkload, where: str, key: str) -> None:
+def _check_load(speed_gate: SpeedGate, workload: AnyWorkload, where: str, key: str) -> None:
     """Raise UsageError if the gate cannot be measured with that workload."""
     arrivals = workload.arrivals
-    gate = claim.gate
+    gate = speed_gate.gate
     concurrency = arrivals.concurrency
     rate = arrivals.rate or 0.0
-    if (claim.kind == "ratio") == (concurrency is None):
+    if (speed_gate.kind == "ratio") == (concurrency is None):
         raise UsageError(
-            f"'{claim.workload}' has {arrivals.words}: a ratio of throughput needs several "
+            f"'{speed_gate.workload}' has {arrivals.words}: a ratio of throughput needs several "
             "requests in flight, and limits of latencies need a rate of arrivals",
             where=f"{key}; {where}, key arrivals",
             hint="write 'arrivals: {concurrency: 64}' there, or 'rate: 12' into the gate of 'slo'",
@@ -106,8 +110,8 @@ def _check_load(claim: SpeedGate, workload: AnyWorkload, where: str, key: str) -
     of_tokens = next((name for name in limits if name.startswith("tpot")), None)
     if of_tokens and getattr(workload, "output_tokens", None) == 1:
         raise UsageError(
-            f"{claim.name} limits {of_tokens}, the time of each token after the first, and answers "
-            "have one token",
+            f"{speed_gate.name} limits {of_tokens}, the time of each token after the first, and "
+            "answers have one token",
             where=f"{where}, key output_tokens",
             hint="give at least 2, or limit ttft_ms alone",
         )
@@ -141,12 +145,12 @@ def _expected_requests(percentile: int) -> float:
     return needed + 4 * math.sqrt(needed)  # hardly any Poisson count is 4 deviations below
 
 
-def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
+def dump_workload(speed_gate: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
     """Return the workload as parameters, and its file.
 
     UsageError: the file is invalid.
     """
-    workload = _pin_file(claim.workload)
+    workload = _pin_file(speed_gate.workload)
     if isinstance(workload, FileWorkload):
         return without_place(workload), str(workload.path)
     return workload.model_dump(), None
@@ -155,13 +159,13 @@ def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
 def pin_files(policy: Policy, accelerator: AcceleratorName | None) -> Policy:
     """Return the policy with file digests in used workloads.
 
-    Gates must be valid (`find_claims`); `accelerator` is None for endpoints.
+    Gates must be valid (`find_speed_gates`); `accelerator` is None for endpoints.
     """
-    claimed = {claim.workload for claim in policy.claims_on(accelerator)}
-    if policy.speed is None or not claimed:
+    named = {speed_gate.workload for speed_gate in policy.gates_on(accelerator)}
+    if policy.speed is None or not named:
         return policy
     own = policy.speed.workloads
-    pinned = {name: _pin_file(each) if name in claimed else each for name, each in own.items()}
+    pinned = {name: _pin_file(each) if name in named else each for name, each in own.items()}
     speed = policy.speed.model_copy(update={"workloads": pinned})
     return policy.model_copy(update={"speed": speed})
 

@@ -94,7 +94,7 @@ def add_candidate(name: str, added: ServingCandidate, base: TunedArm) -> TunedAr
     return TunedArm(name, profile.model_copy(update=changed))
 
 
-def claim_gain(policy: Policy, profile: ServingProfile, workload: str | None) -> Policy:
+def gain_policy(policy: Policy, profile: ServingProfile, workload: str | None) -> Policy:
     """Return the policy with one gate: faster than the defaults.
 
     Without `workload`, that of the policy's ratio of speed, or 'chat'.

@@ -27,7 +27,7 @@ from eval_gates.statistics.paired_t import chance_above
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.plan.data_sources import check_independence
-from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.stages.questions import QuestionsResult
 from prepare.errors import UsageError
 from prepare.events import Progress
@@ -500,7 +500,7 @@ def speed_power(
     measured: BlockNoise | None = None,
     families: Sequence[str] = (),
 ) -> tuple[GatePower, ...]:
-    """Compute each speed gate's chances; raises as `find_claims`.
+    """Compute each speed gate's chances; raises as `find_speed_gates`.
 
     `level` None means a first attempt's. `measured` is the noise of ratios on this machine, with
     fresh starts. Ratios that were measured before are told for the families.
@@ -508,8 +508,10 @@ def speed_power(
     alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
     start = START_SECONDS if start_seconds is None else start_seconds
     found = []
-    claims = policy.claims_on(profile.accelerator)
-    for claim, planned in zip(claims, find_claims(policy, profile, alpha=alpha), strict=True):
+    speed_gates = policy.gates_on(profile.accelerator)
+    for speed_gate, planned in zip(
+        speed_gates, find_speed_gates(policy, profile, alpha=alpha), strict=True
+    ):
         rule = planned.rule
         workload = planned.workload
         of, truths = ("ratio", RATIO) if rule.compares else ("limit over time", ROOM)
@@ -517,11 +519,11 @@ def speed_power(
         deviation = own.deviation if own is not None else assumed_noise(rule)
         source = f"measured here in {own.blocks} blocks" if own is not None else "assumed"
         both = [speed_chance(rule, truth, deviation) for truth in truths]
-        is_supporting = claim.tier == "supporting"
+        is_supporting = speed_gate.tier == "supporting"
         let_in = [1 - each.fails if is_supporting else each.passes for each in both]
         loads = rule.blocks * len(rule.sides)
         starts = loads if rule.starts == "fresh" else len(rule.sides)
-        if shares := bool(claim.main) and rule.starts == "fresh":
+        if shares := bool(speed_gate.main) and rule.starts == "fresh":
             starts = 0
         is_steady = workload.arrivals.concurrency is not None
         around = LENGTH_FACTOR * workload.seconds
@@ -530,20 +532,21 @@ def speed_power(
             f"{format_chance(each)} at {truth:g}"
             for each, truth in zip(let_in, truths, strict=True)
         )
-        described = describe_gate(rule, claim.workload, claim.at, workload.load)
+        described = describe_gate(rule, speed_gate.workload, speed_gate.at, workload.load)
         verb = "does not fail" if is_supporting else "passes"
-        takes = f"the starts of {claim.main}" if shares else f"{starts} starts of servers"
+        takes = f"the starts of {speed_gate.main}" if shares else f"{starts} starts of servers"
         words = (
-            f"speed {claim.name}, {claim.tier}: {described}; {rule.blocks} {rule.unit}; {verb} by "
-            f"true {of}: {chance}, if a block varies by {100 * deviation:.1f} % ({source}); "
+            f"speed {speed_gate.name}, {speed_gate.tier}: {described}; "
+            f"{rule.blocks} {rule.unit}; {verb} by true {of}: {chance}, "
+            f"if a block varies by {100 * deviation:.1f} % ({source}); "
             f"{takes}, about {(loads * seconds + starts * start) / 60:.0f} minutes"
         )
         if rule.compares and not shares and rule.starts == "fresh":
             words += describe_measured(profile.name, families)
         found.append(
             GatePower(
-                gate=claim.name,
-                tier=claim.tier,
+                gate=speed_gate.name,
+                tier=speed_gate.tier,
                 family=None,
                 alpha=rule.alpha,
                 units=rule.blocks,

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.plan.resolved_options import Choice
-from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.checkpoint_faults import (
     calibration_faults,
     checkpoint_faults,
@@ -248,8 +248,8 @@ class Preflight:
                     need.host_bytes,
                     *self._place(need.variant),
                 )
-        claims = find_claims(self.choices.policy, profile)
-        if profile.starts != "once" or not any(each.rule.compares for each in claims):
+        speed_gates = find_speed_gates(self.choices.policy, profile)
+        if profile.starts != "once" or not any(each.rule.compares for each in speed_gates):
             return
         first = servers.pop(catalog.BASELINE)
         for name, alone in servers.items():
@@ -292,9 +292,9 @@ class Preflight:
                 kind_of(suite).fit(name, suite, longest, lambda note: None)
             except UsageError as fault:
                 yield fault
-        for claim in find_claims(policy, self.profile):
+        for speed_gate in find_speed_gates(policy, self.profile):
             try:
-                check_workload(claim.workload, claim.where, longest)
+                check_workload(speed_gate.workload, speed_gate.where, longest)
             except UsageError as fault:
                 yield fault
 

@@ -23,7 +23,7 @@ from pipeline.stages.block import (
     digest_of,
     find_blocks,
 )
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED, count_starts
 from pipeline.stages.starts import StartLedger
 from prepare.errors import PrepareError, ServingError, StageLostError, StoreError
@@ -95,12 +95,12 @@ class BlockPieces:
         done: Sequence[Block],
     ) -> _Gate:
         arm = SPEED.runtime_of(spec).arm
-        screens = {
+        sanities = {
             BASELINE if side == BASELINE else arm: digest_of(each, self.serving.stages.store)
             for side, each in spec.inputs.items()
         }
         parameters = SPEED.parameters_of(spec)
-        taken, loads = collect(parameters, arm, screens, done)
+        taken, loads = collect(parameters, arm, sanities, done)
         rule = parameters.rule
         wanted = 0
         if rule.needs_more(loads, count_starts(spec, self.serving.stages.store)):
@@ -135,7 +135,7 @@ class BlockPieces:
             arms=arms,
             also={_name(spec): SPEED.runtime_of(spec).file for spec in others},
             tokenizer=first.tokenizer,
-            claim=first.claim,
+            gate=first.gate,
             file=first.first_file,
             counted=first.counted,
         )
@@ -157,7 +157,7 @@ class BlockPieces:
             needs = Needs(cores=True)
         elif arguments:
             needs = Needs(gpus=max(count_gpus(each.engine_arguments) for each in arguments))
-        title = f"measures {first.claim}, block {number + 1}"
+        title = f"measures {first.gate}, block {number + 1}"
         return Piece(f"block.{spec.key}", title, do, is_done, needs)
 
 
@@ -216,7 +216,7 @@ class _Servers:
         stages = self.serving.stages
         model = self.plans[arm]
         own = self.measurement.identity if self.measurement.measurement > 1 else ""
-        count = StartLedger(stages.store, model.stages[SCREEN.name].key).count(own)
+        count = StartLedger(stages.store, model.stages[SANITY.name].key).count(own)
         if arm == BASELINE and not count.is_over:
             raise error
         then = "its gates end" if count.is_over else "once more"
@@ -234,4 +234,4 @@ def _name(spec: StageSpec) -> str:
 
 
 def _arm(spec: StageSpec, side: str) -> BlockArm:
-    return BlockArm(served=SPEED.parameters_of(spec).sides[side], screen=spec.inputs[side])
+    return BlockArm(served=SPEED.parameters_of(spec).sides[side], sanity=spec.inputs[side])

@@ -21,7 +21,7 @@ from pipeline.plan.generation_settings import resolve_generation, with_lengths
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import check_margins, find_gates
-from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.generation_faults import form_notes, generation_faults
 from pipeline.preflight.power import check_power
 from pipeline.preflight.survey import refuse
@@ -113,7 +113,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     for side, endpoint in (("baseline", choice.baseline), ("candidate", choice.candidate)):
         if endpoint.adapts:
             refuse_untried(wanted, f"a LoRA adapter of {endpoint.adapts}", f"--{side}-model")
-        if wanted.claims_on(None):
+        if wanted.gates_on(None):
             endpoint.check_stream()
     refuse(generation_faults(wanted, model, length_of(choice)))
     # The accelerator of an external server does not matter for the questions.
@@ -265,7 +265,7 @@ def check_policy(choice: GateChoice) -> Policy:
     policy = load_policy(choice.asked.policy)
     check_margins(served_recipe("candidate", choice.family), policy)
     refuse_unjudged_ratios(policy)
-    find_claims(policy, None)
+    find_speed_gates(policy, None)
     find_gates(choice.asked.remeasure, policy, None)
     if choice.asked.remeasure and choice.asked.deployment_id is None:
         raise UsageError(
@@ -279,7 +279,7 @@ def check_policy(choice: GateChoice) -> Policy:
             where="--api completions",
             hint="name its folder with --tokenizer, or take --api auto",
         )
-    if choice.tokenizer is None and policy.claims_on(None):
+    if choice.tokenizer is None and policy.gates_on(None):
         raise UsageError(
             "performance gates send text completions, whose prompts need the models' tokenizer",
             where="policy key speed",

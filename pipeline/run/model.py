@@ -25,7 +25,7 @@ from pipeline.run.pieces import carry_out
 from pipeline.run.screening import run_screening
 from pipeline.run.session import RunSession
 from pipeline.serving.argument_check import check_engine_arguments
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.sanity import SANITY
 from prepare.errors import ExitCode
 from prepare.events import NullProgress, Progress
 from prepare.hardware import this_node
@@ -143,7 +143,7 @@ def check_serving(state: PlanProgress, session: RunSession) -> None:
     planned = state.stages()
     if state.is_done(planned):
         return
-    served = [SCREEN.parameters_of(s) for s in planned if s.stage == SCREEN.name]
+    served = [SANITY.parameters_of(s) for s in planned if s.stage == SANITY.name]
     check_engine_arguments(
         [(each.engine, each.serving) for each in served],
         session.stages.python_of,

@@ -228,10 +228,10 @@ class Pieces:
 
     def _drop_broken(self) -> None:
         """Drop a broken variant; BrokenModelError for a baseline."""
-        self.serving.check_screened(self._plan.baseline)
+        self.serving.check_sane(self._plan.baseline)
         for variant in list(self._going):
             try:
-                self.serving.check_screened(variant)
+                self.serving.check_sane(variant)
             except BrokenModelError as error:
                 self._give_up(variant, error)
 
@@ -259,4 +259,4 @@ class Pieces:
 
 
 def _name_of_serving(variant: Arm) -> str:
-    return f"serve.{variant.stages['screen'].key}"
+    return f"serve.{variant.stages['sanity'].key}"

@@ -33,7 +33,7 @@ from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.evaluate import is_answered
 from pipeline.stages.quantize import QUANTIZE
-from pipeline.stages.screen import ScreenResult
+from pipeline.stages.sanity import SanityResult
 from pipeline.stages.speed import SPEED, SpeedParameters
 from prepare.errors import ExitCode, HubError, PrepareError
 from prepare.events import Progress
@@ -317,10 +317,10 @@ def _planned(
     """Yield the stages, with rows for server starts."""
     served: set[str] = set()
     for spec in specs:
-        part = spec.runtime.get("suite") or spec.runtime.get("claim")
+        part = spec.runtime.get("suite") or spec.runtime.get("gate")
         kind = _kind_of(stage_named(spec.stage).parameters_of(spec))
         is_cached = store.find_current(spec.stage, spec.key) is not None
-        is_served = spec.stage in ("screen", "evaluate", "speed") and not is_cached
+        is_served = spec.stage in ("sanity", "evaluate", "speed") and not is_cached
         if is_served and spec.variant not in served and not _is_answered(spec, store):
             served.add(spec.variant)
             start = assume("serve", parameters, accelerator)
@@ -369,7 +369,7 @@ def _seen_seconds(store: Store, hardware: Hardware, checkpoint: Checkpoint | Non
             continue
         stage = kept.record.stage, _kind_of(kept.parameters)
         seen.setdefault(stage, []).append(kept.record.seconds)
-        if isinstance(kept.result, ScreenResult):
+        if isinstance(kept.result, SanityResult):
             seen.setdefault(SERVER, []).append(kept.result.server.ready_seconds)
     return seen
 

@@ -31,7 +31,7 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, find_gates, registry_uri
 from pipeline.plan.serving_profile import check_processor, choose_profile, refuse_unfit
-from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.machine import find_missing_gpus, machine_of
 from pipeline.run.model import check_early
 from pipeline.run.pieces import carry_out
@@ -192,7 +192,7 @@ def _choices(
     node: NodeInfo,
 ) -> Choice:
     """Return the evidence as options of `prepare model`."""
-    find_claims(past.policy, profile)
+    find_speed_gates(past.policy, profile)
     source = request.source or past.source
     try:
         reference = parse_reference(source)

@@ -77,7 +77,7 @@ def measure(serving: Serving, arm: Arm) -> ScreenedModel:
     runner = serving.stages
     name = arm.recipe.name
     (suite,) = plan.policy.suites
-    is_part = "screen" not in arm.stages
+    is_part = "sanity" not in arm.stages
     stages = arm.stages if is_part else screening_stages(plan, arm)
     needs = runner.needs_to_make(arm.making)
     with serving.node.take(needs, serving.tell_of_waiting):

@@ -21,7 +21,7 @@ from pipeline.serving.served_model import SERVED_NAME, ExternalModel
 from pipeline.serving.server import URL, Server
 from pipeline.stages.block import SideLostError
 from pipeline.stages.evaluate import EVALUATE, is_answered
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED, count_starts, measurement_of
 from pipeline.stages.starts import ServerStart, StartLedger
 from prepare.errors import PrepareError, ServingError
@@ -182,11 +182,11 @@ class Serving:
         `measurement` is that of a load. ServingError: it does not start.
         """
         name = arm.recipe.name
-        # Parts of an ablation have no screen.
-        is_ours = arm.is_ours and SCREEN.name in arm.stages
+        # Parts of an ablation have no sanity stage.
+        is_ours = arm.is_ours and SANITY.name in arm.stages
         if not is_ours or name in self._up:
             return self.endpoints.open(arm)
-        ledger = StartLedger(self.stages.store, arm.stages[SCREEN.name].key)
+        ledger = StartLedger(self.stages.store, arm.stages[SANITY.name].key)
         start = ledger.begin(measurement, self.state.plan.run)
         try:
             facts = self.endpoints.open(arm)
@@ -248,16 +248,16 @@ class Serving:
 
         BrokenModelError: the model is broken. PrepareError: a server or stage failed.
         """
-        self.check_screened(variant)
+        self.check_sane(variant)
         with ExitStack() as held:
             held.enter_context(doing(f"serves {variant.recipe.name}"))
             needs = self.needs(variant, specs)
             lot = held.enter_context(self.node.take(needs, self.tell_of_waiting))
             assert lot is not None
             self.run(variant, specs, lot)
-        self.check_screened(variant)
+        self.check_sane(variant)
 
-    def check_screened(self, variant: Arm) -> None:
+    def check_sane(self, variant: Arm) -> None:
         """Raise BrokenModelError for a model found broken."""
         if why := self.state.fault(variant):
             raise BrokenModelError(why)
@@ -272,7 +272,7 @@ class Serving:
                 if spec.stage == SPEED.name and self.state.has_failed(variant):
                     continue
                 self._run(variant, spec, lot)
-                if spec.stage == SCREEN.name and self.state.fault(variant):
+                if spec.stage == SANITY.name and self.state.fault(variant):
                     return
         finally:
             # The user may interrupt several times, and the servers must end before us.

@@ -37,9 +37,9 @@ def title_of(spec: StageSpec) -> str:
     if spec.stage == EVALUATE.name:
         return f"{spec.stage} {EVALUATE.runtime_of(spec).suite}"
     if spec.stage == SPEED.name:
-        return f"{spec.stage} {SPEED.runtime_of(spec).claim}"
+        return f"{spec.stage} {SPEED.runtime_of(spec).gate}"
     if spec.stage == BLOCK.name:
-        return f"{BLOCK.runtime_of(spec).claim} block {BLOCK.parameters_of(spec).number + 1}"
+        return f"{BLOCK.runtime_of(spec).gate} block {BLOCK.parameters_of(spec).number + 1}"
     return spec.stage
 
 

@@ -29,8 +29,8 @@ from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import choose
 from pipeline.plan.screening import load_stage
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
-from pipeline.plan.speed_plan import find_claims
-from pipeline.plan.tuned_arm import TunedArm, add_candidate, claim_gain, make_defaults
+from pipeline.plan.speed_plan import find_speed_gates
+from pipeline.plan.tuned_arm import TunedArm, add_candidate, gain_policy, make_defaults
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
 from pipeline.preflight.survey import refuse
@@ -102,8 +102,8 @@ def run_tune(
     refuse_unfit(profile, request.profile)  # it would win
     defaults = make_defaults(profile, candidates)
     served = fit_profile(defaults.profile, node)
-    policy = claim_gain(choices.policy, served, request.workload)
-    find_claims(policy, served)
+    policy = gain_policy(choices.policy, served, request.workload)
+    find_speed_gates(policy, served)
     try:
         for name, each in candidates.candidates.items():
             if each.accelerator in (None, profile.accelerator):
@@ -115,7 +115,7 @@ def run_tune(
     faults = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
     refuse(fault for fault in faults if fault is not None)
     accelerator = Accelerator(profile.accelerator)
-    workload = request.workload or policy.claims_on(None)[0].workload
+    workload = request.workload or policy.gates_on(None)[0].workload
     resolved = choices.resolved().model_copy(update={"workload": workload})
     request = replace(request, output=output)
     session = RunSession(request, resolved, accelerator, settings, progress)
@@ -176,7 +176,7 @@ class Tuning:
         self._rate = 0.0  # output tokens/s
         assert self.policy.speed is not None
         self._report = TuningReport(
-            workload=self.policy.speed.claims[0].workload,
+            workload=self.policy.speed.gates[0].workload,
             speed=self.policy.speed,
             served=self._served.carried_out(),
             engine_defaults=self.defaults.serving(self.node).engine_arguments,
@@ -233,12 +233,12 @@ class Tuning:
         """Measure one start; record a candidate's failure, raise the defaults'."""
         plan = self._plan(candidate)
         arm = plan.baseline if candidate == self.defaults else plan.variants[0]
-        (claim,) = find_claims(plan.policy, self._served)
+        (speed_gate,) = find_speed_gates(plan.policy, self._served)
         loads = self.candidates.repetitions
         machine = self.node.machine
-        spec = load_stage(arm, claim, self.identities["serve"], machine, loads)
+        spec = load_stage(arm, speed_gate, self.identities["serve"], machine, loads)
         rule = SPEED.parameters_of(spec).rule
-        served = {"screen": arm.stages["screen"], f"{ROLE}screening": spec}
+        served = {"sanity": arm.stages["sanity"], f"{ROLE}screening": spec}
         arguments = candidate.serving(self.node).for_engine()
         report = ScreeningReport(name=candidate.name, outcome="measured", arguments=arguments)
         try:

@@ -62,7 +62,7 @@ class LoadRuntime(WorkerRuntime):
     """The workload's files."""
 
     tokenizer: str = Field("", description="folder")
-    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
+    gate: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
     file: str | None = Field(None, description="of a workload that has one")
     counted: Counted | None = Field(None, description="None of a race, which decides nothing")
 
@@ -92,7 +92,7 @@ class BlockArm(Record):
     """An arm that takes part in a block."""
 
     served: ServedModel
-    screen: StageReference = Field(description="the stage of its first answer")
+    sanity: StageReference = Field(description="the stage of its first answer")
 
 
 class BlockRuntime(LoadRuntime):
@@ -108,7 +108,7 @@ class BlockResult(Record):
     """A block's summary; `loads.jsonl` has the loads in order."""
 
     arms: dict[str, str] = Field(
-        description="by arm that was measured, in that order, the digest of its screen"
+        description="by arm that was measured, in that order, the digest of its sanity stage"
     )
     workloads: list[str] = Field([], description="of each arm's loads, in order")
     failed: list[str] = Field([], description="arms whose server did not start, or ended")
@@ -164,7 +164,7 @@ def run(context: Context) -> BlockResult:
             failed.append(arm)
             log.cut(len(measured) * len(loads))
             continue
-        measured[arm] = digest_of(runtime.arms[arm].screen, context.store)
+        measured[arm] = digest_of(runtime.arms[arm].sanity, context.store)
     return BlockResult(
         **facts,
         arms=measured,
@@ -181,9 +181,9 @@ def seed_of(parameters: BlockParameters) -> int:
     return int(parameters.identity[:12], 16)
 
 
-def digest_of(screen: StageReference, store: Store) -> str:
+def digest_of(sanity: StageReference, store: Store) -> str:
     """Return the digest of an arm's model and first answers."""
-    return digest_json([screen.key, store.get(screen).result])
+    return digest_json([sanity.key, store.get(sanity).result])
 
 
 @dataclass(frozen=True)
@@ -230,11 +230,11 @@ def block_spec(
 
 
 def collect(
-    gate: LoadParameters, variant: str, screens: Mapping[str, str], blocks: Sequence[Block]
+    gate: LoadParameters, variant: str, sanities: Mapping[str, str], blocks: Sequence[Block]
 ) -> tuple[list[Block], list[LoadRun]]:
     """Return the blocks that a gate needs, and both sides' loads.
 
-    Loads whose arm has another digest than in `screens` do not count.
+    Loads whose arm has another digest than in `sanities` do not count.
     """
     rule = gate.rule
     arms = [variant, *([BASELINE] if rule.compares else [])]
@@ -243,7 +243,7 @@ def collect(
     for block in blocks:
         if not rule.needs_more(loads):
             break
-        if any(block.result.arms.get(arm) != screens[arm] for arm in arms):
+        if any(block.result.arms.get(arm) != sanities[arm] for arm in arms):
             continue
         workloads = block.result.workloads
         if gate.name not in workloads:

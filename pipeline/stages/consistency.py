@@ -35,14 +35,14 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
     records = {role: evidence.record(role) for role in evidence.references}
     yield from find_mixed_sides(evidence.references, records)
     yield from find_other_forms(policy.suites, evidence)
-    claims = {ROLE + claim.name for claim in policy.claims_on(parameters.accelerator)}
+    speed_gates = {ROLE + speed_gate.name for speed_gate in policy.gates_on(parameters.accelerator)}
     for role, found in records.items():
         side, _, suite = role.partition(".")
         served: Mapping[str, ServedModel] = {}
         if found.stage == SPEED.name:
             served = SPEED.parameters_of(found).sides
-            if role not in claims:
-                yield f"{role}: the policy makes no such claim"
+            if role not in speed_gates:
+                yield f"{role}: the policy has no such gate"
         elif found.stage == EVALUATE.name:
             asked = EVALUATE.parameters_of(found)
             served = {side: asked}
@@ -71,17 +71,17 @@ def find_mixed_sides(
 ) -> Iterator[str]:
     """Yield stages of another baseline or variant.
 
-    Each stage names its server's screen, and a variant's answers the baseline's.
+    Each stage names its server's sanity stage, and a variant's answers the baseline's.
     """
     for side, beginnings in SIDES.items():
         stages = [record for role, record in records.items() if role.startswith(beginnings)]
-        for role in ("screen", "weights"):
+        for role in ("sanity", "weights"):
             named = {record.inputs[role].key if role in record.inputs else "" for record in stages}
             if len(named) > 1:
                 yield f"{side}: its stages do not depend on the same '{role}'"
             for name, record in records.items():
                 measured = record.inputs.get(side) if name.startswith(ROLE) else None
-                if role == "screen" and measured is not None and {measured.key} != named:
+                if role == "sanity" and measured is not None and {measured.key} != named:
                     yield f"{name}: it measured another {side} than was judged"
     for role, record in records.items():
         side, _, suite = role.partition(".")

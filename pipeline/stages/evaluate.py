@@ -91,7 +91,7 @@ EVALUATE = Stage("evaluate", 11, EvaluateParameters, EvaluateRuntime, EvaluateRe
 
 # Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")
-NOT_OF_THE_MODEL = ("baseline", "screen")
+NOT_OF_THE_MODEL = ("baseline", "sanity")
 # Unknown for adopted weights, which are compared with the version's own digests.
 NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 
@@ -99,16 +99,16 @@ NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 FOLDER = "answers"
 
 
-def book_file(store: Store, key: str) -> Path:
+def answer_log_file(store: Store, key: str) -> Path:
     """Return the path from which the parts' names follow."""
     return store.root / FOLDER / f"{key}.jsonl"
 
 
 @contextmanager
-def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterator[None]:
+def open_answer_log(store: Store, answer_log: Path, waits: Callable[[str], None]) -> Iterator[None]:
     """Hold a log exclusively."""
-    with store.hold(book.stem, waits):
-        make_folder(book.parent)
+    with store.hold(answer_log.stem, waits):
+        make_folder(answer_log.parent)
         yield
 
 
@@ -124,16 +124,16 @@ class EvaluationRound:
 
     ids: list[str]
     available: int
-    book_file: Path
+    answer_log_file: Path
     stopping: StoppingPlan
 
     @property
-    def book(self) -> AnswerLog:
-        return AnswerLog(self.book_file, self.ids)
+    def answer_log(self) -> AnswerLog:
+        return AnswerLog(self.answer_log_file, self.ids)
 
     def is_over(self) -> bool:
         """Whether the stored answers suffice."""
-        return not self.stopping.next_batch(self.book.rows()[: self.stopping.end])
+        return not self.stopping.next_batch(self.answer_log.rows()[: self.stopping.end])
 
 
 def is_answered(spec: StageSpec, store: Store) -> bool:
@@ -146,7 +146,7 @@ def run(context: Context) -> EvaluateResult:
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {}
     kind = kind_of(context.parameters.suite)
-    with open_book(context.store, todo.book_file, context.progress.note):
+    with open_answer_log(context.store, todo.answer_log_file, context.progress.note):
         if (counted := context.runtime.counted) is not None:  # before any answer
             AttemptLedger(context.store).begin(counted, context.parameters.measurement)
         if not todo.is_over():
@@ -156,7 +156,7 @@ def run(context: Context) -> EvaluateResult:
                 "eval_gates.evaluate_worker",
                 {
                     **worker_spec(context.spec, context.store),
-                    "book": str(todo.book_file),
+                    "answer_log": str(todo.answer_log_file),
                     "stopping": PLAN.dump_python(todo.stopping, mode="json"),
                     "baseline": [
                         str(context.input_folder("baseline") / name)
@@ -167,10 +167,10 @@ def run(context: Context) -> EvaluateResult:
                 plugins=[for_worker(context.parameters.suite)],
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
-        rows = todo.book.rows()
+        rows = todo.answer_log.rows()
         rows = rows[: todo.stopping.counted(rows)]
     if not rows:
-        raise StageError("no question was answered", where=str(todo.book_file))
+        raise StageError("no question was answered", where=str(todo.answer_log_file))
     max_tokens = getattr(context.parameters.suite, "max_tokens", None)
     takes_thoughts = kind.takes_thoughts(context.parameters.suite)
     check_answers(
@@ -231,7 +231,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     return EvaluationRound(
         ids=ids,
         available=len(ids),
-        book_file=book_file(store, book_key(spec, store)),
+        answer_log_file=answer_log_file(store, answer_log_key(spec, store)),
         stopping=StoppingPlan(
             max_questions,
             # At the end of a batch the server is idle for about one request.
@@ -245,7 +245,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     )
 
 
-def book_key(spec: StageSpec, store: Store) -> str:
+def answer_log_key(spec: StageSpec, store: Store) -> str:
     """Return the digest of all that an answer depends on; StoreError if an input is missing."""
     known = {}
     for role, reference in spec.inputs.items():

@@ -23,7 +23,7 @@ from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters,
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
 from pipeline.stages.questions import QUESTIONS as ASKED
-from pipeline.stages.screen import SCREEN, ScreenResult
+from pipeline.stages.sanity import SANITY, SanityResult
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
 from pipeline.stages.verdict import JUDGE, JudgeResult
 from prepare.digest import digest_bytes
@@ -210,12 +210,12 @@ class Evidence:
         return ADOPT.typed(made) if made.stage == ADOPT.name else QUANTIZE.typed(made)
 
     @cached_property
-    def screen(self) -> TypedStageRecord[ServedModel, ScreenResult]:
+    def screen(self) -> TypedStageRecord[ServedModel, SanityResult]:
         """The variant's server."""
         return self._screen_of("candidate")
 
     @cached_property
-    def baseline_screen(self) -> TypedStageRecord[ServedModel, ScreenResult]:
+    def baseline_screen(self) -> TypedStageRecord[ServedModel, SanityResult]:
         return self._screen_of("baseline")
 
     @property
@@ -232,8 +232,8 @@ class Evidence:
         suite = next(iter(self.judge.parameters.policy.suites))
         return self.record(f"{side}.{suite}")
 
-    def _screen_of(self, side: str) -> TypedStageRecord[ServedModel, ScreenResult]:
-        return SCREEN.typed(self.record_at(self._first_evaluation(side).inputs["screen"]))
+    def _screen_of(self, side: str) -> TypedStageRecord[ServedModel, SanityResult]:
+        return SANITY.typed(self.record_at(self._first_evaluation(side).inputs["sanity"]))
 
 
 # By stage: its file, and the digest of it that the record has.

@@ -84,40 +84,40 @@ def speed_of(parameters: JudgeParameters, inputs: Evidence) -> Iterable[SpeedGat
 
     ValueError: it was measured by another rule.
     """
-    for claim in parameters.policy.claims_on(parameters.accelerator):
-        role = ROLE + claim.name
+    for speed_gate in parameters.policy.gates_on(parameters.accelerator):
+        role = ROLE + speed_gate.name
         measured = inputs.record(role) if role in inputs.references else None
         yield decide_speed_gate(
-            claim.name,
-            rule_of(parameters, claim, measured),
-            workload=claim.workload,
-            tier=claim.tier,
+            speed_gate.name,
+            rule_of(parameters, speed_gate, measured),
+            workload=speed_gate.workload,
+            tier=speed_gate.tier,
             loads=inputs.loads(role) if measured is not None else [],
             starts=SPEED.result_of(measured).starts if measured is not None else None,
             traffic=read_pinned(SPEED.parameters_of(measured).workload).load if measured else "",
-            at=claim.at,
+            at=speed_gate.at,
             note=parameters.profile.speed_note if parameters.profile is not None else None,
         )
 
 
 def rule_of(
-    parameters: JudgeParameters, claim: SpeedGate, measured: StageRecord | None
+    parameters: JudgeParameters, speed_gate: SpeedGate, measured: StageRecord | None
 ) -> SpeedRule:
     """Return a speed gate's rule; ValueError if measured by another."""
     level = parameters.trial.level
     accelerator = parameters.accelerator
     profile = parameters.profile
     if measured is None:
-        return build_rule(claim, level, accelerator, None, profile)
+        return build_rule(speed_gate, level, accelerator, None, profile)
     loaded = SPEED.parameters_of(measured)
     speed = parameters.policy.speed
     own = speed.workloads if speed is not None else {}
-    known = own[claim.workload] if claim.workload in own else read_pinned(loaded.workload)
-    workload = apply_gate_rate(claim, known)
-    rule = build_rule(claim, level, accelerator, workload, profile)
-    wanted = (claim.workload, without_place(workload), rule)
+    known = own[speed_gate.workload] if speed_gate.workload in own else read_pinned(loaded.workload)
+    workload = apply_gate_rate(speed_gate, known)
+    rule = build_rule(speed_gate, level, accelerator, workload, profile)
+    wanted = (speed_gate.workload, without_place(workload), rule)
     if (loaded.name, loaded.workload, loaded.rule) != wanted:
-        raise ValueError(f"{ROLE}{claim.name}: measured by another rule than the policy's")
+        raise ValueError(f"{ROLE}{speed_gate.name}: measured by another rule than the policy's")
     return rule
 
 
@@ -128,12 +128,12 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
     ledger = AttemptLedger(context.store)
     ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
     inputs = Evidence(context.store, context.spec.inputs)
-    screens = {
-        inputs.record(f"candidate.{suite}").inputs["screen"].key
+    sanity_keys = {
+        inputs.record(f"candidate.{suite}").inputs["sanity"].key
         for suite in context.parameters.policy.suites
     }
-    (screen,) = screens if len(screens) == 1 else ("",)  # others are refused below
-    starts = StartLedger(context.store, screen).count()
+    (sanity_key,) = sanity_keys if len(sanity_keys) == 1 else ("",)  # others are refused below
+    starts = StartLedger(context.store, sanity_key).count()
     history = ledger.history(trial).model_copy(update={"starts": starts})
     try:
         return judge_evidence(context.parameters, inputs, history)

@@ -148,12 +148,12 @@ def _collect(context: Context, log: LoadLog) -> dict[str, Any]:
     runtime = context.runtime
     measurement = context.runtime.measurement
     assert measurement is not None
-    screens = {
+    sanities = {
         BASELINE if side == BASELINE else runtime.arm: digest_of(reference, context.store)
         for side, reference in context.spec.inputs.items()
     }
     found = list(find_blocks(measurement, context.store, {}))
-    blocks, loads = collect(context.parameters, runtime.arm, screens, found)
+    blocks, loads = collect(context.parameters, runtime.arm, sanities, found)
     log.cut(0)
     log.append(loads)
     context.earlier_seconds = sum(block.seconds for block in blocks)

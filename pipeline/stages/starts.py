@@ -48,7 +48,7 @@ class ServerStart(Record):
 class StartLedger:
     """One arm's starts in a store; StoreError if a file is damaged or cannot be written.
 
-    `arm` is the key of its screen, so of the served model.
+    `arm` is the key of its sanity stage, so of the served model.
     """
 
     def __init__(self, store: Store, arm: str) -> None:

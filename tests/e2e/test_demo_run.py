@@ -208,13 +208,13 @@ def test_a_gate_is_decided_at_a_planned_look(demo: Demo) -> None:
 
 
 def test_what_was_asked_before_the_kill_was_not_asked_again(demo: Demo) -> None:
-    """The baseline was killed in the middle of MMLU; its book has each question once."""
-    books = [
-        [json.loads(line)["id"] for line in book.read_text().splitlines()]
-        for book in (demo.store / "answers").glob("*.jsonl")
+    """The baseline was killed in the middle of MMLU; its log has each question once."""
+    logs = [
+        [json.loads(line)["id"] for line in answer_log.read_text().splitlines()]
+        for answer_log in (demo.store / "answers").glob("*.jsonl")
     ]
-    assert all(len(set(ids)) == len(ids) for ids in books)
-    assert max(len(ids) for ids in books) >= 64
+    assert all(len(set(ids)) == len(ids) for ids in logs)
+    assert max(len(ids) for ids in logs) >= 64
 
 
 def test_every_verdict_follows_from_the_kept_answers(demo: Demo) -> None:
@@ -273,8 +273,8 @@ def test_variants_were_served_with_the_kv_cache_that_this_cpu_has(
     times = (4 if "float32" in cpu_profile.in_effect else 2) if avx512 else 1
     facts = {}
     for stage in demo.report["stages"]:
-        if stage["name"] == "screen":
-            record = demo.store / "stages" / "screen" / stage["key"] / "stage.json"
+        if stage["name"] == "sanity":
+            record = demo.store / "stages" / "sanity" / stage["key"] / "stage.json"
             facts[stage["variant"]] = json.loads(record.read_text())["result"]
     for recipe in RECIPES:
         command = facts[recipe]["server"]["command"]
@@ -295,8 +295,8 @@ def test_the_plan_knows_the_engines_kv_cache(demo: Demo, cpu_profile: ServingPro
     profile = cpu_profile
     seen = set()
     for stage in demo.report["stages"]:
-        if stage["name"] == "screen":
-            record = demo.store / "stages" / "screen" / stage["key"] / "stage.json"
+        if stage["name"] == "sanity":
+            record = demo.store / "stages" / "sanity" / stage["key"] / "stage.json"
             server = json.loads(record.read_text())["result"]["server"]
             command = server["command"]
             dtype = command[command.index("--kv-cache-dtype") + 1]

@@ -55,11 +55,11 @@ class Answering:
 
 def test_all_arms_of_a_block_are_asked_the_same(demo_model: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    screen = finished_screen(store)
+    sanity = finished_sanity(store)
     arms = ("baseline", "awq", "fp8")
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     runtime = BlockRuntime(
-        arms={arm: BlockArm(served=ServedModel(), screen=screen) for arm in arms},
+        arms={arm: BlockArm(served=ServedModel(), sanity=sanity) for arm in arms},
         tokenizer=str(demo_model),
         environment="serve",
         python=str(python),
@@ -85,12 +85,12 @@ def test_all_arms_of_a_block_are_asked_the_same(demo_model: Path, tmp_path: Path
     assert not any(error for b in blocks for load in b.loads for error in load.requests.error)
 
 
-def finished_screen(store: Store) -> StageReference:
+def finished_sanity(store: Store) -> StageReference:
     """A stage with a record, which is all that a block asks of it."""
-    folder = store.stage_folder("screen", "k")
+    folder = store.stage_folder("sanity", "k")
     folder.mkdir(parents=True)
     record = StageRecord(
-        **{"stage": "screen", "variant": "v", "key": "k", "parameters": {}, "inputs": {}},
+        **{"stage": "sanity", "variant": "v", "key": "k", "parameters": {}, "inputs": {}},
         **{"input_digests": {}, "result": {}, "notes": [], "seconds": 1.0, "finished": ""},
     )
     (folder / RECORD).write_text(record.model_dump_json())

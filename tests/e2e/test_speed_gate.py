@@ -58,7 +58,7 @@ def narrow(
 
 
 def judge(baseline: Server, candidate: Server, tokenizer: Path, store: Path) -> dict[str, Any]:
-    """What the command says of each claim, by its name."""
+    """What the command says of each gate, by its name."""
     store.mkdir()
     policy = store / "policy.yaml"
     described = {"name": "fast", "summary": "speed", "suites": {"rouge": SUMMARIES}}

@@ -31,7 +31,7 @@ from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
 from pipeline.environments.settings import load_settings
 from pipeline.preflight.memory import Model
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.sanity import SANITY
 from prepare.errors import PrepareError
 from prepare.record import Record
 from prepare.stage import StageRecord
@@ -212,7 +212,7 @@ def parse_load(content: bytes) -> object:
     return parse_loads([content.replace(b"\n", b"")])
 
 
-SCREENED = b"""{"stage": "screen", "variant": "v", "key": "k", "notes": [], "inputs": {},
+SCREENED = b"""{"stage": "sanity", "variant": "v", "key": "k", "notes": [], "inputs": {},
  "parameters": {"checkpoint": "c", "serving": {"engine_arguments": {"dtype": "auto"},
  "environment": {"A": "1"}}, "engine": "e", "hardware": {"cores": 2}, "trust_remote_code": false},
  "input_digests": {}, "result": {"nats": 2.5, "nats_lost": null,
@@ -236,7 +236,7 @@ RUN = b"""{"schema_version": 1, "run": "20261121-100000-000001", "status": "fini
 
 def shape_of(path: Path) -> object:
     try:
-        kept = SCREEN.typed(parse_record(path.read_bytes(), StageRecord))
+        kept = SANITY.typed(parse_record(path.read_bytes(), StageRecord))
     except UntrustedJsonError:
         return None
     return kept.parameters, kept.result

@@ -9,7 +9,7 @@ from sample_reports import (
     failed_variant_report,
     gate_report,
     run_report,
-    speed_claim,
+    speed_gate_report,
     variant_report,
 )
 
@@ -67,7 +67,7 @@ def not_needed() -> VariantReport:
 
 
 def slow() -> VariantReport:
-    slow = speed_claim(verdict="fail", estimate=0.8, reason="0.8 of the baseline's")
+    slow = speed_gate_report(verdict="fail", estimate=0.8, reason="0.8 of the baseline's")
     return variant_report(
         verdict="fail",
         reason="speed ratio.chat failed",

@@ -180,9 +180,9 @@ class PretendContext(StageContext[Any, Any]):
             ]
 
         ids = [row["id"] for row in questions]
-        book = AnswerLog(Path(worker_spec["book"]), ids, writer=1)
+        answer_log = AnswerLog(Path(worker_spec["answer_log"]), ids, writer=1)
         stopping = PLAN.validate_python(worker_spec["stopping"])
-        ask_until_over(book, stopping, ask)
+        ask_until_over(answer_log, stopping, ask)
         self.models.asked.append((variant, suite, asked))
         drafted = {"spec_decode": DRAFTED} if worker_spec["counters"] else {}
         return {"requests": {}, **drafted}
@@ -271,7 +271,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
             "size_ratio": 0.5,
             "sqnr": {"median_db": 31.0, "floor_db": 25.0},
         }
-    assert stage == "screen"
+    assert stage == "sanity"
     babbles = "it babbles" * (variant in models.babbling)
     return {
         "nats": 1.0,

@@ -62,12 +62,12 @@ def gate_report(**changes: Any) -> QualityResult:
     return QualityResult.model_validate({"counted": counted, "allowed": allowed, **fields})
 
 
-def speed_claim(**changes: Any) -> SpeedGateResult:
+def speed_gate_report(**changes: Any) -> SpeedGateResult:
     """Half as fast again as the baseline, passed."""
     points = [load_point("baseline", 2050.2), load_point("candidate", 3075.4)]
     fields: dict[str, Any] = {
         "name": "speed ratio.chat",
-        "claim": "ratio",
+        "gate_kind": "ratio",
         "description": "chat: at least 1 of the baseline's output tokens/s in the typical start",
         "tier": "critical",
         "counted": "5 blocks",
@@ -112,7 +112,7 @@ def variant_report(**changes: Any) -> VariantReport:
         "promoted": True,
         "registry_version": "1",
         "gates": [gate_report()],
-        "speed": [speed_claim()],
+        "speed": [speed_gate_report()],
     }
     fields |= changes
     fields["gates"] = [*fields["gates"], *fields.pop("speed")]

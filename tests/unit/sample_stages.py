@@ -11,7 +11,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "questions": {"suite": {"kind": "mmlu"}, "source": {"kind": "builtin"}, "seed": 1},
     "quantize": {"checkpoint": "c", "quantization": QUANTIZATION, "environment": "e"},
     "check_weights": {"checkpoint": "c", "quantization": QUANTIZATION},
-    "screen": {"checkpoint": "c", "serving": SERVING, "engine": "e", "hardware": {}},
+    "sanity": {"checkpoint": "c", "serving": SERVING, "engine": "e", "hardware": {}},
     "evaluate": {"suite": {"kind": "mmlu"}, "environment": "e", "max_length": 8},
     "speed": {
         **{"name": "chat", "workload": {}, "sides": {}},
@@ -22,7 +22,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     "questions": {"questions": 8, "questions_digest": "d", "guessing": 0.0},
     "quantize": {"weights_digest": "d", "weights_bytes": 1},
     "check_weights": {"weights_digest": "d"},
-    "screen": {"nats": 1.0, "engine_version": "0.32.0"},
+    "sanity": {"nats": 1.0, "engine_version": "0.32.0"},
     "evaluate": {"metric": "acc", "n": 8, "answers_digest": "d"},
     "speed": {
         **{"units": 6, "state": "pass", "seed": 1, "loads_digest": "d"},

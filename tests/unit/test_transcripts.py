@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from ci_reports import RUNS
 from fake_run import judged_run
-from sample_reports import gate_report, run_report, speed_claim, variant_report
+from sample_reports import gate_report, run_report, speed_gate_report, variant_report
 
 from artifacts.ci import junit_xml, markdown_summary
 from artifacts.evidence.verify import check_bundle
@@ -41,7 +41,7 @@ NOTED = run_report(
                     kept=0.99785,
                 ),
             ],
-            speed=[speed_claim(note="measured on a CPU", threshold=0.02)],
+            speed=[speed_gate_report(note="measured on a CPU", threshold=0.02)],
         )
     ]
 )

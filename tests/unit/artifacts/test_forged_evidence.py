@@ -205,11 +205,11 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         "were changed afterwards",
     ),
     "the engine's version": (
-        record("screen", lambda kept: kept["result"].update(engine_version="0.99")),
+        record("sanity", lambda kept: kept["result"].update(engine_version="0.99")),
         "its result is not the one that was used",
     ),
     "a stage that is left out": (
-        lambda folder: shutil.rmtree(stage_folder(folder, "screen", "baseline")),
+        lambda folder: shutil.rmtree(stage_folder(folder, "sanity", "baseline")),
         "is missing",
     ),
     "answers that suit are picked": (
@@ -319,7 +319,7 @@ def drop(folder: Path) -> None:
 
 def drop_stages(folder: Path) -> None:
     drop(folder)
-    for stage in ("judge", "quantize", "check_weights", "screen", "evaluate"):
+    for stage in ("judge", "quantize", "check_weights", "sanity", "evaluate"):
         shutil.rmtree(stage_folder(folder, stage, "bad"))
 
 

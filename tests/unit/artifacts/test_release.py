@@ -315,10 +315,10 @@ class TestCollection:
         assert {path.rpartition("/")[2] for path in gone if path.startswith("stage ")} == own
         assert f"run runs/{three.run}" in gone
         assert f"run runs/{first.run}" not in gone
-        books = {p.name for p in (good.store.root / "answers").glob("*.jsonl")}
-        books_gone = {p.rpartition("/")[2] for p in gone if p.startswith("answers")}
-        assert books_gone < books
-        assert len({name.partition(".")[0] for name in books_gone}) == 1
+        logs = {p.name for p in (good.store.root / "answers").glob("*.jsonl")}
+        logs_gone = {p.rpartition("/")[2] for p in gone if p.startswith("answers")}
+        assert logs_gone < logs
+        assert len({name.partition(".")[0] for name in logs_gone}) == 1
         for each in find_garbage(good.store, [], 0, Listener()):
             remove(each, good.store)
         good.report = first

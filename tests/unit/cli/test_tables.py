@@ -7,7 +7,7 @@ from sample_reports import (
     RESOLVED,
     gate_report,
     run_report,
-    speed_claim,
+    speed_gate_report,
     variant_report,
 )
 
@@ -34,7 +34,7 @@ def test_brackets_are_no_markup(capsys: Capture) -> None:
         verdict="fail",
         promoted=False,
         reason="[link]it failed",
-        speed=[speed_claim(note="[dim]note[/]")],
+        speed=[speed_gate_report(note="[dim]note[/]")],
     )
     report = run_report(
         resolved=RESOLVED.model_copy(update={"checkpoint": odd}), variants=[variant], run="[1]"

@@ -33,16 +33,16 @@ def rows(start: int, stop: int) -> list[Answer]:
 
 @pytest.fixture
 def name(tmp_path: Path) -> Path:
-    return tmp_path / "answers" / "book.jsonl"
+    return tmp_path / "answers" / "log.jsonl"
 
 
 @pytest.fixture
 def file(name: Path) -> Path:
-    return name.with_name("book.000001-00000000.jsonl")
+    return name.with_name("log.000001-00000000.jsonl")
 
 
 @pytest.fixture
-def book(name: Path) -> AnswerLog:
+def answer_log(name: Path) -> AnswerLog:
     return AnswerLog(name, IDS, writer=1)
 
 
@@ -57,11 +57,11 @@ def test_a_kill_anywhere_loses_no_whole_answer(data: st.DataObject, name: Path, 
     file.write_bytes(content[:cut])
     whole = content[:cut].count(b"\n")
 
-    book = AnswerLog(name, IDS, writer=1)
-    before = book.rows()
+    answer_log = AnswerLog(name, IDS, writer=1)
+    before = answer_log.rows()
     assert [each.id for each in before] == IDS[:whole]
 
-    book.append(rows(whole, 5))
+    answer_log.append(rows(whole, 5))
     assert AnswerLog(name, IDS).rows() == before + rows(whole, 5)
 
 
@@ -73,19 +73,19 @@ NEWLINES = [
 
 @pytest.mark.parametrize("text", NEWLINES)
 def test_what_looks_like_a_newline_is_part_of_the_answer(
-    book: AnswerLog, file: Path, text: str
+    answer_log: AnswerLog, file: Path, text: str
 ) -> None:
     written = [row(0, f"one{text}two"), row(1, text)]
-    book.append(written)
+    answer_log.append(written)
 
-    assert book.rows() == written
+    assert answer_log.rows() == written
     assert file.read_bytes().count(b"\n") == 2
     file.read_text(encoding="utf-8")  # anyone can read it
 
 
-def refused(book: AnswerLog) -> EvaluationDataError:
+def refused(answer_log: AnswerLog) -> EvaluationDataError:
     with pytest.raises(EvaluationDataError) as caught:
-        book.rows()
+        answer_log.rows()
     return caught.value
 
 
@@ -96,12 +96,12 @@ def refused(book: AnswerLog) -> EvaluationDataError:
         *(b"\x00\x00", b'{"id": "\xff\xfe"}'),
     ],
 )
-def test_a_damaged_line_is_told(book: AnswerLog, file: Path, line: bytes) -> None:
-    book.append(rows(0, 1))
+def test_a_damaged_line_is_told(answer_log: AnswerLog, file: Path, line: bytes) -> None:
+    answer_log.append(rows(0, 1))
     with file.open("ab") as end:
         end.write(line + b"\n")
 
-    error = refused(book)
+    error = refused(answer_log)
     assert "line 2" in str(error)
     assert str(file) in str(error)
     assert "delete the file" in str(error)
@@ -113,14 +113,16 @@ from pathlib import Path
 from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
 ids = [f"anatomy/{number}" for number in range(1_000_000)]
-book = AnswerLog(Path(sys.argv[1]), ids, writer=1)
+answer_log = AnswerLog(Path(sys.argv[1]), ids, writer=1)
 for start in range(0, len(ids), 50):
-    book.append([Answer(i, "p", 1.0, "x" * 2000) for i in ids[start:start + 50]])
+    answer_log.append([Answer(i, "p", 1.0, "x" * 2000) for i in ids[start:start + 50]])
     print(start + 50, flush=True)
 """
 
 
-def test_a_killed_process_leaves_all_that_it_had_appended(book: AnswerLog, name: Path) -> None:
+def test_a_killed_process_leaves_all_that_it_had_appended(
+    answer_log: AnswerLog, name: Path
+) -> None:
     command = [sys.executable, "-c", APPENDING, str(name)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -130,10 +132,10 @@ def test_a_killed_process_leaves_all_that_it_had_appended(book: AnswerLog, name:
         said += [line for line in writer.stdout if line.endswith("\n")]
     acknowledged = int(said[-1])
 
-    kept = len(book.rows())
+    kept = len(answer_log.rows())
     assert kept >= acknowledged >= 400
-    book.append(rows(kept, kept + 1))
-    assert len(book.rows()) == kept + 1
+    answer_log.append(rows(kept, kept + 1))
+    assert len(answer_log.rows()) == kept + 1
 
 
 class TestSeveralWriters:
@@ -145,9 +147,9 @@ class TestSeveralWriters:
         third.append(rows(6, 8))
         assert AnswerLog(name, IDS).rows() == rows(0, 8)
         assert {path.name for path in name.parent.iterdir()} == {
-            "book.000001-00000000.jsonl",
-            "book.000002-00000002.jsonl",
-            "book.000004-00000005.jsonl",
+            "log.000001-00000000.jsonl",
+            "log.000002-00000002.jsonl",
+            "log.000004-00000005.jsonl",
         }
 
     @pytest.mark.parametrize("answered_before", [False, True])
@@ -171,8 +173,8 @@ class TestSeveralWriters:
     def test_after_a_part_that_was_deleted_its_questions_are_asked_again(self, name: Path) -> None:
         for number in range(3):
             AnswerLog(name, IDS, writer=number + 1).append(rows(2 * number, 2 * number + 2))
-        (name.parent / "book.000002-00000002.jsonl").unlink()
-        book = AnswerLog(name, IDS, writer=4)
-        assert book.rows() == rows(0, 2)
-        book.append(rows(2, 3))
+        (name.parent / "log.000002-00000002.jsonl").unlink()
+        answer_log = AnswerLog(name, IDS, writer=4)
+        assert answer_log.rows() == rows(0, 2)
+        answer_log.append(rows(2, 3))
         assert AnswerLog(name, IDS).rows() == rows(0, 3)

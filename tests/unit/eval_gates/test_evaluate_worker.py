@@ -27,22 +27,22 @@ class Model:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> AnswerLog:
-    return AnswerLog(tmp_path / "answers" / "book.jsonl", IDS, writer=1)
+def answer_log(tmp_path: Path) -> AnswerLog:
+    return AnswerLog(tmp_path / "answers" / "log.jsonl", IDS, writer=1)
 
 
-def ask(book: AnswerLog, stopping: StoppingPlan, model: Model) -> None:
-    ask_until_over(book, stopping, model.ask)
+def ask(answer_log: AnswerLog, stopping: StoppingPlan, model: Model) -> None:
+    ask_until_over(answer_log, stopping, model.ask)
 
 
-def test_it_goes_on_from_the_book(book: AnswerLog) -> None:
-    ask(book, StoppingPlan(20, 8), Model())
+def test_it_goes_on_from_the_log(answer_log: AnswerLog) -> None:
+    ask(answer_log, StoppingPlan(20, 8), Model())
     model = Model()
-    ask(book, StoppingPlan(40, 8), model)
+    ask(answer_log, StoppingPlan(40, 8), model)
     assert model.batches == [range(20, 28), range(28, 36), range(36, 40)]
 
 
-def test_a_batch_that_fails_loses_no_other(book: AnswerLog) -> None:
+def test_a_batch_that_fails_loses_no_other(answer_log: AnswerLog) -> None:
     with pytest.raises(StageError):
-        ask(book, StoppingPlan(40, 8), Model(breaks_at=17))
-    assert len(book.rows()) == 16
+        ask(answer_log, StoppingPlan(40, 8), Model(breaks_at=17))
+    assert len(answer_log.rows()) == 16

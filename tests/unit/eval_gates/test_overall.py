@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_reports import gate_report, speed_claim
+from sample_reports import gate_report, speed_gate_report
 
 from eval_gates.gate_result import Tier, Verdict
 from eval_gates.quality_result import QualityResult
@@ -20,7 +20,7 @@ def gate(
 
 
 def fast(verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01) -> list[SpeedGateResult]:
-    return [speed_claim(verdict=verdict, tier=tier, p_value=p_value)]
+    return [speed_gate_report(verdict=verdict, tier=tier, p_value=p_value)]
 
 
 class TestOverall:
@@ -101,7 +101,7 @@ class TestOverall:
         gates = [gate(f"suite-{n}", *fact) for n, fact in enumerate(facts)]
         verdict, reason, _ = overall(gates)
         assert any(each.blocks for each in gates) == (verdict != "pass")
-        speed = [claim for fact in facts for claim in fast(*fact)]
+        speed = [speed_gate for fact in facts for speed_gate in fast(*fact)]
         assert overall([gate("mmlu", "pass"), *speed])[0] == verdict
         blocks = ("fail", "critical") in facts or ("fail", "supporting") in facts
         opens = ("undecided", "critical") in facts

@@ -37,7 +37,7 @@ class TestPlan:
         located = Located(checkpoints.located(choices))
         plan = make_plan(choices, located, settings, found.sources)
         stages = screening_stages(plan, plan.variants[0])
-        assert list(stages) == ["quantize", "check_weights", "screen", "logs"]
+        assert list(stages) == ["quantize", "check_weights", "sanity", "logs"]
         assert EVALUATE.parameters_of(stages["logs"]).rule is None
 
     def test_a_policy_without_attempts_left_is_refused_before_the_run(

@@ -35,7 +35,7 @@ from recipes.schema import Recipe, ServingProfile
 
 BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
 SUITES = ("mmlu", "humaneval", "rouge")
-SERVED = ("screen", *SUITES)
+SERVED = ("sanity", *SUITES)
 SPEED = "speed.ratio.short"
 OF_VARIANT = (*SERVED, SPEED)
 AGAIN = repeat_role("mmlu")
@@ -115,7 +115,7 @@ def judge_of(plan: Plan, variant: Arm) -> StageSpec:
 
 def begun(plan: Plan) -> PlanProgress:
     """The progress of a run that has nothing in its store."""
-    return PlanProgress(plan, Store(Path(plan.baseline.stages["screen"].store)))
+    return PlanProgress(plan, Store(Path(plan.baseline.stages["sanity"].store)))
 
 
 def policy() -> Policy:

@@ -11,7 +11,7 @@ import pytest
 from eval_gates.speed.rules import SpeedRule
 from pipeline.plan.build import Builder
 from pipeline.plan.plan import Arm
-from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.serving.served_model import ServedModel
 from prepare.errors import UsageError
 from prepare.stage import StageSpec
@@ -39,45 +39,57 @@ def profile(name: str = "cpu", **workloads: Any) -> ServingProfile:
 
 def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
     ratio = {"min_ratio": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat", "support"]}
-    claims = find_claims(policy(ratio=ratio, slo=[SLO]), profile(chat=SMALL), alpha=0.01)
-    assert [claim.gate for claim in claims] == ["ratio.chat", "ratio.support", "slo.0"]
-    chat, support, slo = claims
+    speed_gates = find_speed_gates(policy(ratio=ratio, slo=[SLO]), profile(chat=SMALL), alpha=0.01)
+    assert [speed_gate.gate for speed_gate in speed_gates] == [
+        "ratio.chat",
+        "ratio.support",
+        "slo.0",
+    ]
+    chat, support, slo = speed_gates
     assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
     common: dict[str, Any] = {"alpha": 0.01, "hit_rate": 0.0, "starts": "once"}
     assert chat.rule == SpeedRule(kind="ratio", min_ratio=0.5, blocks=7, **common)
     assert slo.rule == SpeedRule(kind="slo", limits={"ttft_ms_p95": 800.0}, blocks=6, **common)
     assert support.rule.hit_rate == 0.88
     assert slo.workload.arrivals.rate == 2.0
-    assert [claim.rule.compares for claim in claims] == [True, True, False]
+    assert [speed_gate.rule.compares for speed_gate in speed_gates] == [True, True, False]
 
 
 @pytest.mark.parametrize("name", policy_names())
 def test_what_carried_policies_claim_can_be_asked_with_every_carried_profile(name: str) -> None:
     for served in map(load_profile, profile_names()):
-        gates = [claim.gate for claim in find_claims(load_policy(name), served, max_length=2048)]
+        gates = [
+            speed_gate.gate
+            for speed_gate in find_speed_gates(load_policy(name), served, max_length=2048)
+        ]
         assert any(gate.startswith("ratio.") for gate in gates)
         assert ("slo.0" in gates) == (name == "strict")
 
 
 def test_a_ratio_claims_nothing_on_a_machine_that_its_minimum_does_not_name() -> None:
     by_machine = policy(ratio={"min_ratio": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat"]})
-    (claim,) = find_claims(by_machine, None)  # endpoints count as GPUs
-    assert claim.rule.min_ratio == 1.0
-    assert by_machine.claims_on("cpu") == by_machine.claims_on("cuda") != ()
+    (speed_gate,) = find_speed_gates(by_machine, None)  # endpoints count as GPUs
+    assert speed_gate.rule.min_ratio == 1.0
+    assert by_machine.gates_on("cpu") == by_machine.gates_on("cuda") != ()
     only = policy(ratio={"min_ratio": {"cuda": 1.0}, "workloads": ["chat"]}, slo=[SLO])
-    assert [claim.gate for claim in find_claims(only, profile(chat=SMALL))] == ["slo.0"]
-    assert [claim.name for claim in only.claims_on(None)] == ["ratio.chat", "slo.0"]
-    assert only.claims_on("cuda")[0].name == "ratio.chat"
+    assert [speed_gate.gate for speed_gate in find_speed_gates(only, profile(chat=SMALL))] == [
+        "slo.0"
+    ]
+    assert [speed_gate.name for speed_gate in only.gates_on(None)] == ["ratio.chat", "slo.0"]
+    assert only.gates_on("cuda")[0].name == "ratio.chat"
 
 
 @pytest.mark.parametrize("name", policy_names())
 def test_endpoints_are_judged_by_the_ratio_of_a_carried_policy(name: str) -> None:
-    claims = find_claims(load_policy(name), None)
-    assert any(claim.rule.kind == "ratio" and claim.rule.min_ratio >= 0.8 for claim in claims)
+    speed_gates = find_speed_gates(load_policy(name), None)
+    assert any(
+        speed_gate.rule.kind == "ratio" and speed_gate.rule.min_ratio >= 0.8
+        for speed_gate in speed_gates
+    )
 
 
 @pytest.mark.parametrize(
-    ("claim", "workload", "where"),
+    ("speed_gate", "workload", "where"),
     [
         (
             {"ratio": {"min_ratio": 0.1, "workloads": ["w"]}},
@@ -98,19 +110,19 @@ def test_endpoints_are_judged_by_the_ratio_of_a_carried_policy(name: str) -> Non
     ],
 )
 def test_a_workload_that_cannot_show_a_gate_is_refused_with_its_key(
-    claim: dict[str, Any], workload: dict[str, Any], where: str
+    speed_gate: dict[str, Any], workload: dict[str, Any], where: str
 ) -> None:
     own = {"workloads": {"w": {**SMALL, **workload}}}
     with pytest.raises(UsageError) as caught:
-        find_claims(policy(**claim, **own), profile())
+        find_speed_gates(policy(**speed_gate, **own), profile())
     assert caught.value.where.endswith(f"policy key speed.workloads.w, key {where}")
 
 
 def test_a_workload_longer_than_the_context_is_refused() -> None:
-    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
-    find_claims(claims, profile(chat=SMALL), max_length=12)
+    speed_gates = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
+    find_speed_gates(speed_gates, profile(chat=SMALL), max_length=12)
     with pytest.raises(UsageError) as caught:
-        find_claims(claims, profile(chat=SMALL), max_length=11)
+        find_speed_gates(speed_gates, profile(chat=SMALL), max_length=11)
     assert caught.value.where == "profile cpu, key workloads.chat, key input_tokens"
 
 
@@ -121,12 +133,12 @@ def test_a_workload_longer_than_the_context_is_refused() -> None:
 def test_a_percentile_of_rounds_with_few_requests_is_refused(
     limit: str, rate: float, refused: bool
 ) -> None:
-    claims = policy(slo=[{"workload": "chat", "rate": rate, "limits": {limit: 800.0}}])
+    speed_gates = policy(slo=[{"workload": "chat", "rate": rate, "limits": {limit: 800.0}}])
     if not refused:
-        find_claims(claims, profile(chat=SMALL))
+        find_speed_gates(speed_gates, profile(chat=SMALL))
         return
     with pytest.raises(UsageError) as caught:
-        find_claims(claims, profile(chat=SMALL))
+        find_speed_gates(speed_gates, profile(chat=SMALL))
     assert caught.value.where == "profile cpu, key workloads.chat, key seconds"
 
 
@@ -159,7 +171,7 @@ def test_the_stage_rests_on_the_sides_that_it_measures(tmp_path: Path) -> None:
     both, alone = found.values()
     assert (alone.stage, alone.variant, set(alone.inputs)) == ("speed", "fp8", {"candidate"})
     assert set(both.inputs) == set(both.parameters["sides"]) == {"baseline", "candidate"}
-    assert both.runtime["claim"] == "ratio.chat"
+    assert both.runtime["gate"] == "ratio.chat"
 
 
 def test_another_tuple_or_generator_is_another_measurement(tmp_path: Path) -> None:
@@ -194,5 +206,5 @@ def test_what_would_be_measured_for_hours_and_could_not_be_read_is_refused(
     speed: dict[str, Any],
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        find_claims(policy(**speed), profile(chat=SMALL))
+        find_speed_gates(policy(**speed), profile(chat=SMALL))
     assert caught.value.where == "policy key speed.slo.0"

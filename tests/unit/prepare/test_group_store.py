@@ -24,7 +24,7 @@ from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
 from pipeline.run.recorder import RunRecorder
 from pipeline.stages.attempts import AttemptLedger, Counted
-from pipeline.stages.evaluate import book_file, open_book
+from pipeline.stages.evaluate import answer_log_file, open_answer_log
 from prepare.errors import PrepareError, StoreError
 from prepare.private_files import private_umask, write_atomically
 from prepare.store import RECORD, Store
@@ -137,9 +137,9 @@ def go_on(root: Path, key: str) -> str:
 
 def answer(root: Path, first: int) -> list[str]:
     store = Store(root)
-    book = book_file(store, "book")
-    with private_umask(root), open_book(store, book, lambda _: None):
-        kept = AnswerLog(book, IDS, writer=1)
+    answer_log = answer_log_file(store, "answer_log")
+    with private_umask(root), open_answer_log(store, answer_log, lambda _: None):
+        kept = AnswerLog(answer_log, IDS, writer=1)
         kept.rows()
         kept.append([Answer(IDS[first], "p", 1.0)])
         return [row.id for row in kept.rows()]

@@ -1,4 +1,4 @@
-"""A policy's `speed`: what it may claim, and what is refused."""
+"""A policy's `speed`: what it may ask, and what is refused."""
 
 from __future__ import annotations
 
@@ -74,6 +74,6 @@ def test_wrong_limits_are_refused_by_name(change: dict[str, Any], key: str) -> N
     [{}, {"ratio": {**RATIO, "workloads": []}}, {"ratio": {**RATIO, "workloads": ["a", "a"]}}],
     ids=["nothing", "no workload", "one twice"],
 )
-def test_a_speed_claims_something(wrong: dict[str, Any]) -> None:
+def test_a_speed_gate_reports_something(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SpeedPolicy.model_validate(wrong)

@@ -156,7 +156,7 @@ def test_a_ratio_without_a_number_for_endpoints_is_refused_with_the_line(
         endpoint_gate.check_policy(choose_endpoints(replace(request_of, policy=str(file))))
     assert caught.value.where == "policy key speed.ratio.min_ratio"
     assert "cpu: 0.5, cuda: 0.95" in caught.value.hint
-    assert endpoint_gate.check_policy(choose_endpoints(request_of)).claims_on(None)
+    assert endpoint_gate.check_policy(choose_endpoints(request_of)).gates_on(None)
 
 
 @pytest.mark.parametrize("changes", [{"remeasure": ("none",)}, {"deployment_id": None}])

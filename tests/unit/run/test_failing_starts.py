@@ -50,7 +50,7 @@ def run_until_judged(run: FakeRun, most: int = 12) -> tuple[VariantReport | None
 
 
 def starts_of(run: FakeRun) -> list[ServerStart]:
-    arm = run.plan().variants[0].stages["screen"].key
+    arm = run.plan().variants[0].stages["sanity"].key
     return StartLedger(run.store, arm).starts()
 
 

@@ -110,7 +110,9 @@ def started(run: Path) -> list[str]:
 
 
 def answers(store: Path) -> int:
-    return sum(book.read_bytes().count(b"\n") for book in (store / "answers").glob("*.jsonl"))
+    return sum(
+        answer_log.read_bytes().count(b"\n") for answer_log in (store / "answers").glob("*.jsonl")
+    )
 
 
 class Undisturbed:

@@ -11,7 +11,7 @@ from spoilt_bundle import check_bundle, opened
 from artifacts.deploy.registered import open_version
 from artifacts.evidence.verify import check_run
 from pipeline.stages.evaluate import EVALUATE, round_of
-from pipeline.stages.screen import SCREEN
+from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED
 from pipeline.stages.verdict import JUDGE
 from recipes.checkpoints.weight_files import CARD
@@ -35,11 +35,11 @@ def test_plan_worker_judge_card_verify_and_recheck_follow_the_policy(
     (variant,) = made.plan().variants
     # plan
     gate = EVALUATE.parameters_of(variant.stages["code"]).rule
-    claim = SPEED.parameters_of(variant.stages["speed.ratio.chat"]).rule
+    speed_gate = SPEED.parameters_of(variant.stages["speed.ratio.chat"]).rule
     assert gate is not None
     assert gate.margin.points == margin
-    assert claim.kind == "ratio"
-    assert claim.min_ratio == minimum
+    assert speed_gate.kind == "ratio"
+    assert speed_gate.min_ratio == minimum
     # worker
     stopping = round_of(variant.stages["code"], made.store).stopping.rule
     assert stopping is not None
@@ -56,7 +56,7 @@ def test_plan_worker_judge_card_verify_and_recheck_follow_the_policy(
     version = made.registered(ONE)
     past = open_version(version, Path(version.source), trust_remote_code=False).judged
     assert past.judge.parameters.gates == {"code": gate}
-    assert past.speed["speed.ratio.chat"].parameters.rule == claim
+    assert past.speed["speed.ratio.chat"].parameters.rule == speed_gate
     # verify
     (check,) = check_run(made.report, made.store)
     assert check.differences == ()
@@ -84,7 +84,7 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     (variant,) = made.plan().variants
     assert variant.identity.serving.engine_arguments == arguments
     # worker
-    screen = SCREEN.parameters_of(variant.stages["screen"])
+    screen = SANITY.parameters_of(variant.stages["sanity"])
     assert screen.serving == variant.identity.serving
     # card, tags and recheck
     folder = made.bundle(ONE)
@@ -94,7 +94,7 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     assert past.deployable.serving == variant.identity.serving
     # verify
     assert check_bundle(folder).is_sound
-    (asked,) = opened(folder).glob(f"screen/{variant.stages['screen'].key}/stage.json")
+    (asked,) = opened(folder).glob(f"sanity/{variant.stages['sanity'].key}/stage.json")
 
     def lengthen(record: dict[str, Any]) -> None:
         record["parameters"]["serving"]["engine_arguments"]["max-model-len"] = 2 * length

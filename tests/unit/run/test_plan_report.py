@@ -27,7 +27,7 @@ from recipes import catalog
 
 RECIPE = "fp8-dynamic"
 SUITES = ("quiz", "conversations", "humaneval", "rouge")
-SERVED = ("screen", *(f"evaluate {suite}" for suite in SUITES))
+SERVED = ("sanity", *(f"evaluate {suite}" for suite in SUITES))
 OF_BASELINE = (*SERVED, "evaluate quiz again")
 QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)
 SPEED = "speed ratio.short"
@@ -87,7 +87,7 @@ class Planning:
         more: bool = False,
         **result: Any,
     ) -> None:
-        found = {"screen": SERVER_FACTS, "evaluate": {}}.get(stage, result)
+        found = {"sanity": SERVER_FACTS, "evaluate": {}}.get(stage, result)
         record = stage_record(
             stage=stage,
             key=key,
@@ -144,11 +144,11 @@ class TestNothingDone:
 class TestServers:
     def test_one_missing_answer_needs_the_server(self, planning: Planning) -> None:
         for spec in planning.specs():
-            if not (spec.stage == "screen" and spec.variant == "baseline"):
+            if not (spec.stage == "sanity" and spec.variant == "baseline"):
                 planning.finish(spec)
         found = planning.forecast()
         to_run = [(stage.name, stage.variant) for stage in found.stages if not stage.cached]
-        assert to_run == [("serve", "baseline"), ("screen", "baseline")]
+        assert to_run == [("serve", "baseline"), ("sanity", "baseline")]
 
 
 class TestCached:
@@ -178,12 +178,12 @@ class TestTimes:
         planning.remember("quantize", "awq", awq, 1000.0)
         asked = {**of_variant["evaluate"], "suite": {"kind": "rouge"}}
         planning.remember("evaluate", "old", asked, 33.0)
-        planning.remember("screen", "old", of_variant["screen"], 2.0)
+        planning.remember("sanity", "old", of_variant["sanity"], 2.0)
         for variant, served in ((RECIPE, SERVED), ("baseline", OF_BASELINE)):
             of = rows(planning.forecast(), variant)
             assert of["evaluate rouge"] == ["to run", "33 s"]
             assert of["evaluate quiz"][1].endswith("s, assumed")
-            assert of["screen"] == ["to run", "2 s"]
+            assert of["sanity"] == ["to run", "2 s"]
             assert of["serve"] == ["to run", "50 s"]
             assert of.keys() >= {"serve", *served}
         assert rows(planning.forecast())["quantize"] == ["to run", "20 s"]
@@ -204,13 +204,13 @@ class TestTimes:
         facts = {"weights_bytes": int(size.weights_bytes * ratio / 2), "size_ratio": 0.5}
         planning.remember("check_weights", "c", of_variant["check_weights"] | other, 4.0, **facts)
         planning.remember("quantize", "q", of_variant["quantize"] | other, 20.0)
-        served = of_variant["screen"] | other
+        served = of_variant["sanity"] | other
         if gpu is not None:
             served |= {"hardware": {"accelerator": "cuda", "gpu": gpu}}
-        planning.remember("screen", "s", served, 2.0)
+        planning.remember("sanity", "s", served, 2.0)
         shown = rows(planning.forecast(), RECIPE)
         assert (shown["quantize"] == ["to run", "20 s"]) is counts
-        assert (shown["screen"] == ["to run", "2 s"]) is counts
+        assert (shown["sanity"] == ["to run", "2 s"]) is counts
 
     def test_the_sum_when_every_kind_was_seen(self, planning: Planning) -> None:
         for spec in planning.specs():
@@ -222,7 +222,7 @@ class TestTimes:
 
     def test_a_damaged_record_is_no_reason_not_to_plan(self, planning: Planning) -> None:
         for spec in planning.specs():
-            if spec.stage in ("check_weights", "screen"):
+            if spec.stage in ("check_weights", "sanity"):
                 planning.remember(spec.stage, f"old {spec.key}", spec.parameters, 4.0)
         planning.remember("check_weights", "damaged", {}, 400.0)
         (planning.store.stage_folder("check_weights", "damaged") / "stage.json").write_text("{")

@@ -216,11 +216,11 @@ class TestSpeed:
         (record,), (judge,) = (list(Store(fast.root).records(name)) for name in ("speed", "judge"))
         judged = JUDGE.parameters_of(judge)
         assert judged.policy.speed is not None
-        (claim,) = judged.policy.speed.claims
-        assert rule_of(judged, claim, record) == SPEED.parameters_of(record).rule
+        (speed_gate,) = judged.policy.speed.gates
+        assert rule_of(judged, speed_gate, record) == SPEED.parameters_of(record).rule
         changed = {**record.parameters, "rule": {**record.parameters["rule"], **rule}}
         with pytest.raises(ValueError, match=r"speed\.ratio\.chat"):
-            rule_of(judged, claim, record.model_copy(update={"parameters": changed}))
+            rule_of(judged, speed_gate, record.model_copy(update={"parameters": changed}))
 
     def test_a_workloads_file_is_named_from_its_policy_on_with_its_digest(
         self, fast: FakeRun, tmp_path: Path
@@ -249,12 +249,15 @@ class TestSpeed:
         report = fast.run()
         assert list(Store(fast.root).records("speed")) == []
         for variant in report.variants:
-            (claim,) = variant.speed
+            (speed_gate,) = variant.speed
             assert (variant.verdict, variant.reason) == (
                 "fail",
                 "failed on code (-30.0 points of 10 allowed)",
             )
-            assert (claim.verdict, claim.reason.startswith("not measured")) == ("undecided", True)
+            assert (speed_gate.verdict, speed_gate.reason.startswith("not measured")) == (
+                "undecided",
+                True,
+            )
         assert all(check.differences == () for check in check_run(report, fast.store))
         assert {stage.status for stage in fast.run().stages} == {"reused"}
 
@@ -284,11 +287,11 @@ class TestSpeed:
         fast.models.disturbed_loads = 6
         report, store = fast.run(), Store(fast.root)
         (variant,) = report.variants
-        (claim,) = variant.speed
-        assert (variant.verdict, claim.n) == ("pass", 5)
-        assert claim.repeats["disturbed"] >= 1
-        assert claim.with_disturbed == pytest.approx(claim.estimate)
-        assert len(self.loads_of(fast, ONE)) == 2 * (5 + claim.repeats["disturbed"])
+        (speed_gate,) = variant.speed
+        assert (variant.verdict, speed_gate.n) == ("pass", 5)
+        assert speed_gate.repeats["disturbed"] >= 1
+        assert speed_gate.with_disturbed == pytest.approx(speed_gate.estimate)
+        assert len(self.loads_of(fast, ONE)) == 2 * (5 + speed_gate.repeats["disturbed"])
         assert [check.differences for check in check_run(report, store)] == [()]
         assert {stage.status for stage in fast.run().stages} == {"reused"}
 
@@ -305,15 +308,15 @@ class TestSpeed:
         fast.models.seconds = {ONE: 0.9, TWO: 2.0}
         report = fast.run()
         assert self.states(fast) == {ONE: "pass", TWO: "fail"}
-        (claim,) = next(each for each in report.variants if each.recipe == ONE).speed
-        assert (claim.starts, claim.verdict) == ("fresh", "pass")
+        (speed_gate,) = next(each for each in report.variants if each.recipe == ONE).speed
+        assert (speed_gate.starts, speed_gate.verdict) == ("fresh", "pass")
         one, two = self.loads_of(fast, ONE), self.loads_of(fast, TWO)
-        assert [load.block for load in one[::2]] == list(range(claim.n))
+        assert [load.block for load in one[::2]] == list(range(speed_gate.n))
         baseline = [[each for each in of if each.side == "baseline"] for of in (one, two)]
         assert [load.seconds for load in baseline[0]] == [load.seconds for load in baseline[1]]
         # The server that answered the suites is none of these, and both share the baseline's.
         for variant in ("baseline", ONE, TWO):
-            assert fast.models.served.count(variant) == claim.n + 1
+            assert fast.models.served.count(variant) == speed_gate.n + 1
         assert all(not check.differences for check in check_run(report, Store(fast.root)))
         fast.models.served.clear()
         assert {stage.status for stage in fast.run().stages} == {"reused"}

@@ -14,7 +14,7 @@ from artifacts.requests import TuneRequest
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import ResolvedOptions, RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
-from pipeline.plan.tuned_arm import add_candidate, claim_gain, make_defaults
+from pipeline.plan.tuned_arm import add_candidate, gain_policy, make_defaults
 from pipeline.preflight.machine import Machine
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.serving import Serving
@@ -75,7 +75,7 @@ class Tried:
             checkpoint=self.checkpoint,
             profile=self.profile,
             defaults=defaults,
-            policy=claim_gain(policy(), self.profile, "chat"),
+            policy=gain_policy(policy(), self.profile, "chat"),
             candidates=self.found,
             identities=IDENTITIES,
             node=NODE,

@@ -13,7 +13,7 @@ import pytest
 
 from eval_gates import ask
 from pipeline.serving.openai_endpoint import OpenAIEndpoint, send_request
-from pipeline.stages import screen
+from pipeline.stages import sanity
 from prepare.errors import ServingError, StageError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -108,9 +108,9 @@ def test_a_server_that_answers_oddly_is_a_stage_error_or_silent(
 ) -> None:
     monkeypatch.setattr(ask, "TRIES", 1)
     with server(with_body(body)) as url:
-        client = ask.Client(url, "m", screen.WRITTEN)
+        client = ask.Client(url, "m", sanity.WRITTEN)
         with suppress(StageError):
-            screen.screen(client, [])
+            sanity.examine(client, [])
         for by_chat in (True, False):
             with suppress(StageError):
-                screen.write(client, by_chat=by_chat)
+                sanity.write(client, by_chat=by_chat)

@@ -38,8 +38,8 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         if worker_spec["workload"]["kind"] == "requests":
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
-        book, rule = LoadLog(self.folder), SpeedRule.model_validate(worker_spec["rule"])
-        start, loads, new = worker_spec["start"], book.loads(), 0
+        log, rule = LoadLog(self.folder), SpeedRule.model_validate(worker_spec["rule"])
+        start, loads, new = worker_spec["start"], log.loads(), 0
         while rule.needs_more(loads):
             if new == self.fails_after:
                 raise ServingError("not one of 8 requests was answered: OSError")
@@ -47,7 +47,7 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
             _, seed = draw_block(start["seed"], number, start["server_run"], rule.sides)
             drawn = {"seed": seed, "server_run": start["server_run"]}
             unit = [load.model_copy(update=drawn) for load in block(number, 1.0)]
-            book.append(unit)
+            log.append(unit)
             loads, new = loads + unit, new + 1
         return {"prompts_drawn_by": "vllm 0.32.0"}
 

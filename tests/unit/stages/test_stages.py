@@ -24,7 +24,7 @@ def test_nothing_else_is_a_stage(name: str) -> None:
 
 
 def test_records_of_other_versions_are_left_out() -> None:
-    screen: dict[str, Any] = {"stage": "screen", "parameters": {}}
+    screen: dict[str, Any] = {"stage": "sanity", "parameters": {}}
     records = [
         stage_record(**screen, key="good", result={"nats": 1.5}),
         stage_record(**screen, key="of another shape", result={"loudness": 1.5}),

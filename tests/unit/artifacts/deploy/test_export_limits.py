@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sample_reports import speed_claim
+from sample_reports import speed_gate_report
 
 from artifacts.deploy.export import Certified, CertifiedLimit, certified_by, is_of_this_machine
 from eval_gates.speed.rules import build_rule
@@ -20,14 +20,14 @@ def certified(*gates: tuple[dict[str, Any], dict[str, Any], str]) -> Certified:
     for number, (changes, arrivals, verdict) in enumerate(gates):
         name = f"slo.{number}"
         keys = {"workload": "chat", "limits": LIMITS, **changes}
-        claim = SpeedGate(name, "chat", SloGate.model_validate(keys))
+        speed_gate = SpeedGate(name, "chat", SloGate.model_validate(keys))
         workload = {"kind": "random", "input_tokens": 9, "output_tokens": 9, "arrivals": arrivals}
-        rule = build_rule(claim, 0.05, "cpu")
+        rule = build_rule(speed_gate, 0.05, "cpu")
         gate = SimpleNamespace(workload=workload, rule=rule)
         rules[f"speed.{name}"] = SimpleNamespace(parameters=gate)
-        reports.append(speed_claim(name=f"speed {name}", claim="slo", verdict=verdict))
+        reports.append(speed_gate_report(name=f"speed {name}", gate_kind="slo", verdict=verdict))
     past: Any = SimpleNamespace(
-        bundle=SimpleNamespace(variant=SimpleNamespace(speed=[*reports, speed_claim()])),
+        bundle=SimpleNamespace(variant=SimpleNamespace(speed=[*reports, speed_gate_report()])),
         judged=SimpleNamespace(speed=rules),
     )
     return certified_by(past)

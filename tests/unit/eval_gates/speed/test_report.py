@@ -40,22 +40,22 @@ def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
 def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateResult]:
     return [
         decide_speed_gate(
-            claim.name,
-            build_rule(claim, 0.045, "cpu").model_copy(
-                update=rule if claim.kind == "ratio" else {}
+            speed_gate.name,
+            build_rule(speed_gate, 0.045, "cpu").model_copy(
+                update=rule if speed_gate.kind == "ratio" else {}
             ),
-            workload=claim.workload,
-            tier=claim.tier,
-            loads=loads.get(ROLE + claim.name, []),
-            at=claim.at,
+            workload=speed_gate.workload,
+            tier=speed_gate.tier,
+            loads=loads.get(ROLE + speed_gate.name, []),
+            at=speed_gate.at,
             note=load_profile("cpu").speed_note,
         )
-        for claim in policy().claims_on("cpu")
+        for speed_gate in policy().gates_on("cpu")
     ]
 
 
 def test_a_limit_is_no_ratio() -> None:
-    rules = {each.kind: build_rule(each, 0.05, "cpu") for each in policy().claims_on("cpu")}
+    rules = {each.kind: build_rule(each, 0.05, "cpu") for each in policy().gates_on("cpu")}
     assert (rules["slo"].min_ratio, rules["slo"].blocks) == (1.0, 6)
 
 

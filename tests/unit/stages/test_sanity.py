@@ -15,7 +15,7 @@ from reading_stand_in import SURE, ReadingStandIn
 from eval_gates import ask
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages.context import advance
-from pipeline.stages.screen import PROMPTS, SCREEN, TOKENS
+from pipeline.stages.sanity import PROMPTS, SANITY, TOKENS
 from prepare.errors import StageError
 from prepare.stage import StageRecord, StageReference
 from prepare.store import Store
@@ -40,11 +40,11 @@ def run(
     inputs = {}
     if baseline is not None:
         put_record(store, baseline)
-        inputs["baseline"] = StageReference(stage="screen", key=baseline.key)
+        inputs["baseline"] = StageReference(stage="sanity", key=baseline.key)
     runtime: dict[str, Any] = {"url": url, "model": SERVED_NAME, "server": {"ready_seconds": 5.0}}
     parameters = {"serving": {"engine_arguments": {}, "environment": {}}, **parameters}
     name = "fp8" if baseline else "baseline"
-    spec = stage_spec("screen", name, parameters, inputs, runtime, store.root)
+    spec = stage_spec("sanity", name, parameters, inputs, runtime, store.root)
     return advance(spec, store, Listener())[0]
 
 
@@ -61,7 +61,7 @@ def test_a_variant_by_the_nats_that_it_loses(
     store: Store, baseline: StageRecord, lost: float
 ) -> None:
     with ReadingStandIn(lost=lost) as server:
-        found = SCREEN.result_of(run(store, server.url, baseline))
+        found = SANITY.result_of(run(store, server.url, baseline))
     assert found.nats_lost == pytest.approx(lost)
     assert found.broken == ""
     assert [bool(found.fault(limit)) for limit in (0.5, 1.0, 2.0)] == [lost > 0.5, lost > 1, False]
@@ -93,7 +93,7 @@ def test_broken_models(
     store: Store, baseline: StageRecord, given: dict[str, Any], words: str
 ) -> None:
     with ReadingStandIn(**given) as server:
-        assert words in SCREEN.result_of(run(store, server.url, baseline)).fault(1.0)
+        assert words in SANITY.result_of(run(store, server.url, baseline)).fault(1.0)
 
 
 def test_another_tokenizer_is_told_by_name(store: Store, baseline: StageRecord) -> None:
@@ -134,4 +134,4 @@ def test_a_server_that_does_not_answer(store: Store, monkeypatch: pytest.MonkeyP
     assert caught.value.where.startswith(server.url)
     with pytest.raises(StageError):
         run(store, f"http://127.0.0.1:{free_port()}")
-    assert not list((store.root / "stages" / "screen").glob("*/stage.json"))
+    assert not list((store.root / "stages" / "sanity").glob("*/stage.json"))

@@ -1,4 +1,4 @@
-"""Screens a served model in seconds.
+"""Tests in seconds whether a served model speaks.
 
 The baseline continues three texts by 32 greedy tokens, and every arm gives their log-probabilities:
 a broken model loses more than a nat a token. Each arm also reads 32 tokens that it wrote:
@@ -23,7 +23,7 @@ from prepare.stage import Stage
 from recipes.engines import find_engine
 
 
-class ScreenedText(Record):
+class SanityText(Record):
     """A prompt and its continuation."""
 
     prompt: str
@@ -35,10 +35,10 @@ class ScreenedText(Record):
     )
 
 
-class ScreenResult(Record):
+class SanityResult(Record):
     """How much of the baseline's text the model would write."""
 
-    texts: list[ScreenedText] = Field([])
+    texts: list[SanityText] = Field([])
     nats: float | None = Field(None, description="a token; None where the endpoint gives none")
     nats_lost: float | None = Field(None, description="a token, to the baseline")
     kept: float | None = Field(
@@ -64,7 +64,7 @@ class ScreenResult(Record):
         )
 
 
-SCREEN = Stage("screen", 2, ServedModel, ServerRuntime, ScreenResult)
+SANITY = Stage("sanity", 2, ServedModel, ServerRuntime, SanityResult)
 
 
 PROMPTS = (
@@ -81,8 +81,8 @@ TIMEOUT_S = 300.0
 WRITTEN = {"max_gen_toks": TOKENS, "until": []}
 
 
-def run(context: StageContext[ServedModel, ServerRuntime]) -> ScreenResult:
-    """Screen the model; StageError if the server does not answer."""
+def run(context: StageContext[ServedModel, ServerRuntime]) -> SanityResult:
+    """Test the model; StageError if the server does not answer."""
     parameters = context.parameters
     runtime = context.runtime
     endpoint = parameters.endpoint
@@ -95,26 +95,26 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> ScreenResult:
         socket=runtime.socket,
         timeout_s=TIMEOUT_S,
     )
-    baseline: list[ScreenedText] = []
+    baseline: list[SanityText] = []
     if "baseline" in context.spec.inputs:
-        baseline = SCREEN.result_of(context.input_record("baseline")).texts
+        baseline = SANITY.result_of(context.input_record("baseline")).texts
     why = "its engine and its API have no such request"
-    found: ScreenResult | None = None
+    found: SanityResult | None = None
     reads = find_engine(parameters.serving.engine).dialect.scores_prompts
     if not by_chat and (endpoint is not None or reads):
         try:
-            found = screen(client, baseline)
+            found = examine(client, baseline)
         except RefusedError as error:
             if endpoint is None:
                 raise
             why = error.message
     if found is None:
         context.note(
-            "the screen reads what the model writes alone, since the server gives no "
+            "the sanity test reads what the model writes alone, since the server gives no "
             f"log-probabilities of prompts: {why}"
         )
-        texts = [ScreenedText(prompt=PROMPTS[1], text=write(client, by_chat=by_chat))]
-        found = ScreenResult(texts=texts, broken=silence(texts))
+        texts = [SanityText(prompt=PROMPTS[1], text=write(client, by_chat=by_chat))]
+        found = SanityResult(texts=texts, broken=silence(texts))
     return found.model_copy(
         update={"server": runtime.server, "engine_version": runtime.engine_version}
     )
@@ -123,17 +123,17 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> ScreenResult:
 def write(client: Client, *, by_chat: bool) -> str:
     """Return a short greedy text, or thoughts if chat gives nothing else."""
     if by_chat:
-        ((reply,),) = client.ask([Question("screen", f"{PROMPTS[1]} ...")])
+        ((reply,),) = client.ask([Question("sanity", f"{PROMPTS[1]} ...")])
         return reply.text or "..." * reply.is_thought
     asked = {"model": client.model, "prompt": PROMPTS[1], "max_tokens": TOKENS, "temperature": 0}
     read = Request("completions", asked, lambda body: choice_of(body).get("text") or "")
     return str(_ask(client, read))
 
 
-def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
+def examine(client: Client, baseline: list[SanityText]) -> SanityResult:
     """Return an arm's result; `baseline` has another arm's texts."""
     before = baseline if baseline and baseline[0].prompt_ids else []
-    texts: list[ScreenedText] = []
+    texts: list[SanityText] = []
     read: list[scores.ScoredToken] = []  # of the baseline's tokens
     own: list[scores.ScoredToken] = []  # of what it writes
 
@@ -148,7 +148,7 @@ def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
             own += scored
             if before:
                 if before[number].prompt_ids != ids:
-                    return ScreenResult(
+                    return SanityResult(
                         texts=texts,
                         broken="the served model has another tokenizer than its baseline: it "
                         f"reads {ids[:8]} where that reads {before[number].prompt_ids[:8]}",
@@ -156,7 +156,7 @@ def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
                 scored = _ask(client, scores.score(client.model, ids, before[number].answer_ids))
             read += scored
             texts.append(
-                ScreenedText(
+                SanityText(
                     prompt=prompt,
                     text=written.text,
                     prompt_ids=ids,
@@ -165,16 +165,16 @@ def screen(client: Client, baseline: list[ScreenedText]) -> ScreenResult:
                 )
             )
     except scores.BrokenNumbersError as error:
-        return ScreenResult(texts=texts, broken=error.message)
+        return SanityResult(texts=texts, broken=error.message)
     if not own or not read:
-        return ScreenResult(texts=texts, broken=silence([]))
+        return SanityResult(texts=texts, broken=silence([]))
     sizes = [(each.nats, len(each.answer_ids)) for each in before if each.nats is not None]
     lost = None
     if sizes:
         then = sum(nats * size for nats, size in sizes) / sum(size for _, size in sizes)
         lost = scores.nats(read) - then
     kept = scores.share_kept(own)
-    return ScreenResult(
+    return SanityResult(
         texts=texts,
         nats=scores.nats(read),
         nats_lost=lost,
@@ -204,7 +204,7 @@ def find_fault(lost: float | None, kept: float) -> str:
     return ""
 
 
-def silence(texts: list[ScreenedText]) -> str:
+def silence(texts: list[SanityText]) -> str:
     """Return why a model that answers so is broken, or ""."""
     said = any(each.text.strip() for each in texts)
     return "" if said else "the served model answers with nothing"
