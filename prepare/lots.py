@@ -73,6 +73,11 @@ class Lot:
     node: Node
     share: int  # descriptor of the lock `node`
     gpus: list[VisibleGpu] = field(default_factory=list)
+    has_cores: bool = False
+
+    def covers(self, needs: Needs) -> bool:
+        """Return whether work with these needs can have this lot."""
+        return needs.gpus <= len(self.gpus) and (self.has_cores or not needs.cores)
 
     @contextmanager
     def quiet(self, on_wait: Waits = lambda text: None) -> Iterator[None]:
@@ -132,26 +137,34 @@ class Node:
     def _take(self, needs: Needs, held: ExitStack, on_wait: Waits, *, wait: bool) -> Lot:
         if needs.cores:
             held.enter_context(self.acquire(CORES, on_wait, wait=wait))
-        with self.acquire(GATE, on_wait, wait=wait):
-            share = held.enter_context(self.acquire(NODE, on_wait, shared=True, wait=wait))
-        lot = Lot(self, share)
+        gpus: list[VisibleGpu] = []
         if needs.gpus:
             with self.acquire(GPUS, on_wait, wait=wait):
-                self._collect_gpus(needs.gpus, lot, held, on_wait, wait=wait)
-            held.enter_context(_visible(lot.gpus))
-        return lot
+                self._collect_gpus(needs.gpus, gpus, held, on_wait, wait=wait)
+        # Last: a measurement keeps its GPUs while it waits for all shares of the node.
+        with self.acquire(GATE, on_wait, wait=wait):
+            share = held.enter_context(self.acquire(NODE, on_wait, shared=True, wait=wait))
+        if gpus:
+            held.enter_context(_visible(gpus))
+        return Lot(self, share, gpus, has_cores=needs.cores)
 
     def _collect_gpus(
-        self, wanted: int, lot: Lot, held: ExitStack, on_wait: Waits, *, wait: bool
+        self,
+        wanted: int,
+        gpus: list[VisibleGpu],
+        held: ExitStack,
+        on_wait: Waits,
+        *,
+        wait: bool,
     ) -> None:
         is_told = False
         while True:
             others: list[str] = []
             busy = busy_gpus()
             for gpu in self.gpus:
-                if len(lot.gpus) == wanted:
+                if len(gpus) == wanted:
                     return
-                if gpu in lot.gpus:
+                if gpu in gpus:
                     continue
                 with ExitStack() as tried:
                     try:
@@ -163,13 +176,13 @@ class Node:
                         others.append(f"a program that uses {gpu.name} {gpu.uuid}")
                         continue
                     held.push(tried.pop_all())
-                    lot.gpus.append(gpu)
-            if len(lot.gpus) == wanted:
+                    gpus.append(gpu)
+            if len(gpus) == wanted:
                 return
             if not wait:
                 raise _TakenError(others[0])
             if not is_told:
-                on_wait(f"{wanted} GPUs, {len(lot.gpus)} are free: {others[0]}")
+                on_wait(f"{wanted} GPUs, {len(gpus)} are free: {others[0]}")
             is_told = True
             time.sleep(POLL_S)
 

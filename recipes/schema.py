@@ -197,8 +197,8 @@ class ServingProfile(ConfigModel):
     starts: Literal["fresh", "once"] = Field(
         "fresh",
         description="servers whose speed is measured. fresh: a new start for each load, one "
-        "server at a time, so that a verdict is about starts in general; once: the servers of both "
-        "sides stay up, and a verdict is about these starts",
+        "server at a time, so that a verdict is about starts in general; once: the servers of all "
+        "arms stay up, and a verdict is about these starts",
     )
     speed_note: str | None = Field(
         None, description="note next to every speed gate that is measured with this profile"

@@ -25,77 +25,107 @@ import time
 import traceback
 from pathlib import Path
 
+from artifacts.requests import ModelRequest
+from artifacts.run_record import ResolvedOptions
 from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
-from pipeline.run.work import TRIED, Copy, Failures, Piece, empty
+from pipeline.environments.environment import Accelerator
+from pipeline.environments.settings import Settings
+from pipeline.plan.progress import PlanProgress
+from pipeline.run.copies import JoinedRun
+from pipeline.run.run import Piece, Run
+from pipeline.run.servers import Servers
+from pipeline.run.tries import TRIED, empty
+from pipeline.run.work import work_off
 from pipeline.stages.evaluate import answer_log_file, open_answer_log
 from prepare.errors import StoreError
 from prepare.events import NullProgress
 from prepare.lots import Needs, Node
 from prepare.private_files import write_atomically
-from prepare.stage import StageRecord
-from prepare.store import RECORD, RunFolders, Store
+from prepare.stage import StageRecord, StageSpec
+from prepare.store import RECORD, Store
 
 COPIES, VARIANTS, QUESTIONS, LOADS, FILES = 3, 3, 40, 12, 6
 IDS = [f"q/{number}" for number in range(QUESTIONS)]
 NAMES = ["baseline", *(f"v{number}" for number in range(VARIANTS))]
-PIECES = [(stage, name) for name in NAMES for stage in ("quantize", "speed", "evaluate", "judge")]
-CHECKED = ("quantize", "speed", "evaluate")
+PIECES = [(stage, name) for name in NAMES for stage in ("weights", "loads", "answers", "verdict")]
+CHECKED = ("weights", "loads", "answers")
+
+
+class StandInRun(Run):
+    """A run whose stages are stand-ins."""
+
+    def carry_out_stage(self, spec: StageSpec, servers: object = None) -> bool:
+        """Do a stand-in stage."""
+        do(self.store, spec.stage, spec.variant)
+        return True
+
+
+class StandInPieces:
+    """The stand-in stages that are ready."""
+
+    def __init__(self, run: Run, state: PlanProgress) -> None:
+        self.run = run
+        self.state = state
+
+    def find(self) -> list[Piece]:
+        """Return ready pieces; end the process if one failed."""
+        if failures := self.run.tries.failures():
+            raise SystemExit(str(failures))
+        store = self.run.store
+        return [piece_of(store, *each) for each in PIECES if is_ready(store, *each)]
+
+    def still_asked(self) -> set[str]:
+        """Return no arm: there are no servers."""
+        return set()
 
 
 def copy(root: Path, *, locks: bool) -> None:
     """Be one copy of the run: the product's own loop over stand-in stages."""
     if not locks:
         fcntl.flock = lambda *_: None
-    store = Store(root)
-    folder = RunFolders(store).make("kills", is_new=False)
-    empty(folder / TRIED)  # it was killed from outside
-    one = Copy(store, folder, Node(root), NullProgress())
-
-    def find(failures: Failures) -> list[Piece]:
-        if failures:
-            raise SystemExit(str(failures))
-        return [piece_of(store, *each) for each in PIECES if is_ready(store, *each)]
-
-    one.work(find)
+    request = ModelRequest(checkpoint="stand-in")
+    joined = JoinedRun(request, "kills")
+    settings = Settings(home=root / "home", store=root)
+    resolved = ResolvedOptions(checkpoint="stand-in")
+    run = StandInRun(request, resolved, Accelerator.CPU, settings, NullProgress(), joined)
+    run.node = Node(root)
+    empty(run.log.folder / TRIED)  # it was killed from outside
+    work_off(Servers(run), StandInPieces(run, None))
 
 
 def piece_of(store: Store, stage: str, name: str) -> Piece:
     """Return the piece that does this stand-in stage."""
-    title = f"{stage} {name}"
-    needs = Needs(cores=stage == "quantize")
-    return Piece(
-        f"{stage}.{name}",
-        title,
-        lambda lot: do(store, stage, name),
-        lambda: is_done(store, stage, name),
-        needs,
+    spec = StageSpec(
+        **{"stage": stage, "variant": name, "key": f"{stage}{name}", "parameters": {}},
+        **{"inputs": {}, "runtime": {}, "store": str(store.root)},
     )
+    return Piece("stage", (spec,), needs=Needs(cores=stage == "weights"))
 
 
 def is_ready(store: Store, stage: str, name: str) -> bool:
     """Return whether the piece can be done now."""
     if is_done(store, stage, name):
         return False
-    return stage != "judge" or all(is_done(store, each, name) for each in CHECKED)
+    return stage != "verdict" or all(is_done(store, each, name) for each in CHECKED)
 
 
 def do(store: Store, stage: str, name: str) -> None:
     """Do one piece, or find it done."""
-    resumed = ("loads.jsonl",) if stage == "speed" else ()
-    key = f"{stage}-{name}"
+    resumed = ("loads.jsonl",) if stage == "loads" else ()
+    key = f"{stage}{name}"
     with store.open_for_writing(stage, key, resumed) as folder:
         if folder is None:
             return
         audit(store, "begin", stage, name)
         result: dict[str, str] = {}
-        if stage == "quantize":
+        if stage == "weights":
             for number in range(FILES):
                 result[f"w{number}"] = write(folder / f"w{number}", os.urandom(20_000))
                 time.sleep(0.004)
-        elif stage == "speed":
+        elif stage == "loads":
             result["loads.jsonl"] = measure(folder / "loads.jsonl")
-        elif stage == "evaluate":
+        elif stage == "answers":
             result["answers.jsonl"] = ask(store, name, folder / "answers.jsonl")
         audit(store, "end", stage, name)
         record = StageRecord(
@@ -107,7 +137,7 @@ def do(store: Store, stage: str, name: str) -> None:
 
 def is_done(store: Store, stage: str, name: str) -> bool:
     """Return whether the piece is finished."""
-    return store.find(stage, f"{stage}-{name}") is not None
+    return store.find(stage, f"{stage}{name}") is not None
 
 
 def measure(file: Path) -> str:
@@ -154,11 +184,11 @@ def check(store: Store) -> None:
             content = (folder / name).read_bytes()
             if hashlib.sha256(content).hexdigest() != digest:
                 raise SystemExit(f"damaged: {folder / name}")
-        if record.stage == "evaluate":
+        if record.stage == "answers":
             ids = [json.loads(line)["id"] for line in content.splitlines()]
             if ids != IDS:
                 raise SystemExit(f"answers lost or doubled: {folder}")
-        if record.stage == "speed" and [*map(int, content.split())] != [*range(LOADS)]:
+        if record.stage == "loads" and [*map(int, content.split())] != [*range(LOADS)]:
             raise SystemExit(f"loads lost or doubled: {folder}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
-from eval_gates.speed.schedule import Timing, are_consecutive, arrival_times, redraw
+from eval_gates.speed.schedule import Timing, are_whole_blocks, arrival_times, redraw
 from pipeline.stages.block import BASELINE
 from pipeline.stages.speed import SPEED
 from prepare.stage import StageRecord
@@ -31,7 +31,7 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
         yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
     drawn = list(redraw(found.seed, loads, found.arms, names, found.also))
     measured = [(each.side, each.block, each.order, each.seed) for each in loads]
-    if measured != drawn or not are_consecutive(loads, unit, rule.starts, found.server_runs):
+    if measured != drawn or not are_whole_blocks(loads, unit):
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
         yield f"{role}: number {same // unit} is not what its seed drew: {rule.unit} were changed"
         return

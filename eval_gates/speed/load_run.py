@@ -6,8 +6,7 @@ Times are seconds since the load's start.
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -98,10 +97,7 @@ class LoadRun(NumericRecord):
     workload: str = Field(max_length=100, description="name of the workload")
     block: Count = Field(description="number of the block, from 0")
     order: Count = Field(description="place of this side in the block, from 0")
-    server_run: Count = Field(
-        description="number of the server start, from 0; with fresh starts, how often the block "
-        "was begun before"
-    )
+    server_run: Count = Field(description="how often the block was begun before")
     seed: Count = Field(description="of prompts and arrivals; each block has another one")
     prompts_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of all prompts")
     arrivals: Literal["concurrency", "rate"]
@@ -169,40 +165,30 @@ def parse_loads(lines: Iterable[str | bytes]) -> list[LoadRun]:
 
 
 class Measurement(Record):
-    """A measurement in progress."""
+    """A block in progress."""
 
-    seed: int = Field(description="of all its traffic")
-    depends_on: dict[str, str] = Field(
-        description="digests of what the measured servers serve; other loads are dropped"
-    )
+    seed: int = Field(description="of the measurement's traffic")
     starts: int = Field(0, description="number of times that it was begun")
 
 
 class LoadLog:
-    """A measurement's loads in its stage's folder, which survive kills.
+    """A block's loads in its stage's folder, or a gate's collected ones.
 
-    A kill keeps loads and seed, so it is no chance of better ones. StoreError for a damaged file.
+    A kill keeps the number of beginnings, so it is no chance of better loads. StoreError for a
+    damaged file.
     """
 
     def __init__(self, folder: Path) -> None:
         self._loads = folder / LOADS
         self._begun = folder / IN_PROGRESS
 
-    def open(self, depends_on: Mapping[str, str], seed: int | None = None) -> Measurement:
-        """Return the measurement in progress on these inputs, or a new one.
-
-        Running servers may have cached prompts of an earlier seed.
-        """
+    def open(self, seed: int) -> Measurement:
+        """Return the block in progress, or a new one."""
         hint = "delete the file to measure again"
-        found = None
         with raise_as(StoreError, "it is damaged", self._begun, hint, errors=(ValueError,)):
             if self._begun.exists():
-                found = parse_record(self._begun.read_bytes(), Measurement)
-        if found is None or found.depends_on != dict(depends_on):
-            self._loads.unlink(missing_ok=True)
-            seed = secrets.randbits(63) if seed is None else seed
-            found = Measurement(seed=seed, depends_on=dict(depends_on))
-        return found
+                return parse_record(self._begun.read_bytes(), Measurement)
+        return Measurement(seed=seed)
 
     def start(self, measurement: Measurement, loads: int) -> Measurement:
         """Count a start durably, and keep the first loads."""

@@ -31,7 +31,7 @@ class LoadSummary(Record):
     side: Side
     block: int = Field(description="number of the block, from 0")
     order: int = Field(description="0: it went first")
-    server_run: int = Field(description="number of the server start, from 0")
+    server_run: int = Field(description="how often the block was begun before")
     output_tokens_per_s: float | None = Field(description="in the steady state")
     ttft_ms_p50: float | None = Field(description="time to first token")
     ttft_ms_p95: float | None
@@ -153,7 +153,7 @@ def decide_speed_gate(
             parts.append(f"free the machine and add `--remeasure {gate}`")
     if found.with_disturbed is not None:
         parts.append(f"{found.with_disturbed:.3f} with the disturbed {rule.unit}")
-    if rule.starts == "fresh" and (killed := sum(unit[0].server_run for unit in units)):
+    if killed := sum(unit[0].server_run for unit in units):
         parts.append(f"blocks begun again after a kill: {killed}")
     about = (
         f"{found.quiet} {rule.unit}",

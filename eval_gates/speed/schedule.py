@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from eval_gates.speed.load_run import MAX_REQUESTS, LoadRun
 
 Starts = Literal["fresh", "once"]
-"""fresh: each load has a separate server start; once: the servers stay up."""
+"""fresh: each load has a separate server start; once: all servers stay up."""
 MIN_ANSWERS = 10
 WARM_UP_ANSWERS = 2
 """Smallest length of a load at a rate, and of its warm-up, in median answers."""
@@ -33,7 +33,7 @@ class Timing(NamedTuple):
 def draw_block(seed: int, block: int, start: int, arms: Iterable[str]) -> tuple[list[str], int]:
     """Return a block's arms in order, and its loads' seed.
 
-    `start` counts the block's earlier fresh starts, else it is the start's number. Orders are
+    `start` counts how often the block was begun before. Orders are
     balanced, so that a slower place weighs on all arms: each arm has each place once in as many
     blocks as there are arms, and then once more in the opposite order. Absent arms keep the
     others' order.
@@ -76,19 +76,12 @@ def redraw(
         yield from ((side, first.block, place, traffic) for place, side in enumerate(mine))
 
 
-def are_consecutive(loads: Sequence[LoadRun], unit: int, starts: Starts, begun: int) -> bool:
-    """Return whether blocks of `unit` loads are consecutive, each of one start.
-
-    With fresh starts a variant may miss a block.
-    """
-    units = [loads[at : at + unit] for at in range(0, len(loads), unit)]
-    numbers = [each[0].block for each in units]
-    runs = [each[0].server_run for each in units]
-    alike = all(len({(load.block, load.server_run) for load in each}) == 1 for each in units)
-    if starts == "fresh":
-        return alike and numbers == sorted(set(numbers))
-    in_order = numbers == list(range(len(units))) and runs == sorted(runs)
-    return alike and in_order and all(run < begun for run in runs)
+def are_whole_blocks(loads: Sequence[LoadRun], unit: int) -> bool:
+    """Return whether blocks of `unit` loads are whole and in order; one may be missing."""
+    blocks = [loads[at : at + unit] for at in range(0, len(loads), unit)]
+    numbers = [block[0].block for block in blocks]
+    begun = [{(load.block, load.server_run) for load in block} for block in blocks]
+    return all(len(each) == 1 for each in begun) and numbers == sorted(set(numbers))
 
 
 def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timing:

@@ -122,7 +122,7 @@ def report_of(error: BaseException, request: CommandRequest) -> RunReport:
 
     from artifacts.run_outcome import how_to_continue
     from artifacts.run_record import ResolvedOptions, RunReport
-    from pipeline.run.session import RunInterrupted
+    from pipeline.run.run import RunInterrupted
 
     if isinstance(error, RunInterrupted):
         facts = interruption_facts(how_to_continue(error.report))

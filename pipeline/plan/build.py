@@ -14,14 +14,16 @@ from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates, pin_files
 from pipeline.serving.served_model import ServerRuntime
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
-from pipeline.stages.block import BlockParameters, LoadParameters
+from pipeline.stages.block import BASELINE, BlockParameters, LoadParameters
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from prepare.digest import digest_json
+from prepare.errors import UsageError
 from prepare.stage import StageSpec
 from prepare.store import Store
+from recipes.engine_arguments import memory_share
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
 
@@ -54,6 +56,7 @@ class Builder:
     def build(self) -> Plan:
         """Return the plan; EvaluationDataError if a suite has no questions."""
         policy = self.policy
+        self._check_room()
         baseline = self._with_sanity(self.baseline)
         variants = [self._with_sanity(arm, baseline) for arm in self.variants]
         questions = {name: self._questions(name) for name in policy.suites}
@@ -246,43 +249,55 @@ class Builder:
         trial: Trial,
     ) -> StageSpec:
         """Return the stage of a speed gate; `speed_gates` are all of the arm."""
-        sides = {"candidate": arm, **({"baseline": baseline} if speed_gate.rule.compares else {})}
-        file = dump_workload(speed_gate)[1]
-        load = self._measured(speed_gate, number)
-        runtime: dict[str, Any] = {}
-        if speed_gate.rule.starts == "fresh":  # one measurement for all variants of the trial
-            # A gate that is measured again has separate starts.
-            is_first = number == 1
-            main = next(
-                (c for c in speed_gates if is_first and c.gate == speed_gate.main), speed_gate
-            )
-            others = [c for c in speed_gates if is_first and c.main == main.gate]
-            measured = BlockParameters(
-                **self._measured(main, number),
-                baseline=baseline.identity,
-                trial=trial,
-                also=[LoadParameters(**self._measured(other, number)) for other in others],
-            )
-            runtime = {
-                "measurement": measured.model_dump(mode="json"),
-                "arm": arm.recipe.name,
-                "first_file": dump_workload(main)[1],
-            }
-        spec = SPEED.spec(
+        compares = speed_gate.rule.compares
+        sides = {"candidate": arm, **({"baseline": baseline} if compares else {})}
+        # A gate that is measured again has separate blocks.
+        is_first = number == 1
+        main = next((c for c in speed_gates if is_first and c.gate == speed_gate.main), speed_gate)
+        others = [c for c in speed_gates if is_first and c.main == main.gate]
+        first = {BASELINE: baseline.stages["sanity"].key} if compares else {}
+        measurement = BlockParameters(
+            **self._measured(main, number),
+            arms={**first, **{name: key for name, key in trial.variants.items() if key}},
+            also=[LoadParameters(**self._measured(other, number)) for other in others],
+        )
+        return SPEED.spec(
             arm.recipe.name,
-            SpeedParameters(**load, sides={side: each.identity for side, each in sides.items()}),
+            SpeedParameters(
+                **self._measured(speed_gate, number),
+                sides={side: each.identity for side, each in sides.items()},
+            ),
             {side: each.stages["sanity"] for side, each in sides.items()},
             SpeedRuntime(
                 tokenizer=str(baseline.folder),
                 environment="serve",
                 gate=speed_gate.gate,
-                file=file,
+                file=dump_workload(speed_gate)[1],
                 counted=Counted(trial=trial, gate=speed_gate.gate, run=self.run),
+                measurement=measurement,
+                arm=arm.recipe.name,
+                first_file=dump_workload(main)[1],
             ),
             self.store,
         )
-        # In full: the worker distinguishes rules by their kind, which is a default.
-        return spec.model_copy(update={"runtime": {**spec.runtime, **runtime}})
+
+    def _check_room(self) -> None:
+        """Raise UsageError if the servers that stay up do not fit on their GPUs together."""
+        profile = self.profile
+        if profile is None or profile.starts != "once" or profile.accelerator != "cuda":
+            return
+        if not any(gate.kind == "ratio" for gate in self.policy.gates_on("cuda")):
+            return
+        servers = 1 + len(self.variants)
+        share = memory_share(profile.engine_arguments)
+        if servers * share > 1:
+            raise UsageError(
+                f"with 'starts: once' {servers} servers share each GPU, and the profile gives one "
+                f"of them {share:g} of its memory",
+                where=f"profile {profile.name}, key engine_arguments.gpu-memory-utilization",
+                hint=f"set it to at most {1 / servers:.2f}, ask for fewer variants, or write "
+                "'starts: fresh'",
+            )
 
 
 def _with(arm: Arm, served: Mapping[str, StageSpec]) -> Arm:

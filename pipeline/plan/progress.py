@@ -44,20 +44,13 @@ class PlanProgress:
         variants = self.plan.variants
         made = chain.from_iterable(arm.making for arm in variants)
         served = chain.from_iterable(map(self.served, self.plan.arms))
-        fresh = chain.from_iterable(self.fresh(arm).values() for arm in variants)
-        return [*self.plan.shared.values(), *made, *served, *fresh, *map(self.judge, variants)]
+        speed = chain.from_iterable(self.speed(arm).values() for arm in variants)
+        return [*self.plan.shared.values(), *made, *served, *speed, *map(self.judge, variants)]
 
     def served(self, arm: Arm) -> list[StageSpec]:
         """Return what one server start answers, in order."""
-        speed = self.speed(arm)
-        fresh = self.fresh(arm)
-        roles = [r for r in arm.served if r in speed or arm.stages[r].stage != SPEED.name]
-        return [arm.stages[role] for role in roles if role not in fresh]
-
-    def fresh(self, arm: Arm) -> dict[str, StageSpec]:
-        """Return speed gates with fresh starts, by role."""
-        speed = self.speed(arm).items()
-        return {role: spec for role, spec in speed if SPEED.parameters_of(spec).is_fresh}
+        specs = [arm.stages[role] for role in arm.served]
+        return [spec for spec in specs if spec.stage != SPEED.name]
 
     def speed(self, arm: Arm) -> dict[str, StageSpec]:
         """Return open speed gates by role, or a failed variant's measured ones."""

@@ -11,7 +11,7 @@ from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.environments.definition import EnvironmentName, environments_for
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
-from pipeline.plan.screening import screening_policy
+from pipeline.plan.compare import screening_policy
 from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates
 from prepare.credentials import strip_credentials

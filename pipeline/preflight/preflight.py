@@ -251,15 +251,15 @@ class Preflight:
         speed_gates = find_speed_gates(self.choices.policy, profile)
         if profile.starts != "once" or not any(each.rule.compares for each in speed_gates):
             return
-        first = servers.pop(catalog.BASELINE)
-        for name, alone in servers.items():
-            if alone <= memory < alone + first:
-                yield self._lacks_memory(
-                    f"the servers of '{name}' and of the baseline, which run concurrently, need",
-                    alone + first,
-                    "policy key speed",
-                    ", or use a policy without a speed ratio",
-                )
+        together = sum(servers.values())
+        if max(servers.values()) <= memory < together:
+            yield self._lacks_memory(
+                f"the servers of {', '.join(servers)}, which stay up together, need",
+                together,
+                "policy key speed",
+                ", ask for one variant, take a profile with 'starts: fresh', or a policy without a "
+                "speed ratio",
+            )
 
     def _lacks_memory(self, what: str, needed: int, where: str, otherwise: str) -> PreflightError:
         return PreflightError(

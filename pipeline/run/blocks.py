@@ -1,237 +1,125 @@
-"""Pieces of speed gates with fresh starts."""
+"""Finds the blocks that speed gates still need, by the store.
+
+All copies of a run get the same block numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import Arm
-from pipeline.run.serving import Serving
-from pipeline.run.work import Copy, Failures, Piece
+from pipeline.run.run import Piece, Run
+from pipeline.run.servers import needs_to_serve
 from pipeline.stages.block import (
     BASELINE,
     Block,
     BlockArm,
     BlockParameters,
     BlockRuntime,
-    SideLostError,
     block_spec,
     collect,
     digest_of,
     find_blocks,
 )
-from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED, count_starts
-from pipeline.stages.starts import StartLedger
-from prepare.errors import PrepareError, ServingError, StageLostError, StoreError
-from prepare.interruption import hold_interruptions, is_interruption
-from prepare.lots import NOTHING, Lot, Needs
 from prepare.stage import StageSpec
-from recipes.engine_arguments import count_gpus
-
-GiveUp = Callable[[Arm, PrepareError], None]
 
 
 @dataclass(frozen=True)
-class _Gate:
-    variant: Arm
+class GateOfArm:
+    """A variant's speed gate, with the number of blocks that it needs."""
+
+    arm: Arm
     spec: StageSpec
-    arm: str
-    wanted: int
+    wanted: int = 0
+
+    @property
+    def name(self) -> str:
+        """The arm's name in blocks."""
+        return SPEED.runtime_of(self.spec).arm
+
+    @property
+    def workload(self) -> str:
+        return SPEED.parameters_of(self.spec).name
 
 
 @dataclass(frozen=True)
-class BlockPieces:
-    """Finder of pieces for speed gates with fresh starts.
+class BlockFinder:
+    """Finder of the pieces of speed gates: blocks, then each gate's collected loads."""
 
-    All copies of a run get the same block numbers. `give_up` receives a variant whose server
-    failed.
-    """
-
-    serving: Serving
-    give_up: GiveUp
+    run: Run
+    baseline: Arm
     _known: dict[str, Block] = field(default_factory=dict)
 
-    def find(self, variants: Sequence[Arm]) -> Iterator[Piece]:
-        """Yield ready pieces of otherwise passed variants."""
+    def find(self, gates: Sequence[tuple[Arm, StageSpec]]) -> Iterator[Piece]:
+        """Yield ready pieces of these gates; their arms have answered `sanity`."""
         measurements: dict[str, list[tuple[Arm, StageSpec]]] = {}
-        for variant in variants:
-            for spec in self.serving.state.fresh(variant).values():
-                if self.serving.stages.reuse(spec) is None:
-                    root = self.serving.stages.store.root
-                    first = block_spec(_measurement(spec), 0, BlockRuntime(), root)
-                    measurements.setdefault(first.key, []).append((variant, spec))
-        for gates in measurements.values():
-            yield from self._find(gates)
+        for arm, spec in gates:
+            if self.run.reuse(spec) is None:
+                measured = SPEED.runtime_of(spec).measurement
+                measurements.setdefault(measured.identity, []).append((arm, spec))
+        for gates_of_one in measurements.values():
+            yield from self._find(gates_of_one)
 
     def _find(self, gates: Sequence[tuple[Arm, StageSpec]]) -> Iterator[Piece]:
-        measurement = _measurement(gates[0][1])
-        done = list(find_blocks(measurement, self.serving.stages.store, self._known))
+        measurement = SPEED.runtime_of(gates[0][1]).measurement
+        done = list(find_blocks(measurement, self.run.store, self._known))
         open_gates = []
-        for variant, spec in gates:
-            gate = self._gate(variant, spec, measurement, done)
-            if gate.wanted:
-                open_gates.append(gate)
+        for arm, spec in gates:
+            wanted = self._count_wanted(spec, done)
+            if wanted:
+                open_gates.append(GateOfArm(arm, spec, wanted))
             else:
-                yield self._collecting(spec)
-        wanted = max((gate.wanted for gate in open_gates), default=0)
+                yield Piece("stage", (spec,))
+        most_wanted = max((gate.wanted for gate in open_gates), default=0)
         numbers = {block.number for block in done}
         number = 0
-        for place in range(wanted):
+        for place in range(most_wanted):
             while number in numbers:
                 number += 1
             needing = [gate for gate in open_gates if gate.wanted > place]
             yield self._block(measurement, number, needing)
             number += 1
 
-    def _gate(
-        self,
-        variant: Arm,
-        spec: StageSpec,
-        measurement: BlockParameters,
-        done: Sequence[Block],
-    ) -> _Gate:
-        arm = SPEED.runtime_of(spec).arm
-        sanities = {
-            BASELINE if side == BASELINE else arm: digest_of(each, self.serving.stages.store)
-            for side, each in spec.inputs.items()
-        }
+    def _count_wanted(self, spec: StageSpec, done: Sequence[Block]) -> int:
+        """Return how many blocks the gate needs at most; 0 if it is decided."""
         parameters = SPEED.parameters_of(spec)
-        taken, loads = collect(parameters, arm, sanities, done)
+        name = SPEED.runtime_of(spec).arm
         rule = parameters.rule
-        wanted = 0
-        if rule.needs_more(loads, count_starts(spec, self.serving.stages.store)):
-            missing = rule.blocks - len(rule.sort(loads).quiet)
-            wanted = max(1, min(missing, 2 * rule.blocks - len(taken)))
-        return _Gate(variant, spec, arm, wanted)
-
-    def _collecting(self, spec: StageSpec) -> Piece:
-        def do(lot: Lot) -> None:
-            self.serving.stages.run(spec)
-
-        def is_done() -> bool:
-            return self.serving.stages.reuse(spec) is not None
-
-        return Piece(f"speed.{spec.key}", f"collects loads of {spec.variant}", do, is_done)
+        sanities = {
+            BASELINE if side == "baseline" else name: digest_of(reference, self.run.store)
+            for side, reference in spec.inputs.items()
+        }
+        taken, loads = collect(parameters, name, sanities, done)
+        if not rule.needs_more(loads, count_starts(spec, self.run.store)):
+            return 0
+        missing = rule.blocks - len(rule.sort(loads).quiet)
+        return max(1, min(missing, 2 * rule.blocks - len(taken)))
 
     def _block(
-        self,
-        measurement: BlockParameters,
-        number: int,
-        gates: Sequence[_Gate],
+        self, measurement: BlockParameters, number: int, gates: Sequence[GateOfArm]
     ) -> Piece:
-        plans = {gate.arm: gate.variant for gate in gates}
-        first = SPEED.runtime_of(gates[0].spec)
-        arms = {gate.arm: _arm(gate.spec, "candidate") for gate in gates}
+        arms = {gate.name: gate.arm for gate in gates}
+        taking_part = {gate.name: _taking_part(gate.spec, "candidate") for gate in gates}
+        first = gates[0].spec
         if measurement.rule.compares:
-            plans[BASELINE] = self.serving.state.plan.baseline
-            arms[BASELINE] = _arm(gates[0].spec, BASELINE)
-        others = [gate.spec for gate in gates if _name(gate.spec) != measurement.name]
+            arms[BASELINE] = self.baseline
+            taking_part[BASELINE] = _taking_part(first, "baseline")
+        files = {gate.workload: SPEED.runtime_of(gate.spec).file for gate in gates}
         runtime = BlockRuntime(
-            environment="serve",
-            arms=arms,
-            also={_name(spec): SPEED.runtime_of(spec).file for spec in others},
-            tokenizer=first.tokenizer,
-            gate=first.gate,
-            file=first.first_file,
-            counted=first.counted,
+            environment=SPEED.runtime_of(first).environment,
+            arms=taking_part,
+            also={name: file for name, file in files.items() if name != measurement.name},
+            tokenizer=SPEED.runtime_of(first).tokenizer,
+            gate=SPEED.runtime_of(first).gate,
+            file=SPEED.runtime_of(first).first_file,
+            counted=SPEED.runtime_of(first).counted,
         )
-        spec = block_spec(measurement, number, runtime, self.serving.stages.store.root)
-        servers = _Servers(self.serving, plans, self.give_up, measurement)
-
-        def do(lot: Lot) -> None:
-            with ExitStack() as held:
-                if self.serving.is_alone:
-                    held.enter_context(lot.quiet(self.serving.tell_of_waiting))
-                self.serving.stages.run(spec, servers=servers)
-
-        def is_done() -> bool:
-            return self.serving.stages.store.find(spec.stage, spec.key) is not None
-
-        arguments = [each.identity.serving for each in plans.values() if each.is_ours]
-        needs = NOTHING  # else what one server needs, the largest of the arms
-        if arguments and self.serving.stages.accelerator is not Accelerator.CUDA:
-            needs = Needs(cores=True)
-        elif arguments:
-            needs = Needs(gpus=max(count_gpus(each.engine_arguments) for each in arguments))
-        title = f"measures {first.gate}, block {number + 1}"
-        return Piece(f"block.{spec.key}", title, do, is_done, needs)
+        spec = block_spec(measurement, number, runtime, self.run.store.root)
+        served = list(arms.values())
+        return Piece("block", (spec,), tuple(served), needs_to_serve(self.run, served))
 
 
-def measure_blocks(variant: Arm, serving: Serving) -> None:
-    """Measure a variant's speed gates with fresh starts.
-
-    PrepareError: a server did not start or ended.
-    """
-
-    def give_up(variant: Arm, error: PrepareError) -> None:
-        raise error
-
-    stages = serving.stages
-    blocks = BlockPieces(serving, give_up)
-
-    def find(failures: Failures) -> list[Piece]:
-        for error in failures.values():
-            raise error
-        return list(blocks.find([variant]))
-
-    Copy(stages.store, stages.log.folder, serving.node, stages.progress).work(find)
-
-
-@dataclass(frozen=True)
-class _Servers:
-    """Servers of a block's arms, one after another."""
-
-    serving: Serving
-    plans: Mapping[str, Arm]
-    give_up: GiveUp
-    measurement: BlockParameters
-
-    @contextmanager
-    def up(self, arm: str) -> Iterator[dict[str, Any]]:
-        model = self.plans[arm]
-        try:
-            yield self.serving.open(model, self.measurement.identity)
-            self.serving.check_alive()  # else something else may have answered
-        except PrepareError as error:
-            self.serving.check_alive()  # a dead server is the better explanation
-            if isinstance(error, SideLostError):
-                self.serving.note_failure(model.recipe.name, error)
-            raise
-        finally:
-            with hold_interruptions():
-                self.serving.close()
-
-    def leave(self, arm: str, error: PrepareError) -> None:
-        if isinstance(error, StoreError | StageLostError) or is_interruption(error):
-            raise error
-        if not isinstance(error, ServingError):  # such as the load generator's
-            if arm == BASELINE:
-                raise error
-            self.give_up(self.plans[arm], error)
-            return
-        stages = self.serving.stages
-        model = self.plans[arm]
-        own = self.measurement.identity if self.measurement.measurement > 1 else ""
-        count = StartLedger(stages.store, model.stages[SANITY.name].key).count(own)
-        if arm == BASELINE and not count.is_over:
-            raise error
-        then = "its gates end" if count.is_over else "once more"
-        stages.progress.note(f"{arm}: a start of its server failed; {then}: {error.message}")
-
-
-def _measurement(spec: StageSpec) -> BlockParameters:
-    found = SPEED.runtime_of(spec).measurement
-    assert found is not None
-    return found
-
-
-def _name(spec: StageSpec) -> str:
-    return SPEED.parameters_of(spec).name
-
-
-def _arm(spec: StageSpec, side: str) -> BlockArm:
+def _taking_part(spec: StageSpec, side: str) -> BlockArm:
     return BlockArm(served=SPEED.parameters_of(spec).sides[side], sanity=spec.inputs[side])

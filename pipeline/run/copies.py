@@ -29,7 +29,7 @@ from artifacts.requests import ModelRequest
 from artifacts.run_record import RunReport, StageReport, read_run
 from pipeline.plan.plan import Plan
 from pipeline.run.recorder import COPIES, RunRecorder
-from pipeline.run.work import FAILED, empty
+from pipeline.run.tries import FAILED, empty
 from prepare import __version__
 from prepare.digest import digest_json
 from prepare.errors import StoreError, UsageError

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from artifacts.requests import GateRequest
 from artifacts.run_record import ResolvedOptions, RunReport, exit_code_of
-from eval_gates.suites.suite_kind import for_worker, refuse_untried, without_uncontained
+from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
@@ -25,20 +24,16 @@ from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.generation_faults import form_notes, generation_faults
 from pipeline.preflight.power import check_power
 from pipeline.preflight.survey import refuse
-from pipeline.run.pieces import carry_out
-from pipeline.run.serving import facts_of
-from pipeline.run.session import RunSession
-from pipeline.run.stage_run import StageRunner
+from pipeline.run.run import Run
+from pipeline.run.servers import Servers
+from pipeline.run.work import carry_out
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel
 from pipeline.stages.attempts import AttemptLedger
-from pipeline.stages.context import StageContext
-from pipeline.stages.evaluate import worker_spec
 from prepare.digest import FileDigests, digest_json
-from prepare.errors import ExitCode, PrepareError, UsageError
+from prepare.errors import PrepareError, UsageError
 from prepare.events import Progress
 from prepare.hardware import NodeInfo, this_node
-from prepare.process_environment import NetworkAccess
 from recipes.catalog import load_policy
 from recipes.checkpoints.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
 from recipes.checkpoints.folder import SMALL_FILES
@@ -117,24 +112,20 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
             endpoint.check_stream()
     refuse(generation_faults(wanted, model, length_of(choice)))
     # The accelerator of an external server does not matter for the questions.
-    session = RunSession(choice.asked, choice.resolved(), Accelerator.CPU, settings, progress)
-    if choice.by_chat:
-        session.progress.note("both endpoints are asked by the chat API")
-    for note in (*left_out, *form_notes(wanted, model)):
-        session.progress.note(note)
-    policy = resolve_generation(wanted, model)
-    policy = with_lengths(policy, length_of(choice), session.progress.note)
-
-    def judge() -> ExitCode:
-        run_id = session.log.run_id
+    run = Run(choice.asked, choice.resolved(), Accelerator.CPU, settings, progress)
+    with run:
+        if choice.by_chat:
+            run.progress.note("both endpoints are asked by the chat API")
+        for note in (*left_out, *form_notes(wanted, model)):
+            run.progress.note(note)
+        policy = resolve_generation(wanted, model)
+        policy = with_lengths(policy, length_of(choice), run.progress.note)
         node = this_node()  # this node's load generator loads them
-        plan = plan_of(choice, policy, settings, run_id, session.progress, node)
-        state = PlanProgress(plan, session.stages.store)
-        carry_out(state, session, lambda: ask_first_rows(state, session.stages))
-        (report,) = session.log.variants()
-        return exit_code_of([report.verdict])
-
-    return session.run(judge)
+        plan = plan_of(choice, policy, settings, run.log.run_id, run.progress, node)
+        carry_out(Servers(run), PlanProgress(plan, run.store))
+        (report,) = run.log.variants()
+        run.exit_code = exit_code_of([report.verdict])
+    return run.log.report()
 
 
 def model_of(choice: GateChoice, policy: Policy) -> ModelGeneration:
@@ -157,27 +148,6 @@ def model_of(choice: GateChoice, policy: Policy) -> ModelGeneration:
         ]
     refuse([*faults, *generation_faults(policy, model, choice.asked.max_length)])
     return model
-
-
-def ask_first_rows(state: PlanProgress, stages: StageRunner) -> None:
-    """Ask each suite's first question; store nothing."""
-    rows = []
-    for name in state.plan.policy.suites:
-        sides = [(arm.stages[name], facts_of(arm.identity.endpoint)) for arm in state.plan.arms]
-        if not state.is_done(spec for spec, _ in sides):
-            rows.append([stages.with_runtime(spec, facts) for spec, facts in sides])
-    if not rows:
-        return
-    spec = rows[0][0]
-    asked = [[worker_spec(each, stages.store) for each in sides] for sides in rows]
-    with TemporaryDirectory() as folder:
-        context = StageContext[Any, Any](spec, Path(folder), stages.store, stages.progress)
-        context.run_worker(
-            "eval_gates.evaluate_worker",
-            {"first_rows": asked},
-            plugins=[for_worker(suite) for suite in state.plan.policy.suites.values()],
-            needs=[NetworkAccess.ENDPOINT],
-        )
 
 
 def plan_of(

@@ -20,10 +20,11 @@ from pipeline.plan.resolved_options import Choice, choose, registry_uri
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.survey import Survey, check_fitted, refuse, survey
+from pipeline.run.compare import compare_arms
 from pipeline.run.copies import check_plan, join_run, write_request
-from pipeline.run.pieces import carry_out
-from pipeline.run.screening import run_screening
-from pipeline.run.session import RunSession
+from pipeline.run.run import Run
+from pipeline.run.servers import Servers
+from pipeline.run.work import carry_out
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.sanity import SANITY
 from prepare.errors import ExitCode
@@ -62,60 +63,59 @@ def run_model(
     accelerator = Accelerator(choices.profile.accelerator)
     promotes = joined.request.promote and not joined.index
     signer = find_signer(settings, sign=joined.request.sign) if promotes else None
-    session = RunSession(choices.asked, choices.resolved(), accelerator, settings, progress, joined)
+    run = Run(choices.asked, choices.resolved(), accelerator, settings, progress, joined)
     if run_id is None:
-        write_request(session.log.folder, joined.request)
-    report = session.run(lambda: run_choices(choices, session, signer))
-    if session.log.is_main or report.exit_code:
+        write_request(run.log.folder, joined.request)
+    with run:
+        run.exit_code = run_choices(choices, run, signer)
+    report = run.log.report()
+    if run.log.is_main or report.exit_code:
         return report
     return report.model_copy(update={"status": "running", "exit_code": None})  # the main copy tells
 
 
-def run_choices(choices: Choice, session: RunSession, signer: Signer | None = None) -> ExitCode:
+def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> ExitCode:
     """Find the checkpoint, plan, and work."""
-    settings = session.settings
-    stages = session.stages
-    progress = session.progress
-    is_main = session.log.is_main
-    early = check_early(choices, session, registers=choices.asked.promote and is_main)
+    settings = run.settings
+    is_main = run.log.is_main
+    early = check_early(choices, run, registers=choices.asked.promote and is_main)
     trusts_code = choices.asked.trust_remote_code
     checkpoints = choices.checkpoints
     locator = Locator(
-        choices.profile, settings, stages.output_of, progress, checkpoints, trusts_code
+        choices.profile, settings, run.output_of, run.progress, checkpoints, trusts_code
     )
     found = locator.all(choices)
     checkpoint = describe_source(found.source)
-    session.log.update(checkpoint=checkpoint, registered_name=choices.name)
+    run.log.update(checkpoint=checkpoint, registered_name=choices.name)
     # Without gates no attempt is made.
-    run_id = "" if choices.asked.is_screening else session.log.run_id
+    run_id = "" if choices.asked.is_screening else run.log.run_id
     plan = make_plan(choices, found, settings, early.sources, run_id)
     check_fitted(plan.policy, choices, found.source, early.sources)
-    check_plan(session.log.folder, plan, choices.node.kind(choices.profile.accelerator))
+    check_plan(run.log.folder, plan, choices.node.kind(choices.profile.accelerator))
     known = early.preflight
     if known is None:  # a demo, which is made by now
         late = survey(choices, settings, NullProgress())
         known = late.preflight
         refuse(late.faults)
     if known is not None:
-        refuse(known.disk_fault(PlanProgress(plan, stages.store).made()))
+        refuse(known.disk_fault(PlanProgress(plan, run.store).made()))
     if choices.asked.until_pass:
         plan = from_the_smallest(plan, known)
-    state = PlanProgress(plan, stages.store)
-    check_serving(state, session)
+    state = PlanProgress(plan, run.store)
+    check_serving(state, run)
     if choices.asked.is_screening:
         if not is_main:
             return ExitCode.SUCCESS
         size = found.source.weights_bytes
-        ablate = choices.asked.ablate
-        return run_screening(session.serving(state), size, ablate=ablate)
+        return compare_arms(Servers(run), state, size, ablate=choices.asked.ablate)
     memory = known.memory_to_make() if known is not None else 0
-    copies = count_copies(plan, choices, session, memory)
-    carry_out(state, session, further_copies=copies - 1)
-    if not session.log.take_over():
+    copies = count_copies(plan, choices, run, memory)
+    carry_out(Servers(run), state, further_copies=copies - 1)
+    if not run.log.take_over():
         return ExitCode.SUCCESS  # the main copy tells what came of it
     if not choices.asked.promote:
-        return exit_code_of([report.verdict for report in session.log.variants()])
-    return promote_passed(plan, choices, session, signer)
+        return exit_code_of([report.verdict for report in run.log.variants()])
+    return promote_passed(plan, choices, run, signer)
 
 
 def from_the_smallest(plan: Plan, preflight: Preflight | None) -> Plan:
@@ -125,20 +125,20 @@ def from_the_smallest(plan: Plan, preflight: Preflight | None) -> Plan:
     return replace(plan, variants=tuple(variants), until_pass=True)
 
 
-def count_copies(plan: Plan, choices: Choice, session: RunSession, memory: int) -> int:
+def count_copies(plan: Plan, choices: Choice, run: Run, memory: int) -> int:
     """Return how many copies this machine's GPUs can have; one without GPUs.
 
     `memory` is what making a variant takes, in bytes.
     """
-    if session.log.is_numbered or choices.profile.accelerator != "cuda" or not choices.node.machine:
+    if run.log.is_numbered or choices.profile.accelerator != "cuda" or not choices.node.machine:
         return 1
     gpus = choices.profile.gpus_a_copy or 1
-    lots = session.node.count_lots(Needs(gpus=gpus))
+    lots = run.node.count_lots(Needs(gpus=gpus))
     by_memory = choices.node.memory_bytes // memory if memory else lots
     return max(1, min(lots, by_memory, 1 + len(plan.variants)))
 
 
-def check_serving(state: PlanProgress, session: RunSession) -> None:
+def check_serving(state: PlanProgress, run: Run) -> None:
     """Let the engine parse the arms' arguments, or raise UsageError."""
     planned = state.stages()
     if state.is_done(planned):
@@ -146,44 +146,42 @@ def check_serving(state: PlanProgress, session: RunSession) -> None:
     served = [SANITY.parameters_of(s) for s in planned if s.stage == SANITY.name]
     check_engine_arguments(
         [(each.engine, each.serving) for each in served],
-        session.stages.python_of,
-        session.settings.home / "accepted-arguments",
+        run.python_of,
+        run.settings.home / "accepted-arguments",
     )
 
 
 def check_early(
     choices: Choice,
-    session: RunSession,
+    run: Run,
     made: frozenset[str] = frozenset(),
     *,
     registers: bool = False,
 ) -> Survey:
     """Refuse in one error what would fail later."""
-    found = survey(choices, session.settings, session.progress, made, registers=registers)
+    found = survey(choices, run.settings, run.progress, made, registers=registers)
     for note in found.notes:
-        session.progress.note(note)
+        run.progress.note(note)
     refuse(found.faults)
     return found
 
 
-def promote_passed(
-    plan: Plan, choices: Choice, session: RunSession, signer: Signer | None
-) -> ExitCode:
+def promote_passed(plan: Plan, choices: Choice, run: Run, signer: Signer | None) -> ExitCode:
     """Promote a passed variant; return the exit code; raises as `promote`."""
-    run = session.log.report()
+    report_of_run = run.log.report()
     # In the plan's order: the verdicts' order is chance.
     order = [variant.recipe.name for variant in plan.variants]
     passed = sorted(
-        (report for report in run.variants if report.verdict == "pass"),
+        (report for report in report_of_run.variants if report.verdict == "pass"),
         key=lambda report: order.index(report.recipe),
     )
     if not passed:
-        return exit_code_of([report.verdict for report in run.variants])
+        return exit_code_of([report.verdict for report in report_of_run.variants])
     # A champion that was set during the measurement may not be meant to be replaced.
-    registry = registry_uri(choices.asked.registry, session.settings)
-    since = datetime.fromisoformat(run.started)
+    registry = registry_uri(choices.asked.registry, run.settings)
+    since = datetime.fromisoformat(report_of_run.started)
     request = PromotionRequest(registry, name=choices.name, since=since, signer=signer)
-    promoted = promote(run, passed, session.stages.store, request, session.progress)
+    promoted = promote(report_of_run, passed, run.store, request, run.progress)
     for report in passed:
         is_champion = report.recipe == promoted.champion
         reason = f"{report.reason}{NOT_PREFERRED}{promoted.champion} was {promoted.preferred}"
@@ -192,5 +190,5 @@ def promote_passed(
             "registry_version": promoted.versions[report.recipe],
             "reason": report.reason if is_champion else reason,
         }
-        session.log.note_variant(report.model_copy(update=changes))
+        run.log.note_variant(report.model_copy(update=changes))
     return ExitCode.SUCCESS

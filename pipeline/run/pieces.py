@@ -1,4 +1,4 @@
-"""The pieces of a run that are ready, by the plan and the store.
+"""The pieces of a plan that are ready, by the plan and the store.
 
 Questions come first, then weights and their checks, the baseline, variants, and blocks. A variant's
 failure does not stop the others; a shared one ends the run.
@@ -6,8 +6,7 @@ failure does not stop the others; a shared one ends the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
 from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
@@ -15,110 +14,142 @@ from pipeline.plan.data_sources import check_independence
 from pipeline.plan.plan import Arm
 from pipeline.plan.progress import PlanProgress
 from pipeline.preflight.power import check_counted
-from pipeline.run.blocks import BlockPieces
-from pipeline.run.copies import Lead
-from pipeline.run.serving import BrokenModelError, Serving
-from pipeline.run.session import RunSession
-from pipeline.run.work import TRIED, Copy, Failures, Piece, empty
+from pipeline.run.blocks import BlockFinder
+from pipeline.run.first_rows import ask_first_rows
+from pipeline.run.run import Piece, Run, serving_name
+from pipeline.run.servers import needs_to_serve
+from pipeline.stages.evaluate import EVALUATE, is_answered
 from pipeline.stages.questions import QUESTIONS
+from pipeline.stages.speed import SPEED
 from pipeline.stages.verdict import JUDGE
-from prepare.errors import PrepareError
-from prepare.lots import NOTHING, Lot, Needs
+from prepare.errors import PrepareError, ServingError
+from prepare.lots import NOTHING, Needs
 from prepare.stage import StageSpec
+from prepare.store import Store
+
+Failures = Mapping[str, PrepareError]
 
 
-def carry_out(
-    state: PlanProgress,
-    session: RunSession,
-    before_asking: Callable[[], None] = lambda: None,
-    further_copies: int = 0,
-) -> None:
-    """Work on the plan up to its verdicts.
+class BrokenModelError(ServingError):
+    """A broken variant, by verdict, or baseline, by error."""
 
-    The main copy starts `further_copies` here. PrepareError: the baseline, or something shared,
-    failed.
+
+class ArmPieces:
+    """The pieces that make, serve and load one arm, for a comparison without verdicts.
+
+    `served` are the stages that its server answers; `gates` are its speed gates.
     """
-    log = session.log
-    copy = Copy(session.stages.store, log.folder, session.node, session.progress)
-    if log.is_main:
-        empty(log.folder / TRIED)
-    with Lead(log, session.progress, further_copies) as lead:
-        Pieces(session.serving(state), copy, before_asking).do(lead.try_to)
+
+    def __init__(
+        self, run: Run, state: PlanProgress, arm: Arm, gates: Sequence[StageSpec] = ()
+    ) -> None:
+        self.run = run
+        self.state = state
+        self._arm = arm
+        self._gates = gates
+        self._blocks = BlockFinder(run, state.plan.baseline)
+
+    def find(self) -> list[Piece]:
+        """Return ready pieces; none once all is done. Raise the error of one that failed."""
+        failures = self.run.tries.failures()
+        check_sane(self.state, self._arm)
+        ready = self._find()
+        names = [serving_name(self._arm), *(piece.name for piece in ready)]
+        for name in names:
+            if name in failures:
+                raise failures[name]
+        return ready
+
+    def _find(self) -> list[Piece]:
+        made = tuple(self._arm.making)
+        if not self.run.are_done(made):
+            return [Piece("make", made, (self._arm,), self.run.needs_to_make(made))]
+        served = self.state.served(self._arm)
+        if not self.run.are_done(served):
+            return [serving_piece(self.run, self._arm, served, [self._arm])]
+        return list(self._blocks.find([(self._arm, spec) for spec in self._gates]))
+
+    def still_asked(self) -> set[str]:
+        """Return the arms whose servers stay up: one start answers and is loaded."""
+        rules = [SPEED.parameters_of(spec).rule for spec in self._gates]
+        stays = any(rule.starts == "once" for rule in rules)
+        return {self._arm.recipe.name} if stays else set()
 
 
-@dataclass
 class Pieces:
-    """The pieces of one plan.
+    """The pieces of one plan, up to its verdicts."""
 
-    `before_asking` is called once questions are prepared; it may raise a PrepareError.
-    """
-
-    serving: Serving
-    copy: Copy
-    before_asking: Callable[[], None] = lambda: None
-    _is_checked: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self._state = self.serving.state
-        self._stages = self.serving.stages
-        self._plan = self._state.plan
-        self._log = self._stages.log
+    def __init__(self, run: Run, state: PlanProgress) -> None:
+        self.run = run
+        self.state = state
+        self._plan = state.plan
         self._going = list(self._plan.variants)
-
-        def give_up(variant: Arm, error: PrepareError) -> None:
-            self.copy.fail(_name_of_serving(variant), error)
-
-        self._blocks = BlockPieces(self.serving, give_up)
-
-    def do(self, before_each: Callable[[], object] = lambda: None) -> None:
-        """Work up to the verdicts; call `before_each` before each search."""
+        self._is_checked = False
+        self._blocks = BlockFinder(run, self._plan.baseline)
         attempted = tuple(sorted(self._plan.trial.variants))
-        resolved = self._log.report().resolved
-        self._log.update(resolved=resolved.model_copy(update={"attempted": attempted}))
+        resolved = run.log.report().resolved
+        run.log.update(resolved=resolved.model_copy(update={"attempted": attempted}))
         for name, suite in self._plan.policy.suites.items():
-            if not self._state.is_done(arm.stages[name] for arm in self._plan.arms):
+            if not state.is_done(arm.stages[name] for arm in self._plan.arms):
                 kind_of(suite).check_machine(suite)  # model-written code needs its sandbox
 
-        def find(failures: Failures) -> list[Piece]:
-            before_each()
-            return self.find(failures)
+    def find(self) -> list[Piece]:
+        """Return pieces that are ready and not done, urgent ones first; none once all is done.
 
-        self.copy.work(find)
-
-    def find(self, failures: Failures) -> list[Piece]:
+        PrepareError: the baseline, or something shared, failed.
+        """
+        failures = self.run.tries.failures()
         if shared := self._find_shared(failures):
             return shared
         self._check_laid_out()
         self._drop_broken()
         self._drop_failed(failures)
         while True:
-            found = [
+            ready = [
                 *self._find_making(),
                 *self._find_verdicts(failures),
                 *self._find_serving(),
                 *self._find_blocks(failures),
             ]
-            if not self._log.is_main:  # all variants wait for the baseline's answers
-                baseline = _name_of_serving(self._plan.baseline)
-                found.sort(key=lambda piece: piece.name != baseline)
+            if not self.run.log.is_main:  # all variants wait for the baseline's answers
+                baseline = serving_name(self._plan.baseline)
+                ready.sort(key=lambda piece: piece.name != baseline)
             # Another copy may have done a variant's last stage while this one looked: without a
             # piece and without a verdict it looks again, or the variant would be left out.
-            if found or not self._going:
-                return found
+            if ready or not self._going:
+                return ready
+
+    def still_asked(self) -> set[str]:
+        """Return the arms that this process may still load, whose servers stay up."""
+        names = set()
+        for variant in self._open if self._stays_up else ():
+            for spec in self.state.speed(variant).values():
+                if self.run.reuse(spec) is None:
+                    names |= {variant.recipe.name}
+                    if SPEED.parameters_of(spec).rule.compares:
+                        names |= {self._plan.baseline.recipe.name}
+        return names
+
+    @property
+    def _stays_up(self) -> bool:
+        """Whether servers stay up for the measurement of speed."""
+        profile = self._plan.profile
+        return profile is not None and profile.starts == "once"
 
     def _check_laid_out(self) -> None:
-        """Refuse unsuitable questions, and what the caller refuses."""
+        """Refuse unsuitable questions, and what endpoints do not answer."""
         if self._is_checked:
             return
         stages = {
             name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
         }
-        found = {name: self._state.find(spec) for name, spec in stages.items() if spec}
-        laid_out = {name: QUESTIONS.result_of(record) for name, record in found.items() if record}
-        check_independence(self._plan.policy, self._stages.progress, laid_out)
+        records = {name: self.state.find(spec) for name, spec in stages.items() if spec}
+        laid_out = {name: QUESTIONS.result_of(record) for name, record in records.items() if record}
+        check_independence(self._plan.policy, self.run.progress, laid_out)
         recipes = [variant.recipe for variant in self._plan.variants]
-        check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
-        self.before_asking()
+        check_counted(self._plan.policy, recipes, laid_out, self.run.progress)
+        if not self._plan.baseline.is_ours:
+            ask_first_rows(self.state, self.run)
         self._is_checked = True
 
     @property
@@ -127,29 +158,30 @@ class Pieces:
         return self._going[:1] if self._plan.until_pass else list(self._going)
 
     def _find_shared(self, failures: Failures) -> list[Piece]:
-        found = []
+        ready = []
         for spec in self._plan.shared.values():
-            if self._stages.reuse(spec) is None:
-                piece = self._piece("", [spec], NOTHING)
+            if self.run.reuse(spec) is None:
+                piece = Piece("stage", (spec,))
                 if error := failures.get(piece.name):
                     raise error
-                found.append(piece)
-        return found
+                ready.append(piece)
+        return ready
 
     def _find_making(self) -> Iterator[Piece]:
         for variant in self._open:
-            if self._undone(made := variant.making):
-                yield self._piece("make", made, self._stages.needs_to_make(made))
+            made = tuple(variant.making)
+            if not self.run.are_done(made):
+                yield Piece("make", made, (variant,), self.run.needs_to_make(made))
 
     def _find_verdicts(self, failures: Failures) -> Iterator[Piece]:
         for variant in self._open:
-            measured = list(self._state.fresh(variant).values())
-            if self._is_asked(variant) and not self._undone(measured):
-                spec = self._state.judge(variant)
-                if self._stages.reuse(spec) is not None:
+            measured = list(self.state.speed(variant).values())
+            if self._is_asked(variant) and self.run.are_done(measured):
+                spec = self.state.judge(variant)
+                if self.run.reuse(spec) is not None:
                     self._note_verdict(variant)
                     continue
-                piece = self._piece("", [spec], NOTHING)
+                piece = Piece("stage", (spec,))
                 if error := failures.get(piece.name):
                     self._give_up(variant, error)
                 else:
@@ -157,14 +189,13 @@ class Pieces:
 
     def _find_serving(self) -> Iterator[Piece]:
         baseline = self._plan.baseline
-        if self._unanswered(baseline):
+        if not self._is_answered(baseline):
             if self._going:
-                yield self._serving_piece(baseline)
+                yield self._serving(baseline)
             return
         for variant in self._open:
-            is_made = not self._undone(variant.making)
-            if is_made and self._unanswered(variant):
-                yield self._serving_piece(variant)
+            if self.run.are_done(variant.making) and not self._is_answered(variant):
+                yield self._serving(variant)
 
     def _find_blocks(self, failures: Failures) -> list[Piece]:
         """Return blocks once every remaining variant has answered.
@@ -173,65 +204,47 @@ class Pieces:
         """
         if not all(map(self._is_asked, self._open)):
             return []
-        found = list(self._blocks.find(self._open))
-        for piece in found:
+        gates = [
+            (variant, spec) for variant in self._open for spec in self.state.speed(variant).values()
+        ]
+        ready = list(self._blocks.find(gates))
+        for piece in ready:
             if error := failures.get(piece.name):
                 raise error
-        return found
+        return ready
 
-    def _serving_piece(self, variant: Arm) -> Piece:
-        def do(lot: Lot) -> None:
-            self.serving.run(variant, self._state.served(variant), lot)
+    def _serving(self, arm: Arm) -> Piece:
+        # A lot that suffices for all, if their servers stay up on it.
+        arms = self._plan.arms if self._stays_up else [arm]
+        return serving_piece(self.run, arm, self.state.served(arm), arms)
 
-        def is_done() -> bool:
-            return not self._unanswered(variant) or bool(self._state.fault(variant))
-
-        needs = self.serving.needs(variant, self._state.served(variant))
-        title = f"serves {variant.recipe.name}"
-        return Piece(_name_of_serving(variant), title, do, is_done, needs)
-
-    def _piece(self, kind: str, specs: Sequence[StageSpec], needs: Needs) -> Piece:
-        """Return the piece of these stages, named by the last."""
-        last = specs[-1]
-
-        def do(lot: Lot) -> None:
-            for spec in specs:
-                self._stages.run(spec)
-
-        name = f"{kind or last.stage}.{last.key}"
-        title = f"{kind or last.stage} {last.variant}"
-        return Piece(name, title, do, lambda: not self._undone(specs), needs)
-
-    def _unanswered(self, variant: Arm) -> list[StageSpec]:
-        return self.serving.undone(self._state.served(variant))
-
-    def _undone(self, specs: Sequence[StageSpec]) -> bool:
-        return any(self._stages.reuse(spec) is None for spec in specs)
+    def _is_answered(self, arm: Arm) -> bool:
+        return self.run.are_done(self.state.served(arm))
 
     def _is_asked(self, variant: Arm) -> bool:
-        return not (
-            self._undone(variant.making)
-            or self._unanswered(self._plan.baseline)
-            or self._unanswered(variant)
+        return (
+            self.run.are_done(variant.making)
+            and self._is_answered(self._plan.baseline)
+            and self._is_answered(variant)
         )
 
     def _drop_failed(self, failures: Failures) -> None:
         """Add failures to variants' reports, with earlier results."""
-        if error := failures.get(_name_of_serving(self._plan.baseline)):
+        if error := failures.get(serving_name(self._plan.baseline)):
             raise error
         for variant in list(self._going):
             names = [f"make.{spec.key}" for spec in variant.making[-1:]]
-            for name in (*names, _name_of_serving(variant)):
+            for name in (*names, serving_name(variant)):
                 if error := failures.get(name):
                     self._give_up(variant, error)
                     break
 
     def _drop_broken(self) -> None:
         """Drop a broken variant; BrokenModelError for a baseline."""
-        self.serving.check_sane(self._plan.baseline)
+        check_sane(self.state, self._plan.baseline)
         for variant in list(self._going):
             try:
-                self.serving.check_sane(variant)
+                check_sane(self.state, variant)
             except BrokenModelError as error:
                 self._give_up(variant, error)
 
@@ -239,24 +252,45 @@ class Pieces:
         name = variant.recipe.name
         is_verdict = isinstance(failure, BrokenModelError)
         if not is_verdict:
-            self._stages.progress.note(f"{name}: {failure}")
+            self.run.progress.note(f"{name}: {failure}")
         self._going.remove(variant)
-        size = self._stages.weights_bytes(variant)
-        self._log.note_variant(
+        size = self.run.weights_bytes(variant)
+        self.run.log.note_variant(
             report_unjudged(name, "fail" if is_verdict else "error", str(failure), size)
         )
 
     def _note_verdict(self, variant: Arm) -> None:
         self._going.remove(variant)
-        found = JUDGE.result_of(self._stages.find_finished(self._state.judge(variant)))
+        judged = JUDGE.result_of(self.run.find_finished(self.state.judge(variant)))
         name = variant.recipe.name
-        self._log.note_variant(report_judged(name, self._stages.weights_bytes(variant), found))
-        while self._plan.until_pass and found.verdict == "pass" and self._going:
+        size = self.run.weights_bytes(variant)
+        self.run.log.note_variant(report_judged(name, size, judged))
+        while self._plan.until_pass and judged.verdict == "pass" and self._going:
             left = self._going.pop()
             why = f"not needed: {name}, which is smaller, passed (--until pass)"
-            weights = self._stages.weights_bytes(left)
-            self._log.note_variant(report_unjudged(left.recipe.name, "skipped", why, weights))
+            weights = self.run.weights_bytes(left)
+            self.run.log.note_variant(report_unjudged(left.recipe.name, "skipped", why, weights))
 
 
-def _name_of_serving(variant: Arm) -> str:
-    return f"serve.{variant.stages['sanity'].key}"
+def check_sane(state: PlanProgress, arm: Arm) -> None:
+    """Raise BrokenModelError for a model found broken."""
+    if why := state.fault(arm):
+        raise BrokenModelError(why)
+
+
+def serving_piece(run: Run, arm: Arm, specs: Sequence[StageSpec], arms: Sequence[Arm]) -> Piece:
+    """Return the piece that asks the arm's server, on a lot for the servers of `arms`."""
+    needs: Needs = NOTHING
+    if any(run.reuse(spec) is None and needs_endpoint(spec, run.store) for spec in specs):
+        needs = needs_to_serve(run, arms)
+    return Piece("serve", tuple(specs), (arm,), needs)
+
+
+def needs_endpoint(spec: StageSpec, store: Store) -> bool:
+    """Return whether stored answers do not suffice."""
+    if spec.stage != EVALUATE.name:
+        return True
+    before = (spec.inputs[role] for role in ("questions", "baseline") if role in spec.inputs)
+    if any(store.find(reference.stage, reference.key) is None for reference in before):
+        return True
+    return not is_answered(spec, store)

@@ -287,7 +287,7 @@ def _measured_noise(store: Store, machine: str) -> BlockNoise | None:
     for record in store.records(SPEED.name, leave_out_damaged=True):
         asked = SPEED.parameters_of(record)
         found = SPEED.result_of(record)
-        is_alike = asked.machine == machine and asked.rule.compares and asked.is_fresh
+        is_alike = asked.machine == machine and asked.rule.compares and asked.rule.starts == "fresh"
         if is_alike and found.deviation is not None and found.units > 1:
             squares += (found.units - 1) * found.deviation**2
             free += found.units - 1

@@ -34,8 +34,9 @@ from pipeline.plan.serving_profile import check_processor, choose_profile, refus
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.machine import find_missing_gpus, machine_of
 from pipeline.run.model import check_early
-from pipeline.run.pieces import carry_out
-from pipeline.run.session import RunSession
+from pipeline.run.run import Run
+from pipeline.run.servers import Servers
+from pipeline.run.work import carry_out
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
@@ -163,26 +164,24 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
             "changed": tuple(map(str, changed)),
         }
     )
-    session = RunSession(asked, resolved, accelerator, settings, progress)
+    run = Run(asked, resolved, accelerator, settings, progress)
 
-    def measure() -> ExitCode:
-        plan = _plan(choices, past, draft, gates, session)
-        carry_out(PlanProgress(plan, session.stages.store), session)
-        (report,) = session.log.variants()
+    with run:
+        plan = _plan(choices, past, draft, gates, run)
+        carry_out(Servers(run), PlanProgress(plan, run.store))
+        (report,) = run.log.variants()
         kernels = None
-        for key in session.log.report().judges.values():
-            kernels = Deployable.of(Evidence.of_variant(session.stages.store, key)).kernels
+        for key in run.log.report().judges.values():
+            kernels = Deployable.of(Evidence.of_variant(run.store, key)).kernels
         for change in past.deployable.kernel_differences(kernels) if kernels else ():
             progress.note(f"changed: {change}")
             changed.append(change)
         served = here.model_copy(update={"kernels": kernels})
-        record = record_of(past, served, changed, report, session.log.run_id)
+        record = record_of(past, served, changed, report, run.log.run_id)
         if record is not None:
             registry.set_tags(version.name, version.version, record.tags())
-        return exit_code_of([report.verdict])
-
-    report = session.run(measure)
-    return RecheckOutcome(past, tuple(changed), report)
+        run.exit_code = exit_code_of([report.verdict])
+    return RecheckOutcome(past, tuple(changed), run.log.report())
 
 
 def _choices(
@@ -223,23 +222,22 @@ def _plan(
     past: RegisteredVersion,
     draft: Checkpoint | None,
     gates: frozenset[str],
-    session: RunSession,
+    run: Run,
 ) -> Plan:
     """Check the machine, locate the source, and return the plan; `gates` are measured again."""
-    settings = session.settings
-    progress = session.progress
-    run = session.log.run_id
+    settings = run.settings
     source = choices.reference.text
     name = past.recipe.name
     try:
-        sources = check_early(choices, session, frozenset({name})).sources
+        sources = check_early(choices, run, frozenset({name})).sources
     except CheckpointError as error:
         raise _no_source(error, choices, source) from error
     try:
-        make = session.stages.output_of
         trusts_code = choices.asked.trust_remote_code
         known = choices.checkpoints
-        locator = Locator(choices.profile, settings, make, progress, known, trusts_code)
+        locator = Locator(
+            choices.profile, settings, run.output_of, run.progress, known, trusts_code
+        )
         checkpoint = locator.source(choices)
         judged = past.judged.screen.parameters.checkpoint
         if checkpoint.digest != judged:
@@ -250,7 +248,7 @@ def _plan(
             )
     except (CheckpointError, UsageError) as error:
         raise _no_source(error, choices, source) from error
-    session.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
+    run.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
     folder = past.folder
     registered = inspect_folder(folder, settings.digests)
     made = past.judged.quantize
@@ -268,13 +266,13 @@ def _plan(
         AdoptRuntime(folder=str(folder)),
         settings.store,
     )
-    _discard_if_gone(adopt, session.stages.store, settings)
+    _discard_if_gone(adopt, run.store, settings)
     planner = make_planner(choices, Located(checkpoint, draft=draft), settings, sources)
     # The policy is that of the verdict, to the letter.
     choices = replace(choices, policy=past.policy, remeasured=tuple(gates))
     made_so = {name: adopt}
     tried = past.bundle.attempted
-    return replace(planner, choices=choices, made=made_so, tried=tried, run=run).plan()
+    return replace(planner, choices=choices, made=made_so, tried=tried, run=run.log.run_id).plan()
 
 
 def _no_source(

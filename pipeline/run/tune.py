@@ -7,7 +7,7 @@ best of equal candidates looks faster. The gate has new starts and prompts.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,24 +22,22 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.checkpoint_resolver import Locator
+from pipeline.plan.compare import load_stage
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import served_arm
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import choose
-from pipeline.plan.screening import load_stage
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.plan.tuned_arm import TunedArm, add_candidate, gain_policy, make_defaults
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
 from pipeline.preflight.survey import refuse
-from pipeline.run.blocks import measure_blocks
-from pipeline.run.recorder import RunRecorder
-from pipeline.run.serving import Serving
-from pipeline.run.session import RunSession
-from pipeline.run.stage_run import StageRunner
-from pipeline.stages.speed import ROLE, SPEED
+from pipeline.run.compare import measure_arm
+from pipeline.run.run import Run
+from pipeline.run.servers import Servers
+from pipeline.stages.speed import ROLE, SPEED, count_starts
 from prepare.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from prepare.events import Progress
 from prepare.hardware import NodeInfo, this_node
@@ -118,18 +116,17 @@ def run_tune(
     workload = request.workload or policy.gates_on(None)[0].workload
     resolved = choices.resolved().model_copy(update={"workload": workload})
     request = replace(request, output=output)
-    session = RunSession(request, resolved, accelerator, settings, progress)
-
-    def work() -> ExitCode:
-        stages = session.stages
-        make = stages.output_of
+    run = Run(request, resolved, accelerator, settings, progress)
+    with run:
         trusts_code = request.trust_remote_code
         known = choices.checkpoints
-        locator = Locator(choices.profile, settings, make, session.progress, known, trusts_code)
+        locator = Locator(
+            choices.profile, settings, run.output_of, run.progress, known, trusts_code
+        )
         checkpoint = locator.source(choices, to_quantize=False)
-        session.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
+        run.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
         environments = {"evaluate", "serve", find_engine(profile.engine).environment}
-        return Tuning(
+        run.exit_code = Tuning(
             checkpoint=checkpoint,
             profile=profile,
             defaults=defaults,
@@ -138,14 +135,11 @@ def run_tune(
             identities={str(e): identity(e, accelerator, settings) for e in environments},
             node=node,
             machine=machine,
-            sources=SourceResolver(None, "", settings.digests, session.progress),
-            stages=stages,
-            log=session.log,
-            serving_of=session.serving,
+            sources=SourceResolver(None, "", settings.digests, run.progress),
+            servers=Servers(run),
             trust_remote_code=choices.asked.trust_remote_code,
         ).run(output)
-
-    return session.run(work)
+    return run.log.report()
 
 
 @dataclass
@@ -165,9 +159,7 @@ class Tuning:
     node: NodeInfo
     machine: Machine
     sources: SourceResolver
-    stages: StageRunner
-    log: RunRecorder
-    serving_of: Callable[[PlanProgress], Serving]
+    servers: Servers
     trust_remote_code: bool = False
 
     def run(self, output: Path | None = None) -> ExitCode:
@@ -242,19 +234,21 @@ class Tuning:
         arguments = candidate.serving(self.node).for_engine()
         report = ScreeningReport(name=candidate.name, outcome="measured", arguments=arguments)
         try:
-            self._hold(plan, replace(arm, stages=served, served=tuple(served)))
-            found = rule.evaluate(self.stages.loads(spec))
+            self._measure(plan, replace(arm, stages=served, served=tuple(served)))
+            found = rule.evaluate(
+                self.servers.run.loads(spec), count_starts(spec, self.servers.run.store)
+            )
             rate = found.estimate
             if found.state != "pass" or rate is None:
                 raise ServingError(
                     f"the load is no measurement: {found.why}",
-                    where=str(self.stages.store.stage_folder(spec.stage, spec.key)),
+                    where=str(self.servers.run.store.stage_folder(spec.stage, spec.key)),
                     hint="give the workload other arrivals, more seconds, or another hit_rate",
                 )
         except (ServingError, StageError) as error:
             if candidate == self.defaults:
                 raise
-            self.stages.progress.note(f"{candidate.name}: {error}")
+            self.servers.run.progress.note(f"{candidate.name}: {error}")
             failed = {"outcome": "failed", "reason": error.message}
             self._screened(report.model_copy(update=failed))
             return
@@ -267,15 +261,15 @@ class Tuning:
 
     def _confirm(self, output: Path | None) -> None:
         winner = self._best
-        self.stages.progress.note(
+        self.servers.run.progress.note(
             f"{winner.name} was the fastest in the screening; now it is measured "
             "against the defaults, on fresh servers, with other prompts"
         )
         plan = self._plan(winner)
         (arm,) = plan.variants
-        self._hold(plan, arm)
+        self._measure(plan, arm)
         (spec,) = (spec for spec in arm.stages.values() if spec.stage == SPEED.name)
-        found = judge_confirmed(self.stages.find_finished(spec), self.stages.loads(spec))
+        found = judge_confirmed(self.servers.run.find_finished(spec), self.servers.run.loads(spec))
         self._note(
             winner=winner.name,
             trial=plan.trial,
@@ -286,7 +280,7 @@ class Tuning:
         )
         if found.verdict != "pass":
             return
-        log = self.log
+        log = self.servers.run.log
         text = self._tuned(winner)
         write_atomically(log.folder / PROFILE, text)
         self._note(profile=str(log.folder / PROFILE))
@@ -303,11 +297,11 @@ class Tuning:
             reference={"checkpoint": self.checkpoint.digest, "tuned for": self._report.workload},
             sources=self.sources,
             identities=self.identities,
-            store=self.stages.store.root,
+            store=self.servers.run.store.root,
             machine=self.node.machine,
             profile=self._served,
             tried=[candidate.name],
-            run=self.log.run_id,
+            run=self.servers.run.log.run_id,
         ).build()
 
     def _arm(self, name: str, candidate: TunedArm) -> Arm:
@@ -317,16 +311,13 @@ class Tuning:
             trust_remote_code=self.trust_remote_code,
         )
 
-    def _hold(self, plan: Plan, arm: Arm) -> None:
-        state = PlanProgress(plan, self.stages.store)
-        serving = self.serving_of(state)
-        serving.hold(arm, state.served(arm))
-        measure_blocks(arm, serving)
+    def _measure(self, plan: Plan, arm: Arm) -> None:
+        measure_arm(self.servers, PlanProgress(plan, self.servers.run.store), arm)
 
     def _tuned(self, winner: TunedArm) -> str:
         """Return a file for `prepare model --profile`."""
         gain = f"tuned for {self._report.workload}: at least {self._report.min_gain or 0:.3f} "
-        gain += f"of the defaults' output tokens/s (run {self.log.run_id})"
+        gain += f"of the defaults' output tokens/s (run {self.servers.run.log.run_id})"
         workloads = winner.profile.workloads.items()
         tuned = winner.profile.model_copy(
             update={
@@ -345,7 +336,7 @@ class Tuning:
 
     def _note(self, **changes: Any) -> None:
         self._report = self._report.model_copy(update=changes)
-        self.log.update(tuning=self._report)
+        self.servers.run.log.update(tuning=self._report)
 
 
 def _recipe(name: str) -> Recipe:

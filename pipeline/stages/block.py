@@ -1,14 +1,15 @@
-"""Measures one block: one arm's server after another, under the same prompts.
+"""Measures one block: a load of each arm, in drawn order, under the same prompts.
 
-A killed block is drawn again. An arm whose server does not start, or ends under load, is missing in
-the block; `starts.py` counts this.
+With fresh starts one arm's server is up after another, else all are up. A killed block is drawn
+again. An arm whose server does not start, or ends under load, is missing in the block; `starts.py`
+counts this. Running endpoints are measured alike.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog, LoadRun, read
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.speed.schedule import draw_block, load_seed
 from pipeline.serving.served_model import ServedModel, ServerRuntime
-from pipeline.stages.attempts import AttemptLedger, Counted, Trial
+from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.context import StageContext
 from prepare.digest import digest_bytes, digest_json
 from prepare.errors import PrepareError, ServingError, StoreError, raise_as
@@ -33,10 +34,10 @@ from recipes.traffic_file import prompts_of
 BASELINE = "baseline"
 
 
-class SideLostError(ServingError):
-    """A side's server answered no request of a load."""
+class ArmLostError(ServingError):
+    """An arm's server does not start, has ended, or answered no request of a load."""
 
-    side = ""
+    arm = ""
     """Its name; '' if it is unknown."""
 
 
@@ -64,23 +65,19 @@ class LoadRuntime(WorkerRuntime):
     tokenizer: str = Field("", description="folder")
     gate: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
     file: str | None = Field(None, description="of a workload that has one")
-    counted: Counted | None = Field(None, description="None of a race, which decides nothing")
+    counted: Counted | None = Field(None, description="None if it decides nothing")
 
 
 class BlockParameters(LoadParameters):
     """The measurement, and a block's number."""
 
-    baseline: ServedModel
-    trial: Trial = Field(description="the variants that are judged together")
+    arms: dict[str, str] = Field(
+        description="that are measured together: by name, the key of the sanity stage"
+    )
     also: list[LoadParameters] = Field(
         [], fail_fast=True, description="further loads of the same starts"
     )
     number: int = Field(0, ge=0, description="of the block")
-
-    @property
-    def arms(self) -> list[str]:
-        """All arms that a block can have."""
-        return [*([BASELINE] if self.rule.compares else []), *sorted(self.trial.variants)]
 
     @property
     def identity(self) -> str:
@@ -118,7 +115,7 @@ class BlockResult(Record):
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-BLOCK = Stage("block", 6, BlockParameters, BlockRuntime, BlockResult)
+BLOCK = Stage("block", 7, BlockParameters, BlockRuntime, BlockResult)
 
 
 RESUMED = (IN_PROGRESS,)  # how often the block was begun
@@ -129,51 +126,110 @@ def run(context: Context) -> BlockResult:
     """Measure the block."""
     parameters = context.parameters
     runtime = context.runtime
-    assert context.servers is not None
-    assert runtime.arms.keys() <= set(parameters.arms)
+    assert runtime.arms.keys() <= parameters.arms.keys()
     log = LoadLog(context.folder)
-    begun = log.start(log.open({}, seed_of(parameters)), 0)
-    before = begun.starts - 1
-    order, traffic = draw_block(begun.seed, parameters.number, before, parameters.arms)
+    begun = log.start(log.open(seed_of(parameters)), 0)
+    order, traffic = draw_block(begun.seed, parameters.number, begun.starts - 1, parameters.arms)
     if runtime.counted is not None:
         AttemptLedger(context.store).begin(runtime.counted, parameters.measurement)
-    loads: list[tuple[LoadParameters, str | None, str]] = [(parameters, runtime.file, "")]
-    for load in parameters.also:
-        if load.name in runtime.also:
-            loads.append((load, runtime.also[load.name], load.name))
-    measured: dict[str, str] = {}
-    facts: dict[str, Any] = {}
-    failed = []
-    for arm in order:
-        if arm not in runtime.arms:
-            continue
-        side = BASELINE if arm == BASELINE else "candidate"
-        start = {
-            **{"side": side, "block": parameters.number, "server_run": before},
-            "order": len(measured),
-        }
-        context.advance(f"speed {parameters.name}, block {parameters.number}", len(measured), None)
-        try:
-            with context.servers.up(arm) as endpoint:
-                server = (runtime.arms[arm].served, ServerRuntime.model_validate(endpoint))
-                for load, file, also in loads:
-                    drawn = {**start, "seed": load_seed(traffic, also)}
-                    facts = measure_loads(context, {side: server}, drawn, load, file)
-        except PrepareError as error:
-            context.servers.leave(arm, error)
-            failed.append(arm)
-            log.cut(len(measured) * len(loads))
-            continue
-        measured[arm] = digest_of(runtime.arms[arm].sanity, context.store)
+    measuring = MeasuredBlock(context, begun.starts - 1, traffic)
+    waiting = [arm for arm in order if arm in runtime.arms]
+    stay = parameters.rule.starts == "once"
+    while waiting:
+        group = waiting if stay else waiting[:1]
+        lost = measuring.measure(group, stay=stay)
+        waiting = [arm for arm in waiting if arm not in (*measuring.measured, lost)]
     return BlockResult(
-        **facts,
-        arms=measured,
-        workloads=[load.name for load, _, _ in loads],
-        failed=failed,
+        **measuring.facts,
+        arms={
+            arm: digest_of(runtime.arms[arm].sanity, context.store) for arm in measuring.measured
+        },
+        workloads=[load.name for load, _, _ in measuring.loads],
+        failed=measuring.failed,
         seed=begun.seed,
         starts=begun.starts,
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
     )
+
+
+class MeasuredBlock:
+    """A block in progress: arms with complete loads, in that order, and arms that were lost.
+
+    `before` counts the block's earlier beginnings. `traffic` is the seed of its loads.
+    """
+
+    def __init__(self, context: Context, before: int, traffic: int) -> None:
+        self.measured: list[str] = []
+        self.failed: list[str] = []
+        self.facts: dict[str, Any] = {}
+        self._context = context
+        self._before = before
+        parameters = context.parameters
+        runtime = context.runtime
+        self.loads: list[tuple[LoadParameters, str | None, int]] = [
+            (parameters, runtime.file, load_seed(traffic, ""))
+        ]
+        for load in parameters.also:
+            if load.name in runtime.also:
+                seed = load_seed(traffic, load.name)
+                self.loads.append((load, runtime.also[load.name], seed))
+
+    def measure(self, group: Sequence[str], *, stay: bool) -> str:
+        """Measure these arms; return one that was lost, or ''."""
+        context = self._context
+        name = context.parameters.name
+        number = context.parameters.number
+        context.advance(f"speed {name}, block {number}", len(self.measured), None)
+        servers = context.servers
+        assert servers is not None
+        try:
+            with servers.up(group, stay=stay) as endpoints:
+                served = {
+                    arm: (context.runtime.arms[arm].served, ServerRuntime.model_validate(facts))
+                    for arm, facts in endpoints.items()
+                }
+                self.facts = measure_loads(context, served, self._drawn(group), self.loads)
+        except PrepareError as error:
+            lost = error.arm if isinstance(error, ArmLostError) else ""
+            if not lost and len(group) > 1:
+                raise
+            lost = lost or group[0]
+            servers.leave(lost, error)
+            self.failed.append(lost)
+            self._keep_complete(group, lost)
+            return lost
+        self.measured += group
+        return ""
+
+    def _drawn(self, group: Sequence[str]) -> list[dict[str, Any]]:
+        """Return place and side of each arm's loads."""
+        parameters = self._context.parameters
+        return [
+            {
+                "arm": arm,
+                "side": BASELINE if arm == BASELINE and parameters.rule.compares else "candidate",
+                "block": parameters.number,
+                "server_run": self._before,
+                "order": place,
+            }
+            for place, arm in enumerate(group, start=len(self.measured))
+        ]
+
+    def _keep_complete(self, group: Sequence[str], lost: str) -> None:
+        """Drop the loads of the lost arm, and of one that was not measured completely."""
+        log = LoadLog(self._context.folder)
+        loads = log.loads()
+        size = len(self.loads)
+        complete = [*self.measured, *group][: len(loads) // size]
+        kept = [
+            load
+            for place, arm in enumerate(complete)
+            if arm != lost
+            for load in loads[place * size : (place + 1) * size]
+        ]
+        log.cut(0)
+        log.append(kept)
+        self.measured = [arm for arm in complete if arm != lost]
 
 
 def seed_of(parameters: BlockParameters) -> int:
@@ -262,33 +318,40 @@ PROMPTS = "prompts.jsonl"
 
 
 def measure_loads(
-    context: StageContext[Any, Any],
+    context: Context,
     servers: Mapping[str, tuple[ServedModel, ServerRuntime]],
-    start: Mapping[str, Any],
-    load: LoadParameters,
-    file: str | None,
+    drawn: Sequence[Mapping[str, Any]],
+    loads: Sequence[tuple[LoadParameters, str | None, int]],
 ) -> dict[str, Any]:
-    """Have the worker measure on running servers; return its facts.
+    """Have the worker measure running servers; return its facts.
 
-    `start` is described in eval_gates/speed/speed_worker.py.
+    `drawn` has the arms in order, as eval_gates/speed/speed_worker.py describes. `loads` are each
+    arm's, with the workload's file and the seed.
     """
-    runtime = context.runtime
     is_ours = all(endpoint.socket is not None for _, endpoint in servers.values())
-    with _prompts_in_place(context.folder / PROMPTS, load.workload, file) as workload:
+    with ExitStack() as held:
         spec = {
-            "name": load.name,
-            "workload": workload,
-            "rule": load.rule.model_dump(),
-            "start": dict(start),
+            "arms": [dict(arm) for arm in drawn],
+            "loads": [
+                {
+                    "name": load.name,
+                    "workload": held.enter_context(
+                        _prompts_in_place(context.folder / f"{number}.{PROMPTS}", load, file)
+                    ),
+                    "rule": load.rule.model_dump(),
+                    "seed": seed,
+                }
+                for number, (load, file, seed) in enumerate(loads)
+            ],
             "endpoints": {
-                side: {
+                arm: {
                     **endpoint.model_dump(include={"url", "model", "socket"}),
                     # The engine of a user's endpoint is unknown; most are vLLM's.
                     "counters": dict(find_engine(served.serving.engine).counters),
                 }
-                for side, (served, endpoint) in servers.items()
+                for arm, (served, endpoint) in servers.items()
             },
-            "tokenizer": runtime.tokenizer,
+            "tokenizer": context.runtime.tokenizer,
             "trust_remote_code": any(served.trust_remote_code for served, _ in servers.values()),
             "on_gpus": is_ours
             and all(served.hardware.accelerator == "cuda" for served, _ in servers.values()),
@@ -301,32 +364,32 @@ def measure_loads(
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
         except ServingError as error:
-            named = [server for side, (_, server) in servers.items() if side == error.where]
+            named = [server for arm, (_, server) in servers.items() if arm == error.where]
             logs = {each.server_log for each in named or [each for _, each in servers.values()]}
-            lost = SideLostError(
+            lost = ArmLostError(
                 error.message,
                 where=", ".join(sorted(logs)),
                 hint="read the server's log; running the same command again goes on from here",
             )
-            lost.side = error.where if named else ""
+            lost.arm = error.where if named else ""
             raise lost from error
 
 
 @contextmanager
 def _prompts_in_place(
-    copy: Path, workload: Mapping[str, Any], file: str | None
+    copy: Path, load: LoadParameters, file: str | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the workload for the load generator; its file exists only meanwhile.
 
     Users' prompts are not evidence.
     """
-    if workload["kind"] != "requests":
-        yield dict(workload)
+    if load.workload["kind"] != "requests":
+        yield dict(load.workload)
         return
     try:
         with copy.open("w") as lines:
             for prompt in prompts_of(Path(file or "")):
                 lines.write(json.dumps({"prompt": prompt}) + "\n")
-        yield {**workload, "file": str(copy)}
+        yield {**load.workload, "file": str(copy)}
     finally:
         copy.unlink(missing_ok=True)

@@ -33,13 +33,18 @@ ROOM_BYTES = 2**16
 BOOTSTRAP = Path(worker_protocol.__file__)
 
 
-class Servers(Protocol):
-    """Model servers, started one after another."""
+class ArmServers(Protocol):
+    """Model servers of several arms."""
 
-    def up(self, arm: str) -> AbstractContextManager[dict[str, Any]]:
-        """Serve the arm meanwhile; yield facts on its endpoint; raise ServingError."""
+    def up(
+        self, names: Sequence[str], *, stay: bool
+    ) -> AbstractContextManager[dict[str, dict[str, Any]]]:
+        """Serve the arms meanwhile, and afterwards if they `stay`; yield facts by arm.
 
-    def leave(self, arm: str, error: PrepareError) -> None:
+        ServingError: a server does not start, or ended.
+        """
+
+    def leave(self, name: str, error: PrepareError) -> None:
         """Continue without the arm, or raise the error."""
 
 
@@ -53,7 +58,7 @@ class StageContext(Generic[Parameters, Runtime]):
     progress: Progress
     notes: list[str] = field(default_factory=list)
     peak_memory_bytes: int | None = None
-    servers: Servers | None = None
+    servers: ArmServers | None = None
     earlier_seconds: float = 0.0  # that its work took in other stages
 
     @property
@@ -171,7 +176,7 @@ class StageContext(Generic[Parameters, Runtime]):
 
 
 def advance(
-    spec: StageSpec, store: Store, progress: Progress, servers: Servers | None = None
+    spec: StageSpec, store: Store, progress: Progress, servers: ArmServers | None = None
 ) -> tuple[StageRecord, bool]:
     """Run a stage, or find another process's record; return whether it ran here.
 

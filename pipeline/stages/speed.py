@@ -1,19 +1,15 @@
-"""Measures a speed gate, or collects its blocks.
+"""Collects a speed gate's loads from its blocks.
 
-`loads.jsonl` has every load (eval_gates/speed/load_run.py) in order. An interrupted try leaves it
-to the next.
+`loads.jsonl` has every load (eval_gates/speed/load_run.py) in order.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
-from eval_gates.speed.load_run import IN_PROGRESS, LOADS, LoadLog
+from eval_gates.speed.load_run import LOADS, LoadLog
 from eval_gates.speed.rules import StartCount
-from pipeline.serving.served_model import ServedModel, ServerRuntime
-from pipeline.stages.attempts import AttemptLedger
+from pipeline.serving.served_model import ServedModel
 from pipeline.stages.block import (
     BASELINE,
     BlockParameters,
@@ -22,7 +18,6 @@ from pipeline.stages.block import (
     collect,
     digest_of,
     find_blocks,
-    measure_loads,
     seed_of,
 )
 from pipeline.stages.context import StageContext
@@ -41,18 +36,12 @@ class SpeedParameters(LoadParameters):
 
     sides: dict[str, ServedModel] = Field(description="candidate, and baseline where it compares")
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether each load has a new server start, measured by `block`."""
-        return self.rule.starts == "fresh"
-
 
 class SpeedRuntime(LoadRuntime):
-    """The sides' endpoints, and the workload's files."""
+    """The measurement whose blocks are collected, and the workload's files."""
 
-    endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
-    measurement: BlockParameters | None = Field(None, description="of fresh starts: its blocks")
-    arm: str = Field("", description="the candidate's name in them")
+    measurement: BlockParameters
+    arm: str = Field(description="the candidate's name in the blocks")
     first_file: str | None = Field(None, description="of the blocks' first workload, if it has one")
 
 
@@ -62,10 +51,6 @@ class SpeedResult(Record):
     units: int = Field(description="blocks")
     state: str
     seed: int = Field(description="that traffic was drawn with")
-    server_runs: int = Field(
-        description="of the servers, that were begun; of one that ended too soon what was whole "
-        "is kept. With fresh starts, number of blocks that were begun",
-    )
     arms: list[str] = Field(description="among which the order is drawn")
     arm: str = Field(description="the candidate's name among them")
     loads_digest: str
@@ -79,55 +64,43 @@ class SpeedResult(Record):
     )
 
 
-SPEED = Stage("speed", 11, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 12, SpeedParameters, SpeedRuntime, SpeedResult)
 
 
-Context = StageContext[SpeedParameters, SpeedRuntime]
-RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn again
-
-
-def run(context: Context) -> SpeedResult:
-    """Measure, or collect blocks."""
+def run(context: StageContext[SpeedParameters, SpeedRuntime]) -> SpeedResult:
+    """Collect the gate's loads."""
     parameters = context.parameters
-    runtime = context.runtime
-    rule = context.parameters.rule
+    measurement = context.runtime.measurement
+    arm = context.runtime.arm
+    rule = parameters.rule
+    sanities = {
+        BASELINE if side == "baseline" else arm: digest_of(reference, context.store)
+        for side, reference in context.spec.inputs.items()
+    }
+    every = list(find_blocks(measurement, context.store, {}))
+    blocks, loads = collect(parameters, arm, sanities, every)
     log = LoadLog(context.folder)
+    log.cut(0)
+    log.append(loads)
+    context.earlier_seconds = sum(block.seconds for block in blocks)
     starts = count_starts(context.spec, context.store)
-    if parameters.is_fresh:
-        found = _collect(context, log)
-    else:
-        begun = log.open(context.input_digests())
-        loads = [load for unit in rule.units(log.loads()) for load in unit]
-        facts: dict[str, Any] = {}
-        if rule.needs_more(loads, starts):
-            if begun.starts:
-                done = f"{len(loads) // len(rule.sides)} {rule.unit}"
-                context.note(f"goes on after {done} that were measured before")
-            if runtime.counted is not None:  # before a load is stored
-                AttemptLedger(context.store).begin(runtime.counted, parameters.measurement)
-            start = {"seed": begun.seed, "server_run": begun.starts}
-            begun = log.start(begun, len(loads))
-            servers = {
-                side: (parameters.sides[side], each) for side, each in runtime.endpoints.items()
-            }
-            facts = measure_loads(context, servers, start, parameters, runtime.file)
-        arms = {"arms": rule.sides, "arm": "candidate"}
-        found = {**facts, **arms, "seed": begun.seed, "server_runs": begun.starts}
-    loads = log.loads()
     return SpeedResult(
-        **found,
-        units=len(rule.units(loads)),
+        units=len(blocks),
         state=rule.evaluate(loads, starts).state,
+        seed=seed_of(measurement),
+        arms=sorted(measurement.arms),
+        arm=arm,
+        loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
+        prompts_drawn_by=next((block.result.prompts_drawn_by for block in blocks), ""),
+        also=parameters.name if parameters.name != measurement.name else "",
         deviation=rule.deviation(loads),
         starts=starts,
-        loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
     )
 
 
 def measurement_of(spec: StageSpec) -> str:
     """Return the identity of a gate's measurement, which its servers' starts are recorded by."""
-    measurement = SPEED.runtime_of(spec).measurement
-    return measurement.identity if measurement is not None else spec.key
+    return SPEED.runtime_of(spec).measurement.identity
 
 
 def count_starts(spec: StageSpec, store: Store) -> dict[str, StartCount]:
@@ -141,27 +114,4 @@ def count_starts(spec: StageSpec, store: Store) -> dict[str, StartCount]:
         side: StartLedger(store, spec.inputs[side].key).count(own)
         for side, served in parameters.sides.items()
         if served.endpoint is None
-    }
-
-
-def _collect(context: Context, log: LoadLog) -> dict[str, Any]:
-    runtime = context.runtime
-    measurement = context.runtime.measurement
-    assert measurement is not None
-    sanities = {
-        BASELINE if side == BASELINE else runtime.arm: digest_of(reference, context.store)
-        for side, reference in context.spec.inputs.items()
-    }
-    found = list(find_blocks(measurement, context.store, {}))
-    blocks, loads = collect(context.parameters, runtime.arm, sanities, found)
-    log.cut(0)
-    log.append(loads)
-    context.earlier_seconds = sum(block.seconds for block in blocks)
-    return {
-        "seed": seed_of(measurement),
-        "server_runs": sum(block.result.starts for block in blocks),
-        "arms": measurement.arms,
-        "arm": runtime.arm,
-        "also": context.parameters.name if context.parameters.name != measurement.name else "",
-        "prompts_drawn_by": next((block.result.prompts_drawn_by for block in blocks), ""),
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -33,7 +33,9 @@ class ServerStart(Record):
     """One file of the record."""
 
     number: int = Field(ge=1, description="of the start of this arm")
-    measurement: str = Field("", description="digest of the measurement; '' for questions")
+    measurements: list[str] = Field(
+        [], fail_fast=True, description="digests of those that it served; none for questions alone"
+    )
     run: str = Field("", description="id of the run")
     when: str = Field("", description="time of the start, UTC")
     state: State = Field(
@@ -64,7 +66,7 @@ class StartLedger:
             while True:  # several copies may start the same arm
                 start = ServerStart(
                     number=number,
-                    measurement=measurement,
+                    measurements=[measurement] if measurement else [],
                     run=run,
                     when=datetime.now(UTC).isoformat(timespec="seconds"),
                 )
@@ -76,6 +78,15 @@ class StartLedger:
         """Record what became of the start."""
         was_ready = start.was_ready or state == "ready"
         changes = {"state": state, "was_ready": was_ready, "why": why[:2000]}
+        return self._change(start, changes)
+
+    def note_measurement(self, start: ServerStart, measurement: str) -> ServerStart:
+        """Record that the start serves a measurement, too."""
+        if measurement in start.measurements:
+            return start
+        return self._change(start, {"measurements": [*start.measurements, measurement]})
+
+    def _change(self, start: ServerStart, changes: dict[str, Any]) -> ServerStart:
         changed = start.model_copy(update=changes)
         with raise_as(StoreError, "the server's start cannot be recorded", self._folder):
             write_atomically(self._path(start.number), changed.model_dump_json())
@@ -98,7 +109,7 @@ class StartLedger:
         first = next((n for n, each in enumerate(starts) if each.was_ready), len(starts))
         counted = starts[first:]
         if measurement:
-            counted = [each for each in starts if each.measurement == measurement]
+            counted = [each for each in starts if measurement in each.measurements]
         failed = [each for each in counted if each.state == "failed"]
         return StartCount(
             tried=len(counted), failed=len(failed), why=failed[-1].why if failed else ""

@@ -1,10 +1,10 @@
-"""A block of fresh starts, by the real load client: a process a start, and all arms are asked the
-same."""
+"""A block by the real load client: all arms are asked the same, with a worker for each fresh start,
+and one for servers that stay up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,16 @@ import pytest
 from answering_socket import answering
 
 from eval_gates.speed.rules import SpeedRule
+from eval_gates.speed.schedule import Starts
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages.attempts import trial_of
 from pipeline.stages.block import BlockArm, BlockParameters, BlockRuntime, block_spec, find_blocks
 from pipeline.stages.context import advance
 from prepare.errors import PrepareError
 from prepare.events import NullProgress
 from prepare.stage import StageRecord, StageReference
 from prepare.store import RECORD, Store
-from recipes.catalog import load_policy
 from recipes.workload import Arrivals, RandomWorkload
 
 pytestmark = [
@@ -41,19 +40,32 @@ class Answering:
     """A server for each arm."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.started = folder, list[str]()
+        self.folder = folder
+        self.groups: list[list[str]] = []
 
     @contextmanager
-    def up(self, arm: str) -> Iterator[dict[str, Any]]:
-        self.started.append(arm)
-        with answering(self.folder / f"s{len(self.started)}") as socket:
-            yield {"url": "http://localhost", "model": "m", "socket": str(socket)}
+    def up(self, names: Sequence[str], *, stay: bool) -> Iterator[dict[str, dict[str, Any]]]:
+        self.groups.append(list(names))
+        with ExitStack() as held:
+            yield {
+                name: {
+                    "url": "http://localhost",
+                    "model": "m",
+                    "socket": str(
+                        held.enter_context(answering(self.folder / f"{len(self.groups)}.{name}"))
+                    ),
+                }
+                for name in names
+            }
 
-    def leave(self, arm: str, error: PrepareError) -> None:
+    def leave(self, name: str, error: PrepareError) -> None:
         raise error
 
 
-def test_all_arms_of_a_block_are_asked_the_same(demo_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("starts", "groups"), [("fresh", 6), ("once", 2)])
+def test_all_arms_of_a_block_are_asked_the_same(
+    demo_model: Path, tmp_path: Path, starts: Starts, groups: int
+) -> None:
     store = Store(tmp_path / "store")
     sanity = finished_sanity(store)
     arms = ("baseline", "awq", "fp8")
@@ -64,13 +76,11 @@ def test_all_arms_of_a_block_are_asked_the_same(demo_model: Path, tmp_path: Path
         environment="serve",
         python=str(python),
     )
-    policy = load_policy("demo")
     measurement = BlockParameters(
         name="small",
         workload=SMALL.model_dump(),
-        rule=RULE,
-        baseline=ServedModel(),
-        trial=trial_of({"model": "m"}, {"fp8": "a", "awq": "b"}, policy),
+        rule=RULE.model_copy(update={"starts": starts}),
+        arms=dict.fromkeys(arms, "k"),
     )
     servers = Answering(tmp_path)
     for number in range(2):
@@ -79,7 +89,7 @@ def test_all_arms_of_a_block_are_asked_the_same(demo_model: Path, tmp_path: Path
         )
     blocks = list(find_blocks(measurement, store, {}))
     assert [sorted(block.result.arms) for block in blocks] == [sorted(arms)] * 2
-    assert len(servers.started) == 6
+    assert len(servers.groups) == groups
     assert [len({load.prompts_sha256 for load in block.loads}) for block in blocks] == [1, 1]
     assert len({block.loads[0].prompts_sha256 for block in blocks}) == 2
     assert not any(error for b in blocks for load in b.loads for error in load.requests.error)

@@ -68,12 +68,16 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
         "model": "m",
         "counters": COUNTERS,
     }
-    spec = {
+    load = {
         "name": "few",
         "workload": workload.model_dump(),
         "rule": {"kind": "slo", "alpha": 0.05, "blocks": 1, "limits": {"ttft_ms_p50": 1e4}},
-        "start": {"side": "candidate", "block": 0, "server_run": 0, "order": 0, "seed": 7},
-        "endpoints": {"candidate": endpoint},
+        "seed": 7,
+    }
+    spec = {
+        "arms": [{"arm": "fp8", "side": "candidate", "block": 0, "server_run": 0, "order": 0}],
+        "loads": [load],
+        "endpoints": {"fp8": endpoint},
         **{"tokenizer": str(demo_model), "trust_remote_code": False, "on_gpus": False},
     }
     (tmp_path / "spec.json").write_text(json.dumps(spec))
@@ -89,10 +93,10 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     )
     answer = json.loads(result.read_text())
     assert answer["ok"], (answer, ran.stdout[-2000:])
-    (load,) = read_loads(output / LOADS)
-    assert set(load.requests.error) == {None}
-    assert load.before is not None
-    assert load.after is not None
-    drafted = counts_between(load.before.model_dump(), load.after.model_dump())
+    (measured,) = read_loads(output / LOADS)
+    assert set(measured.requests.error) == {None}
+    assert measured.before is not None
+    assert measured.after is not None
+    drafted = counts_between(measured.before.model_dump(), measured.after.model_dump())
     assert drafted is not None
-    assert drafted["drafts"] == drafted["accepted_tokens"] >= len(load.requests)
+    assert drafted["drafts"] == drafted["accepted_tokens"] >= len(measured.requests)

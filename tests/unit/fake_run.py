@@ -20,14 +20,14 @@ answer log, judging, evidence, promotion. So a run of any shape is made by sayin
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from asked_run import choice_of
 from listener import Listener
-from pretend_stages import PretendModels, PretendStages, Score
+from pretend_stages import PretendModels, PretendRun, PretendServers, Score
 from sample_reports import REQUEST, RESOLVED
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
@@ -43,19 +43,19 @@ from artifacts.release import (
 )
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.suites.sources import QuestionSource, SuiteSource
+from pipeline.environments.environment import Accelerator
+from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
-from pipeline.run.copies import Lead
-from pipeline.run.pieces import Pieces
-from pipeline.run.recorder import RunRecorder
-from pipeline.run.screening import run_screening
-from pipeline.run.serving import Serving
-from pipeline.run.work import Copy
+from pipeline.run.compare import compare_arms
+from pipeline.run.copies import JoinedRun
+from pipeline.run.work import carry_out
 from pipeline.stages.evidence import Evidence
 from prepare.digest import FileDigests
+from prepare.errors import ExitCode
 from prepare.lots import Node
 from prepare.private_files import write_atomically
 from prepare.store import RUN_RECORD, Store
@@ -190,7 +190,6 @@ class FakeRun:
         until_pass: gate one variant after another, up to the first that passes.
         adopted: variants that are not quantized here.
         run_id: of a run that other processes work on as well.
-        before_asking: called once the questions are laid out.
     """
 
     root: Path
@@ -207,7 +206,6 @@ class FakeRun:
     until_pass: bool = False
     starts: str | None = None  # of servers whose speed is compared; None: the accelerator's
     adopted: tuple[AdoptedVariant, ...] = ()
-    before_asking: Callable[[], None] = lambda: None
     run_id: str | None = None
     report: RunReport = field(init=False)
 
@@ -273,30 +271,30 @@ class FakeRun:
         Args:
             remeasured: gates that are measured again though it is over.
         """
-        store, checkpoint = self.store, self.checkpoint
+        checkpoint = self.checkpoint
         recipes = (*self.recipes, *(each.recipe.name for each in self.adopted))
         named = {"checkpoint": checkpoint.ref, "recipes": recipes, "name": NAME}
         request = replace(REQUEST, **named, registry=self.uri)
         resolved = RESOLVED.model_copy(update=named)
-        log = RunRecorder(store, request, resolved, run_id=self.run_id)
-        log.update(checkpoint=describe_source(checkpoint), registered_name=NAME)
-        stages = PretendStages(store, self.models, log)
-        node = self.node
-        plan = replace(self.plan(log.run_id, remeasured), until_pass=self.until_pass)
-        serving = Serving(PlanProgress(plan, store), stages, self.models, node)
-        copy = Copy(store, log.folder, node, stages.progress)
+        settings = Settings(home=self.root.parent / "home", store=self.root)
+        joined = JoinedRun(request, self.run_id)
+        run = PretendRun(request, resolved, Accelerator.CPU, settings, Listener(), joined)
+        run.models = self.models
+        run.node = self.node
+        run.log.update(checkpoint=describe_source(checkpoint), registered_name=NAME)
+        plan = replace(self.plan(run.log.run_id, remeasured), until_pass=self.until_pass)
+        state = PlanProgress(plan, run.store)
+        servers = PretendServers(run)
+        code = ExitCode.SUCCESS
         if self.screen:
-            size, ablate = checkpoint.weights_bytes, self.ablate
-            code = run_screening(serving, size, ablate=ablate)
-            log.finish("finished", code)
-            self.report = log.report()
-            return self.report
-        with Lead(log, stages.progress) as lead:
-            Pieces(serving, copy, self.before_asking).do(lead.try_to)
-        for served in ("baseline", *recipes):
-            (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
-        log.finish("finished", 0)
-        self.report = log.report()
+            code = compare_arms(servers, state, checkpoint.weights_bytes, ablate=self.ablate)
+        else:
+            carry_out(servers, state)
+            for served in ("baseline", *recipes):
+                log = run.log.folder / f"server.{served}.log"
+                log.write_text(f"the server of {served}\n")
+        run.log.finish("finished", code)
+        self.report = run.log.report()
         return self.report
 
     def save(self, **changes: Any) -> RunReport:

@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ from eval_gates.speed.speed_worker import measure_loads
 from eval_gates.stopping import PLAN
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.plan.plan import Arm
-from pipeline.run.recorder import RecordingProgress
-from pipeline.run.stage_run import StageRunner
+from pipeline.run.run import Run
+from pipeline.run.servers import BlockServers, Servers
 from pipeline.stages import stage_code
 from pipeline.stages.check_weights import CHECK_WEIGHTS, check_variant
-from pipeline.stages.context import Servers, StageContext
+from pipeline.stages.context import StageContext
 from prepare.digest import digest_bytes, digest_json
 from prepare.errors import ServingError, StageError
 from prepare.private_files import write_atomically
@@ -105,6 +106,8 @@ class PretendModels:
 
     kernels: dict[str, str] = field(default_factory=dict)  # as the log names them
     open_now: set[str] = field(default_factory=set)
+    most_open: int = 0
+    died: set[str] = field(default_factory=set)  # servers that have ended by themselves
     looks: int = 0
     dies_at_look: int | None = None
     loads: int = 0
@@ -115,40 +118,56 @@ class PretendModels:
     """(variant, 'start' or 'load'): whether its server fails then."""
     disturbed_loads: int = 0  # from the first one on
 
-    def open(self, arm: Arm) -> dict[str, Any]:
+    def open(self, name: str) -> dict[str, Any]:
         """Bring the arm's pretended server up."""
-        is_down = arm.recipe.name not in self.open_now
-        if arm.recipe.name in self.broken or (is_down and self.is_lost(arm.recipe.name, "start")):
-            raise ServingError(f"the server of {arm.recipe.name} does not come up")
-        if arm.recipe.name not in self.open_now:
-            self.open_now.add(arm.recipe.name)
-            assert len(self.open_now - {"baseline"}) <= 1, "two variants concurrently"
-            self.served.append(arm.recipe.name)
+        if name in self.broken or self.is_lost(name, "start"):
+            raise ServingError(f"the server of {name} does not come up")
+        self.open_now.add(name)
+        self.most_open = max(self.most_open, len(self.open_now))
+        self.served.append(name)
         return {"url": "http://127.0.0.1:1", "model": "model", "server": {"ready_seconds": 1.0}}
 
-    def check_alive(self) -> None:
+    def check_alive(self, name: str) -> None:
         """It is, unless the test says that it died after so many looks."""
         self.looks += 1
-        if self.dies_at_look == self.looks:
+        if self.dies_at_look == self.looks or name in self.died:
+            self.died.discard(name)
             raise ServingError("the model server ended with exit code 9")
 
-    def close(self) -> None:
-        """Take the servers down."""
-        self.open_now.clear()
 
+class PretendRun(Run):
+    """A run that carries out stages with the pretended models, in this process."""
 
-class PretendStages(StageRunner):
-    """Runs stages with the pretended models, in this process."""
+    models: PretendModels
 
-    def __init__(self, store: Store, models: PretendModels, log: Any) -> None:
-        progress = RecordingProgress(Listener(), log)
-        super().__init__(store, lambda _: Path("python"), log, progress)
-        self.models = models
+    def python_of(self, environment: str) -> Path:
+        """No environment is built."""
+        return Path("python")
 
-    def do(self, spec: StageSpec, servers: Servers | None = None) -> bool:
+    def carry_out_stage(self, spec: StageSpec, servers: BlockServers | None = None) -> bool:
         """Pretend what needs an environment; all else is the stage's own code."""
         run_stage(spec, self.store, self.models, servers)
         return True
+
+
+class PretendServers(Servers):
+    """Servers of pretended models; starts, resources and failures are the real code's."""
+
+    def __init__(self, run: PretendRun) -> None:
+        super().__init__(run)
+        self.models = run.models
+
+    def start_process(self, arm: Arm) -> dict[str, Any]:
+        """Open the model."""
+        return self.models.open(arm.recipe.name)
+
+    def check_process(self, name: str) -> None:
+        """Ask the model."""
+        self.models.check_alive(name)
+
+    def stop_process(self, name: str) -> None:
+        """Close the model."""
+        self.models.open_now.discard(name)
 
 
 class PretendContext(StageContext[Any, Any]):
@@ -189,22 +208,17 @@ class PretendContext(StageContext[Any, Any]):
 
     def put_under_load(self, worker_spec: dict[str, Any]) -> dict[str, Any]:
         """As the real worker does, with loads that take as long as the models say."""
-        variants = {"baseline": "baseline", "candidate": self.spec.variant}
-        workload = worker_spec["workload"]
-        at_once = workload["arrivals"]["concurrency"]
         models = self.models
-        if side := worker_spec["start"].get("side"):  # of a block, which has several variants
-            (variants[side],) = models.open_now
-        assert models.open_now == {variants[side] for side in worker_spec["endpoints"]}
+        assert models.open_now >= set(worker_spec["endpoints"])
 
-        def measure(side: str, requests: int, seed: int, at: Any) -> dict[str, Any]:
+        def measure(at_once: int, arm: str, requests: int, seed: int, at: Any) -> dict[str, Any]:
             models.loads += 1
-            is_dead = variants[side] in models.dies_under_load | models.dies_once
-            models.dies_once.discard(variants[side])
-            is_dead = is_dead or models.is_lost(variants[side], "load")
+            is_dead = arm in models.dies_under_load | models.dies_once
+            models.dies_once.discard(arm)
+            is_dead = is_dead or models.is_lost(arm, "load")
             if is_dead or models.loads == models.dies_at_load:
                 raise ServingError("not one of 8 requests was answered")
-            seconds = models.seconds.get(variants[side], 1.0)
+            seconds = models.seconds.get(arm, 1.0)
             load = load_in_waves(requests // at_once, at_once, seconds=seconds)
             measured = load.model_dump(include={"started", "seconds", "requests"})
             measured["started"] += 60.0 * (models.loads + len(LoadLog(self.folder).loads()))
@@ -213,12 +227,16 @@ class PretendContext(StageContext[Any, Any]):
             told = {"client_lag_s": 0.0, "interference": disturbed}
             return {**measured, "prompts_sha256": f"{seed:064x}", **told}
 
-        measure_loads(worker_spec, measure, self.progress, self.folder)
+        measures = [
+            partial(measure, load["workload"]["arrivals"]["concurrency"])
+            for load in worker_spec["loads"]
+        ]
+        measure_loads(worker_spec, measures, self.progress, self.folder)
         return {"prompts_drawn_by": "vllm 0.32.0"}
 
 
 def run_stage(
-    spec: StageSpec, store: Store, models: PretendModels, servers: Servers | None = None
+    spec: StageSpec, store: Store, models: PretendModels, servers: BlockServers | None = None
 ) -> None:
     """Run one stage into the store."""
     resumed = getattr(stage_code(spec.stage), "RESUMED", ())

@@ -26,7 +26,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     "evaluate": {"metric": "acc", "n": 8, "answers_digest": "d"},
     "speed": {
         **{"units": 6, "state": "pass", "seed": 1, "loads_digest": "d"},
-        **{"server_runs": 1, "arms": ["candidate"], "arm": "candidate"},
+        **{"arms": ["candidate"], "arm": "candidate"},
     },
     "judge": {"verdict": "pass", "reason": "all passed", "history": {}, "gates": []},
 }

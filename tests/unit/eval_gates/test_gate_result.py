@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sample_reports import gate_report, speed_claim
+from sample_reports import gate_report, speed_gate_report
 
 from eval_gates.gate_result import Tier, not_shown, passed_on
 from eval_gates.quality_result import KEPT_SHARE
@@ -52,6 +52,6 @@ def test_both_sides_share_their_unit() -> None:
     assert gate_report(baseline=0.5, candidate=0.25).cells()["baseline to candidate"] == (
         "50.00 to 25.00 %"
     )
-    cells = speed_claim().cells()
+    cells = speed_gate_report().cells()
     assert cells["baseline to candidate"].count("tokens/s") == 1
     assert cells["needed"].startswith("> ")

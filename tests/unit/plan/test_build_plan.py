@@ -10,8 +10,8 @@ from listener import Listener
 
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Located
+from pipeline.plan.compare import screening_stages
 from pipeline.plan.model_plan import make_plan
-from pipeline.plan.screening import screening_stages
 from pipeline.preflight.survey import survey
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE

@@ -325,7 +325,7 @@ class TestMachine:
         assert preflight(recipes=(AWQ,), **small).faults() == []
         demo = catalog.load_policy("demo")
         both = preflight(recipes=(AWQ,), policy=demo, starts="once", **small)
-        assert "which run concurrently, need about 2" in told(both.faults())
+        assert "which stay up together, need about 2" in told(both.faults())
 
     @pytest.mark.parametrize(
         ("free", "stored", "download", "words"),

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +21,21 @@ HOLD = """
 import sys
 from pathlib import Path
 from prepare.file_locks import doing
+from prepare import lots
+from prepare.gpus import VisibleGpu
 from prepare.lots import Needs, Node
-needs = Needs(cores=sys.argv[2] == "cores")
-with doing("run 7"), doing("serves fp8"), Node(Path(sys.argv[1])).take(needs) as lot:
+needs = Needs(cores=sys.argv[2] == "cores", gpus=int(sys.argv[2] == "gpu"))
+node = Node(Path(sys.argv[1]))
+node.gpus = [VisibleGpu("NVIDIA 0", "GPU-0")]
+lots.busy_gpus = lambda: set()
+def waits(who):
+    print("waits for", who, flush=True)
+with doing("run 7"), doing("serves fp8"), node.take(needs, waits) as lot:
     def hold():
         print("held", flush=True)
         sys.stdin.read()
     if sys.argv[2] == "quiet":
-        with lot.quiet(lambda who: print("waits for", who, flush=True)):
+        with lot.quiet(waits):
             hold()
     else:
         hold()
@@ -110,6 +118,33 @@ def test_servers_of_ours_do_not_stand_in_the_way_of_our_quiet(node: Node) -> Non
             time.sleep(0.3)
             assert process.poll() is None
         os.close(copy)
+
+
+def test_work_that_waits_for_our_gpu_does_not_stand_in_the_way_of_our_quiet(node: Node) -> None:
+    """With `quiet: node` each waited for the other."""
+    node.gpus = GPUS[:1]
+    with node.take(Needs(gpus=1)) as lot, other(node, "gpu") as process:
+        assert lot is not None
+        assert says(process).startswith("waits for 1 GPUs, 0 are free")
+
+        def measure() -> None:
+            with lot.quiet():
+                pass
+
+        measuring = threading.Thread(target=measure, daemon=True)
+        measuring.start()
+        measuring.join(10)
+        assert not measuring.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("needs", "covered"),
+    [(NOTHING, True), (Needs(gpus=1), True), (Needs(gpus=3), False), (Needs(cores=True), False)],
+)
+def test_a_lot_is_enough_for_as_much_and_less(node: Node, needs: Needs, covered: bool) -> None:
+    with node.take(Needs(gpus=2)) as lot:
+        assert lot is not None
+        assert lot.covers(needs) == covered
 
 
 def test_gpus_that_others_use_are_left_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

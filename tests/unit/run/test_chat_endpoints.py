@@ -19,6 +19,8 @@ from eval_gates import evaluate_worker as evaluate
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.suites.json_lines import write_rows
 from pipeline.plan.generation_settings import resolve_generation
+from pipeline.plan.plan import Arm
+from pipeline.run import pieces
 from pipeline.run.gate import GateChoice, check_policy, choose_endpoints, model_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.consistency import find_other_forms
@@ -161,11 +163,15 @@ def test_loads_need_streams_that_count_their_tokens(make: Callable[[], Any], wor
     assert "without 'speed'" in caught.value.hint
 
 
-def test_an_endpoint_may_be_refused_before_the_first_question(tmp_path: Path) -> None:
-    def check() -> None:
+def test_an_endpoint_may_be_refused_before_the_first_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: Any) -> None:
         raise ServingError("no log-probabilities")
 
-    made = FakeRun(tmp_path / "store", before_asking=check)
+    monkeypatch.setattr(pieces, "ask_first_rows", ask)
+    monkeypatch.setattr(Arm, "is_ours", property(lambda _: False))
+    made = FakeRun(tmp_path / "store")
     with pytest.raises(ServingError):
         made.run()
     assert made.models.asked == []

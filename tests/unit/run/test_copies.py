@@ -17,13 +17,17 @@ from sample_reports import RESOLVED
 from artifacts.evidence.verify import check_run
 from artifacts.requests import ModelRequest
 from artifacts.run_record import StageReport, read_run
+from pipeline.plan.progress import PlanProgress
+from pipeline.run import work
 from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
-from pipeline.run.pieces import Pieces
+from pipeline.run.pieces import Failures, Pieces
 from pipeline.run.recorder import RunRecorder
-from pipeline.run.work import FAILED, TRIED, TRIES, Copy, Failures, Piece, empty
+from pipeline.run.run import Piece
+from pipeline.run.servers import Servers
+from pipeline.run.tries import FAILED, TRIED, TRIES, Tries, empty
 from pipeline.stages.block import BLOCK
 from prepare.errors import StageError, StoreError, UsageError
-from prepare.lots import Node
+from prepare.lots import Lot
 from prepare.store import Store
 from recipes.speed import SpeedPolicy
 
@@ -111,60 +115,54 @@ class TestJoining:
             check_plan(tmp_path, bench.plan(), "a CPU")
 
 
-class TestPieces:
+class TestTries:
     @pytest.fixture
-    def copy(self, store: Store, tmp_path: Path) -> Copy:
-        store.make_root()
-        return Copy(store, tmp_path, Node(tmp_path), Listener())
+    def tries(self, tmp_path: Path) -> Tries:
+        return Tries(tmp_path)
 
-    def piece(self, done: list[str], error: BaseException | None = None) -> Piece:
-        def do(lot: Any) -> None:
-            if error is not None:
-                raise error
-            done.append("x")
+    def test_one_that_failed_is_not_tried_again_by_this_run(self, tmp_path: Path) -> None:
+        bench = FakeRun(tmp_path / "store", recipes=(ONE, TWO), run_id="r")
+        bench.models.unquantizable = {TWO}
+        assert [each.verdict for each in bench.run().variants] == ["error", "pass"]
+        bench.models.unquantizable = set()
+        assert [each.verdict for each in bench.run().variants] == ["error", "pass"]
+        (error,) = Tries(bench.root / "runs" / "r").failures().values()
+        assert isinstance(error, StageError)
+        empty(bench.root / "runs" / "r" / FAILED)
+        assert [each.verdict for each in bench.run().variants] == ["pass", "pass"]
 
-        return Piece("a", "makes a", do, lambda: bool(done))
-
-    def test_one_that_failed_is_not_tried_again_by_this_run(self, copy: Copy) -> None:
-        done: list[str] = []
-        failing = self.piece(done, StageError("no", where="there", hint="do"))
-        copy.work(lambda failures: [] if "a" in failures else [failing])
-        assert copy.failures()["a"].message == "no"
-        assert isinstance(copy.failures()["a"], StageError)
-        empty(copy.folder / FAILED)
-        copy.work(lambda failures: [] if done else [self.piece(done)])
-        assert done == ["x"]
-        assert copy.failures() == {}
-
-    def test_one_whose_process_died_is_tried_three_times(self, copy: Copy) -> None:
-        (copy.folder / "tries").mkdir()
-        for number in range(1, TRIES + 1):
-            (copy.folder / "tries" / f"a.{number}").touch()
-        done: list[str] = []
-        copy.work(lambda failures: [] if "a" in failures else [self.piece(done)])
-        assert "was killed" in copy.failures()["a"].message
-        empty(copy.folder / FAILED)
-        empty(copy.folder / TRIED)
-        copy.work(lambda failures: [] if done else [self.piece(done)])
-        assert done == ["x"]
+    def test_one_whose_process_died_is_tried_three_times(self, tries: Tries) -> None:
+        assert all(tries.begin("a", "makes a") for _ in range(TRIES))
+        assert tries.begin("a", "makes a") is None
+        assert "was killed" in tries.failures()["a"].message
+        empty(tries.run_folder / FAILED)
+        empty(tries.run_folder / TRIED)
+        assert tries.begin("a", "makes a")
+        assert tries.failures() == {}
 
     @pytest.mark.parametrize(
         "spoil",
         [os.mkfifo, Path.mkdir, lambda p: p.write_text("[1]"), lambda p: p.write_text("[" * 9999)],
     )
     def test_a_failure_that_nobody_can_read_is_one(
-        self, copy: Copy, spoil: Callable[[Path], None]
+        self, tries: Tries, spoil: Callable[[Path], None]
     ) -> None:
-        (copy.folder / "failed").mkdir()
-        spoil(copy.folder / "failed" / "a")
-        (copy.folder / "failed" / "b").symlink_to("nowhere")  # just removed by --retry
-        assert [type(each) for each in copy.failures().values()] == [StoreError]
+        (tries.run_folder / FAILED).mkdir()
+        spoil(tries.run_folder / FAILED / "a")
+        (tries.run_folder / FAILED / "b").symlink_to("nowhere")  # just removed by --retry
+        assert [type(each) for each in tries.failures().values()] == [StoreError]
 
-    def test_an_interruption_is_no_failure(self, copy: Copy) -> None:
+    def test_an_interruption_is_no_failure(self, tmp_path: Path) -> None:
+        def interrupt(variant: str, suite: str, number: int) -> float:
+            raise KeyboardInterrupt
+
+        bench = FakeRun(tmp_path / "store", PretendModels(interrupt), run_id="r")
         with pytest.raises(KeyboardInterrupt):
-            copy.work(lambda failures: [self.piece([], KeyboardInterrupt())])
-        assert copy.failures() == {}
-        assert list((copy.folder / TRIED).iterdir()) == []
+            bench.run()
+        folder = bench.root / "runs" / "r"
+        assert Tries(folder).failures() == {}
+        assert list((folder / TRIED).iterdir()) == []
+        assert bench.models.open_now == set()
 
 
 def test_the_main_copy_records_what_the_others_tell(store: Store) -> None:
@@ -328,12 +326,13 @@ def test_a_further_copy_begins_with_the_answers_that_all_wait_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
+    do = work.do
 
-    def do(copy: Copy, piece: Piece, lot: Any) -> None:
+    def note(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> None:
         begun.append(piece.title)
-        piece.do(lot)
+        do(servers, state, piece, lot)
 
-    monkeypatch.setattr(Copy, "_do", do)
+    monkeypatch.setattr(work, "do", note)
     main = RunRecorder(Store(tmp_path / "store"), REQUEST, RESOLVED, run_id="r")
     FakeRun(tmp_path / "store", run_id="r").run()
     main.finish("finished", 0)

@@ -13,28 +13,38 @@ from loose_stage import stage_spec
 from model_server_stand_in import stand_in_python
 
 from eval_gates.ask import TooLongError
-from pipeline.run import serving as endpoints
-from pipeline.run.serving import LocalServers
+from pipeline.run import servers as endpoints
+from pipeline.run import work
+from pipeline.run.servers import Servers
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.starts import StartLedger
 from prepare.errors import ServingError
+from prepare.lots import NOTHING, Needs, Node
 from prepare.stage import StageSpec
 from prepare.store import Store
 from recipes.catalog import load_profile
 
 
 @pytest.fixture
-def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServers]:
-    log = SimpleNamespace(folder=tmp_path, stage=lambda _: None)
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+    log = SimpleNamespace(folder=tmp_path, stage=lambda _: None, run_id="r")
     python = stand_in_python(tmp_path)
     monkeypatch.setattr(endpoints, "engine_version", lambda engine, python: "0.33.0")
-    stages: Any = SimpleNamespace(
-        python_of=lambda _: python, log=log, progress=Listener(), store=Store(tmp_path / "store")
+    (tmp_path / "node-locks").mkdir()
+    run: Any = SimpleNamespace(
+        python_of=lambda _: python,
+        caches_of=lambda _: {},
+        log=log,
+        progress=Listener(),
+        store=Store(tmp_path / "store"),
+        node=Node(tmp_path / "node-locks"),
+        is_on_gpus=False,
+        tell_of_waiting=lambda who: None,
     )
-    made = LocalServers(stages, lambda _: {})
-    yield made
-    made.close()
+    with Servers(run) as made:
+        yield made
 
 
 def model(tmp_path: Path, name: str, stand_in: str = "answers", **changes: Any) -> Any:
@@ -43,6 +53,8 @@ def model(tmp_path: Path, name: str, stand_in: str = "answers", **changes: Any) 
     identity = ServedModel(serving=arguments, endpoint=changes.get("endpoint"))
     return SimpleNamespace(
         recipe=SimpleNamespace(name=name),
+        stages={"sanity": SimpleNamespace(key=name)},
+        is_ours=True,
         folder=tmp_path,
         identity=identity,
         ready_timeout_seconds=20,
@@ -56,23 +68,21 @@ def ask(facts: dict[str, Any]) -> int:
         return client.get("/health").status_code
 
 
-def test_both_sides_are_up_at_once_and_gone_at_the_end(
-    servers: LocalServers, tmp_path: Path
-) -> None:
+def test_both_sides_are_up_at_once_and_gone_at_the_end(servers: Servers, tmp_path: Path) -> None:
     sides = [model(tmp_path, name) for name in ("baseline", "fp8")]
     facts = [servers.open(side) for side in sides]
     assert [ask(each) for each in facts] == [200, 200]
     assert facts[0]["socket"] != facts[1]["socket"]
     assert servers.open(sides[0]) is facts[0]
-    servers.check_alive()
-    servers.close()
+    servers.check_alive(["baseline", "fp8"])
+    servers.end()
     for each in facts:
         assert not Path(each["socket"]).parent.exists()
     assert servers.open(sides[0])["server_log"].endswith("server.baseline.2.log")
 
 
 def test_a_side_that_died_is_noticed_while_the_other_lives(
-    servers: LocalServers, tmp_path: Path
+    servers: Servers, tmp_path: Path
 ) -> None:
     facts = [servers.open(model(tmp_path, name)) for name in ("baseline", "fp8")]
     transport = httpx.HTTPTransport(uds=facts[0]["socket"])
@@ -87,46 +97,79 @@ def test_a_side_that_died_is_noticed_while_the_other_lives(
     assert servers.open(model(tmp_path, "baseline")) is not facts[0]
 
 
-def dead(servers: LocalServers) -> ServingError | None:
+def dead(servers: Servers) -> ServingError | None:
     try:
-        servers.check_alive()
+        servers.check_alive(["baseline", "fp8"])
     except ServingError as error:
         return error
     return None
 
 
-def test_each_life_has_a_log_in_the_order_of_lives(servers: LocalServers, tmp_path: Path) -> None:
+def test_each_life_has_a_log_in_the_order_of_lives(servers: Servers, tmp_path: Path) -> None:
     """Other files there: logs of the server's parts on other nodes, and another variant's."""
     for other in ("fp8.node1.log", "fp8.node2.log", "fp8.2.node1.log", "fp8.kv.log"):
         (tmp_path / f"server.{other}").touch()
     logs = []
     for _ in range(3):
         logs.append(Path(servers.open(model(tmp_path, "fp8"))["server_log"]))
-        servers.close()
+        servers.end()
     assert [log.name for log in logs] == ["server.fp8.log", "server.fp8.2.log", "server.fp8.3.log"]
     assert all(log.stat().st_mode & 0o077 == 0 for log in logs)
 
 
-def test_an_engine_that_ends_over_long_prompts_is_started_once_more_with_half(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_servers_stay_up_on_their_lot_and_give_it_back_before_another_is_taken(
+    servers: Servers, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(endpoints, "needs_endpoint", lambda spec, store: True)
+    lot = servers.take(Needs(cores=True))
+    assert lot is not None
+    facts = servers.open(model(tmp_path, "baseline"))
+    servers.open(model(tmp_path, "fp8"))
+    servers.settle()
+    assert servers.take(Needs(cores=True)) is lot
+    assert servers.take(NOTHING) is lot
+    other = Node(servers.run.node.folder)
+    with other.take(Needs(cores=True), wait=False) as taken:
+        assert taken is None
+    servers.keep(["baseline"])
+    assert ask(facts) == 200
+    servers.keep([])
+    with other.take(Needs(cores=True), wait=False) as taken:
+        assert taken is not None
+
+
+def test_a_server_that_died_unasked_is_counted_and_started_again(
+    servers: Servers, tmp_path: Path
+) -> None:
+    facts = servers.open(model(tmp_path, "baseline"), "m")
+    transport = httpx.HTTPTransport(uds=facts["socket"])
+    with httpx.Client(transport=transport) as client, pytest.raises(httpx.HTTPError):
+        client.post("http://localhost/die")
+    deadline = time.monotonic() + 20
+    while servers.are_up and time.monotonic() < deadline:
+        servers.keep(["baseline"])
+    assert servers.open(model(tmp_path, "baseline"), "m")["socket"] != facts["socket"]
+    count = StartLedger(servers.run.store, "baseline").count("m")
+    assert (count.tried, count.failed) == (2, 1)
+
+
+def test_an_engine_that_ends_over_long_prompts_is_started_once_more_with_half(
+    tmp_path: Path,
+) -> None:
     seen: list[bool] = []
 
-    def ask(spec: StageSpec, _: Any) -> str:
+    def ask_long(spec: StageSpec, *_: Any) -> None:
         seen.append(EVALUATE.runtime_of(spec).halved)
         raise TooLongError("the engine ended")
 
-    closed: list[None] = []
-    stages: Any = SimpleNamespace(run=ask, store=None, accelerator=None, progress=Listener())
-    open_ones: Any = SimpleNamespace(close=lambda: closed.append(None))
-    serving = endpoints.Serving(None, stages, open_ones, None)  # type: ignore[arg-type]
+    stopped: list[list[str]] = []
+    run = SimpleNamespace(run_stage=ask_long, progress=Listener())
+    open_ones: Any = SimpleNamespace(run=run, stop=stopped.append, open=lambda arm: {})
     parameters = {
         **{"suite": {"kind": "fidelity"}, "environment": "e", "max_length": 99},
         "serving": {"engine_arguments": {}, "environment": {}},
     }
     spec = stage_spec("evaluate", "fp8", parameters, {}, {}, tmp_path)
-    variant: Any = SimpleNamespace(is_ours=True)
+    variant: Any = SimpleNamespace(is_ours=True, recipe=SimpleNamespace(name="fp8"))
     with pytest.raises(TooLongError):
-        serving._run(variant, spec, None)  # type: ignore[arg-type]
-    assert (seen, len(closed)) == ([False, True], 1)
+        work._ask(open_ones, variant, spec)
+    assert (seen, stopped) == ([False, True], [["fp8"]])

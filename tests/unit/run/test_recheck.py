@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_run import IDENTITIES, NAME, FakeRun, judged_run
 from listener import Listener
-from pretend_stages import PretendModels, PretendStages
+from pretend_stages import PretendModels, PretendRun, PretendServers
 from some_node import NODE
 from typer.testing import CliRunner
 
@@ -29,7 +29,7 @@ from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import load_settings
 from pipeline.plan import model_plan
-from pipeline.run import recheck, session
+from pipeline.run import recheck
 from pipeline.run.recheck import RecheckOutcome, run_recheck
 from prepare.errors import (
     CheckpointError,
@@ -129,10 +129,9 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
             "identity",
             lambda name, *known: found.serve if name == "serve" else identity(name, *known),
         )
-    monkeypatch.setattr(
-        session, "StageRunner", lambda store, _, log, *__: PretendStages(store, found.models, log)
-    )
-    monkeypatch.setattr(session, "LocalServers", lambda *_: found.models)
+    monkeypatch.setattr(PretendRun, "models", found.models, raising=False)
+    monkeypatch.setattr(recheck, "Run", PretendRun)
+    monkeypatch.setattr(recheck, "Servers", PretendServers)
     monkeypatch.setattr(recheck, "this_node", lambda: NODE)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
     early: Any = SimpleNamespace(sources=Questions(), preflight=None)

@@ -20,7 +20,7 @@ from artifacts.run_outcome import (
     screened_rows,
 )
 from pipeline.cli.tables import print_run
-from pipeline.plan.screening import screening_policy
+from pipeline.plan.compare import screening_policy
 from prepare.errors import ExitCode, ServingError
 from recipes.catalog import load_policy, policy_names
 from recipes.policy import Policy
@@ -73,7 +73,7 @@ def test_every_variant_is_served_once_and_nothing_is_gated(
     (attempt,) = attempts_in(run.store)
     assert (attempt.kind, set(attempt.trial.variants)) == ("screen", {ONE, TWO})
     assert not (run.root / "registry.db").exists()
-    assert {stage.stage for stage in report.stages}.isdisjoint({"judge", "block"})
+    assert {stage.stage for stage in report.stages}.isdisjoint({"judge"})
     baseline, one, two = report.screened
     assert (baseline.effect and baseline.effect.nats, len(report.screened)) == (0, 3)
     assert one.effect is not None

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from fake_run import IDENTITIES, FakeRun, Sources, equal, policy
-from pretend_stages import PretendModels, PretendStages
+from listener import Listener
+from pretend_stages import PretendModels, PretendRun, PretendServers
 from some_node import NODE
 
 from artifacts.evidence.verify import check_tuning
@@ -14,10 +15,10 @@ from artifacts.requests import TuneRequest
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import ResolvedOptions, RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
+from pipeline.environments.environment import Accelerator
+from pipeline.environments.settings import Settings
 from pipeline.plan.tuned_arm import add_candidate, gain_policy, make_defaults
 from pipeline.preflight.machine import Machine
-from pipeline.run.recorder import RunRecorder
-from pipeline.run.serving import Serving
 from pipeline.run.tune import PROFILE, Tuning
 from prepare.errors import ExitCode, UsageError
 from prepare.lots import Node
@@ -67,10 +68,13 @@ class Tried:
 
     def run(self, to: Path | None = None) -> ExitCode:
         defaults = make_defaults(self.profile, self.found)
-        self.log = RunRecorder(
-            self.store, TuneRequest(checkpoint="c"), ResolvedOptions(checkpoint="c")
-        )
-        stages = PretendStages(self.store, self.models, self.log)
+        settings = Settings(home=self.store.root.parent / "home", store=self.store.root)
+        asked = TuneRequest(checkpoint="c")
+        resolved = ResolvedOptions(checkpoint="c")
+        run = PretendRun(asked, resolved, Accelerator.CPU, settings, Listener())
+        run.models = self.models
+        run.node = Node(self.store.root)
+        self.log = run.log
         return Tuning(
             checkpoint=self.checkpoint,
             profile=self.profile,
@@ -81,9 +85,7 @@ class Tried:
             node=NODE,
             machine=CPU,
             sources=Sources(self.models),  # type: ignore[arg-type]
-            stages=stages,
-            log=self.log,
-            serving_of=lambda state: Serving(state, stages, self.models, Node(self.store.root)),
+            servers=PretendServers(run),
         ).run(to)
 
     @property

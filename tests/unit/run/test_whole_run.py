@@ -43,9 +43,9 @@ def run_to(
     registry: str | None = None,
     run_id: str | None = None,
 ) -> RunReport:
-    def judged(state: Any, session: Any, **_: Any) -> None:
+    def judged(servers: Any, state: Any, **_: Any) -> None:
         for report in verdicts:
-            session.log.note_variant(report)
+            servers.run.log.note_variant(report)
 
     file = CheckpointFile(name="config.json", size=0, sha256="0" * 64)
     checkpoint = Checkpoint("c", "c/config.json", {}, {}, 0, here=folder, files=(file,))

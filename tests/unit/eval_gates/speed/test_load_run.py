@@ -110,20 +110,18 @@ def test_all_loads_of_a_measurement_fit_into_the_evidence() -> None:
     assert 0.8 * MAX_CHARACTERS < 2 * 40 * 2 * letters <= MAX_CHARACTERS
 
 
-def test_a_measurement_that_was_interrupted_is_continued(tmp_path: Path) -> None:
-    """A damaged beginning is no other chance, and nothing is kept of other weights."""
+def test_how_often_a_block_was_begun_survives_a_kill(tmp_path: Path) -> None:
+    """A damaged beginning is no other chance."""
     log = LoadLog(tmp_path)
-    begun = log.start(log.open({"candidate": "a"}), 0)
+    begun = log.start(log.open(7), 0)
     log.append(blocks([0.9] * 3))
-    assert log.open({"candidate": "a"}) == begun
-    assert len(log.loads()) == 6
+    assert log.open(7) == begun
+    assert (begun.seed, log.start(log.open(7), 0).starts) == (7, 2)
+    assert log.loads() == []
     (tmp_path / IN_PROGRESS).write_text('{"seed": ')
     with pytest.raises(StoreError) as caught:
-        log.open({"candidate": "a"})
+        log.open(7)
     assert caught.value.where == str(tmp_path / IN_PROGRESS)
-    (tmp_path / IN_PROGRESS).write_text(begun.model_dump_json())
-    assert log.open({"candidate": "b"}).seed != begun.seed
-    assert log.loads() == []
     (tmp_path / LOADS).write_text("{}\n")
     with pytest.raises(StoreError) as caught:
         log.loads()

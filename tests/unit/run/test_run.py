@@ -14,7 +14,7 @@ from artifacts.requests import CommandRequest, GateRequest
 from artifacts.run_record import find_run
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.run.session import RunInterrupted, RunSession
+from pipeline.run.run import Run, RunInterrupted
 from prepare.errors import ExitCode, PrepareError, StoreError
 from prepare.store import Store
 
@@ -22,9 +22,9 @@ GATE = GateRequest(baseline="http://a:1", candidate="http://b:1")
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> RunSession:
+def run(tmp_path: Path) -> Run:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
-    made = RunSession(REQUEST, RESOLVED, Accelerator.CPU, settings, Listener())
+    made = Run(REQUEST, RESOLVED, Accelerator.CPU, settings, Listener())
     made.progress.note("begun")
     return made
 
@@ -34,45 +34,43 @@ def interrupted(error: Exception) -> Exception:
     return error
 
 
-def ending(session: RunSession) -> tuple[str, int | None, list[str]]:
-    kept = find_run(Store(session.settings.store), "latest")
+def ending(run: Run) -> tuple[str, int | None, list[str]]:
+    kept = find_run(Store(run.settings.store), "latest")
     return kept.status, kept.exit_code, kept.notes
 
 
-def test_an_error_becomes_part_of_the_record(session: RunSession) -> None:
-    def work() -> ExitCode:
+def test_an_error_becomes_part_of_the_record(run: Run) -> None:
+    with run:
         raise StoreError("no room", where="there", hint="make some")
-
-    report = session.run(work)
+    report = run.log.report()
     assert report.error is not None
     assert report.error["message"] == "no room"
-    assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["begun"])
+    assert ending(run) == ("failed", ExitCode.EXPECTED_ERROR, ["begun"])
 
 
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt(), "interrupted"), (StoreError("no"), "failed")]
 )
 def test_a_stage_that_the_user_interrupts_did_not_fail(
-    session: RunSession, tmp_path: Path, error: BaseException, status: str
+    run: Run, tmp_path: Path, error: BaseException, status: str
 ) -> None:
     def stop(*_: object) -> bool:
         raise error
 
     spec = stage_spec("judge", "fp8", {}, {}, {}, tmp_path)
-    with patch.object(type(session.stages), "do", stop), pytest.raises(type(error)):
-        session.stages.run(spec)
-    (stage,) = find_run(Store(session.settings.store), "latest").stages
+    with patch.object(Run, "carry_out_stage", stop), pytest.raises(type(error)):
+        run.run_stage(spec)
+    (stage,) = find_run(Store(run.settings.store), "latest").stages
     assert stage.status == status
 
 
-def test_a_full_disk_is_an_expected_error_wherever_it_is_met(session: RunSession) -> None:
-    def work() -> ExitCode:
+def test_a_full_disk_is_an_expected_error_wherever_it_is_met(run: Run) -> None:
+    with run:
         raise OSError(errno.ENOSPC, "No space left on device", "/a/b")
-
-    report = session.run(work)
+    report = run.log.report()
     assert report.error is not None
     assert (report.error["message"], report.error["where"]) == ("the disk is full", "/a/b")
-    assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["begun"])
+    assert ending(run) == ("failed", ExitCode.EXPECTED_ERROR, ["begun"])
 
 
 @pytest.mark.parametrize(
@@ -86,15 +84,12 @@ def test_a_full_disk_is_an_expected_error_wherever_it_is_met(session: RunSession
     ids=["interrupted", "while a class is made", "while something ends", "a defect"],
 )
 def test_anything_else_is_passed_on(
-    session: RunSession, raised: BaseException, status: str, code: ExitCode
+    run: Run, raised: BaseException, status: str, code: ExitCode
 ) -> None:
-    def work() -> ExitCode:
-        raise raised
-
     expected = RunInterrupted if status == "interrupted" else type(raised)
-    with pytest.raises(expected):
-        session.run(work)
-    assert ending(session) == (status, code, ["begun"])
+    with pytest.raises(expected), run:
+        raise raised
+    assert ending(run) == (status, code, ["begun"])
 
 
 @pytest.mark.parametrize(
@@ -110,27 +105,23 @@ def test_an_interrupted_run_names_what_continues_it(
 ) -> None:
     """A gate without a deployment id has answers under its run's id alone."""
     settings, listener = Settings(home=tmp_path / "home", store=tmp_path / "store"), Listener()
-    session = RunSession(asked, RESOLVED, Accelerator.CPU, settings, listener)
+    run = Run(asked, RESOLVED, Accelerator.CPU, settings, listener)
 
-    def work() -> ExitCode:
+    with pytest.raises(RunInterrupted) as caught, run:
         raise KeyboardInterrupt
-
-    with pytest.raises(RunInterrupted) as caught:
-        session.run(work)
     told = listener.notes[-1]
-    assert goes_on_by.format(run=session.log.run_id) in told
+    assert goes_on_by.format(run=run.log.run_id) in told
     assert ("--deployment-id" in told) == bool(goes_on_by)
     assert caught.value.report.status == "interrupted"
 
 
 def test_the_first_error_is_told_where_the_record_cannot_be_written(
-    session: RunSession, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise StoreError("the disk is full")
 
-    def work() -> ExitCode:
-        monkeypatch.setattr(session.log, "finish", full)
+    monkeypatch.setattr(run.log, "finish", full)
+    with run:
         raise PrepareError("the first")
-
-    assert session.run(work).exit_code is None
+    assert run.log.report().exit_code is None

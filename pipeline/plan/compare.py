@@ -1,4 +1,4 @@
-"""What `prepare model --screen` asks each arm."""
+"""What compares arms without gates: `--screen`, `--ablate`, and the candidates of `tune`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import get_args
 from eval_gates.speed.rules import SpeedRule
 from pipeline.plan.plan import MAKING, Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates
+from pipeline.stages.block import BlockParameters, LoadParameters
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from prepare.stage import StageSpec
@@ -38,7 +39,7 @@ def screening_policy(policy: Policy) -> Policy:
 
 
 def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
-    """Return the arm's stages by role; they count no attempt, `run_screening` does."""
+    """Return the arm's stages by role; they count no attempt, `compare_arms` does."""
     (suite,) = plan.policy.suites
     asked = arm.stages[suite]
     stages = {role: arm.stages[role] for role in (*MAKING, "sanity") if role in arm.stages}
@@ -84,7 +85,7 @@ def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
             **{role: arm.stages[role] for role in MAKING if role in arm.stages},
             suite: answered,
         },
-        served=(),
+        served=(suite,),
     )
 
 
@@ -96,23 +97,33 @@ def load_stage(
     `environment` is the load generator's identity.
     """
     workload, file = dump_workload(speed_gate)
-    return SPEED.spec(
-        arm.recipe.name,
-        SpeedParameters(
-            name=speed_gate.name,
-            workload=workload,
-            rule=SpeedRule(
-                kind="screening",
-                alpha=speed_gate.rule.alpha,
-                blocks=loads,
-                hit_rate=speed_gate.workload.declared_hit_rate,
-                starts="once",
-            ),
-            sides={"candidate": arm.identity},
-            environment=environment,
-            machine=machine,
+    sanity = arm.stages["sanity"]
+    measured = LoadParameters(
+        name=speed_gate.name,
+        workload=workload,
+        rule=SpeedRule(
+            kind="screening",
+            alpha=speed_gate.rule.alpha,
+            blocks=loads,
+            hit_rate=speed_gate.workload.declared_hit_rate,
+            starts="once",
         ),
-        {"candidate": arm.stages["sanity"]},
-        SpeedRuntime(tokenizer=str(arm.folder), environment="serve", gate="screening", file=file),
-        Path(arm.stages["sanity"].store),
+        environment=environment,
+        machine=machine,
+    )
+    name = arm.recipe.name
+    return SPEED.spec(
+        name,
+        SpeedParameters(**dict(measured), sides={"candidate": arm.identity}),
+        {"candidate": sanity},
+        SpeedRuntime(
+            tokenizer=str(arm.folder),
+            environment="serve",
+            gate="screening",
+            file=file,
+            measurement=BlockParameters(**dict(measured), arms={name: sanity.key}),
+            arm=name,
+            first_file=file,
+        ),
+        Path(sanity.store),
     )
