@@ -72,14 +72,14 @@ class Deployable(SparseRecord, serialize_by_alias=True):
     def of(cls, evidence: Evidence) -> Deployable:
         """Return the tuple that was judged; EvidenceError if records are incomplete."""
         try:
-            screen = evidence.screen.result
-            served = evidence.screen.parameters
-            facts = screen.server.__pydantic_extra__ or {}
+            sanity = evidence.sanity.result
+            served = evidence.sanity.parameters
+            facts = sanity.server.__pydantic_extra__ or {}
             evaluated, *_ = evidence.evaluations.values()
             return cls.model_validate(
                 {
                     "weights": evidence.quantize.result.weights_digest,
-                    "engine_version": screen.engine_version,
+                    "engine_version": sanity.engine_version,
                     "environment.quantize": evidence.quantize.parameters.environment,
                     "environment.serve": served.engine,
                     "environment.evaluate": evaluated.parameters.environment,

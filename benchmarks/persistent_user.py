@@ -9,7 +9,7 @@ counts only attempts under `strict`, as before 2026-11-28. `suspicious` has cand
 points, and baselines of which a tenth of the answers was cut off: none may pass.
 
 Prints one JSON line. Exits with 1 if `strict` passes more often than its alpha of 2 % and two
-standard errors, or anything suspicious passes. Takes about three minutes on one core.
+standard errors, or anything suspicious passes. Takes about 80 seconds on one core.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import math
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from gate_power import Replay
@@ -37,7 +38,12 @@ from recipes.policy import Policy
 MARGIN = 0.01
 FLIPS = 0.04
 QUESTIONS = 14_042
-SEEN = {"none": 0, "3 screened": 3, "8 screened": 8, "20 under default": 20}
+SEEN: dict[str, tuple[int, Literal["screen", "gate"]]] = {
+    "none": (0, "screen"),
+    "3 screened": (3, "screen"),
+    "8 screened": (8, "screen"),
+    "20 under default": (20, "gate"),
+}
 TRIED_MOST = 5
 
 
@@ -54,7 +60,12 @@ def trial_of_variant(number: int, policy: Policy) -> Trial:
 
 
 def is_promoted(
-    generator: np.random.Generator, seen: int, *, forgetful: bool, replay: Replay
+    generator: np.random.Generator,
+    seen: int,
+    kind: Literal["screen", "gate"],
+    replay: Replay,
+    *,
+    forgetful: bool,
 ) -> bool:
     """Return whether one user gets a bad variant through `strict`."""
     strict = load_policy("strict")
@@ -64,11 +75,7 @@ def is_promoted(
     with tempfile.TemporaryDirectory() as folder:
         ledger = AttemptLedger(Store(Path(folder) / "store"))
         for number in range(0 if forgetful else seen):
-            is_screen = seen < 20
-            ledger.begin(
-                Counted(trial=trial_of_variant(number, screening), gate=""),
-                kind="screen" if is_screen else "gate",
-            )
+            ledger.begin(Counted(trial=trial_of_variant(number, screening), gate=""), kind=kind)
         for number in (order or range(len(candidates)))[:TRIED_MOST]:
             trial = trial_of_variant(number, strict)
             try:
@@ -120,11 +127,11 @@ def main() -> int:
     alpha = load_policy("strict").alpha
     replay = Replay(Comparison.points(MARGIN), alpha)
     rates: dict[str, dict[str, float]] = {}
-    for name, seen in SEEN.items():
+    for name, (seen, kind) in SEEN.items():
         generator = np.random.default_rng(20261128 + seen)
         for rule in ("counted", "forgetful"):
             passed = sum(
-                is_promoted(generator, seen, forgetful=rule == "forgetful", replay=replay)
+                is_promoted(generator, seen, kind, replay, forgetful=rule == "forgetful")
                 for _ in range(users)
             )
             rates.setdefault(name, {})[rule] = passed / users

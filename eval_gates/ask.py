@@ -24,6 +24,7 @@ from eval_gates import replies
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.reply_forms import find_error
 from eval_gates.rows import Question, Reply, sample_seed
+from eval_gates.token_budget import TokenBudget
 from prepare.credentials import restore_credentials
 from prepare.errors import StageError
 from prepare.untrusted import MEBIBYTE, parse_json
@@ -97,31 +98,6 @@ class Request(NamedTuple):
     body: dict[str, Any]  # of chat requests in the richest form
     read: Callable[[Any], Any]  # parses the answer's JSON; ValueError if it lacks a part
     length: int = 0  # tokens of prompt and answer
-
-
-class TokenBudget:
-    """A bound of the tokens that are under way together; 0: none."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._taken = 0
-        self._changed = asyncio.Condition()
-
-    @asynccontextmanager
-    async def take(self, tokens: int) -> AsyncIterator[None]:
-        """Wait until so many tokens fit, or nothing else is under way."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._has_room(tokens))
-            self._taken += tokens
-        try:
-            yield
-        finally:
-            async with self._changed:
-                self._taken -= tokens
-                self._changed.notify_all()
-
-    def _has_room(self, tokens: int) -> bool:
-        return not self._limit or not self._taken or self._taken + tokens <= self._limit
 
 
 class Client:

@@ -88,11 +88,17 @@ class GateResult(Record):
         return ""
 
     @property
+    def floor(self) -> str:
+        """What serving alone changes; else ''."""
+        return ""
+
+    @property
     def details(self) -> dict[str, str]:
         """Further exact figures."""
         own = type(self).model_fields.keys() - GateResult.model_fields.keys() | {"n", "alpha"}
         values = {
-            name: getattr(self, name) for name in [*own, "margin", "p_value", "lengths", "shares"]
+            name: getattr(self, name)
+            for name in [*own, "margin", "p_value", "lengths", "shares", "floor"]
         }
         return {
             name: str(value)

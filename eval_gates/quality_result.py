@@ -118,6 +118,13 @@ class QualityResult(GateResult):
         return "; ".join(words)
 
     @property
+    def floor(self) -> str:
+        floor = self.noise_floor
+        if floor is None:
+            return ""
+        return f"the baseline asked twice changed {floor.flips} of {floor.n} scores"
+
+    @property
     def shares(self) -> str:
         counts = self.nats.shares if self.nats is not None else []
         listed = [f"{10 * n} to {10 * n + 10} %: {k}" for n, k in enumerate(counts) if k]

@@ -198,7 +198,7 @@ def read_version(
         deployable=judged,
         trust_remote_code=past.judged.trust_remote_code,
         manifest=version.tags[MANIFEST_TAG],
-        ready_seconds=past.judged.screen.result.server.ready_seconds,
+        ready_seconds=past.judged.sanity.result.server.ready_seconds,
         certified=certified_by(past),
         policy=past.policy,
         family=past.recipe.family,

@@ -251,10 +251,10 @@ def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]
 
 
 def _find_other_subject(verdict: BundleVerdict, inputs: Evidence) -> Iterator[str]:
-    if verdict.source.digest != inputs.screen.parameters.checkpoint:
+    if verdict.source.digest != inputs.sanity.parameters.checkpoint:
         yield f"{VERDICT}: the source is not the checkpoint that was the baseline"
     profile = inputs.judge.parameters.profile
-    for side, found in (("baseline", inputs.baseline_screen), ("candidate", inputs.screen)):
+    for side, found in (("baseline", inputs.baseline_sanity), ("candidate", inputs.sanity)):
         yield from find_served_otherwise("sanity", side, found.parameters, profile)
 
 
@@ -282,13 +282,13 @@ def _are_judged(weights: str, auxiliary_files: str, inputs: Evidence) -> bool:
 
 
 def _check_variants(
-    claims: RunReport | BundleVerdict, store: Store, *, is_bundle: bool
+    told: RunReport | BundleVerdict, store: Store, *, is_bundle: bool
 ) -> tuple[list[VariantCheck], dict[str, Evidence]]:
     """Return a check of each variant with a verdict, and the evidence by recipe."""
     checks = []
     evidence = {}
-    for variant in claims.variants:
-        key = claims.judges.get(variant.recipe)
+    for variant in told.variants:
+        key = told.judges.get(variant.recipe)
         if key is None and variant.verdict not in ("pass", "undecided"):
             continue
         problems: list[str] = []
@@ -299,7 +299,7 @@ def _check_variants(
             evidence[variant.recipe] = of_variant
             try:
                 is_complete = _read_stages(of_variant, problems, is_bundle=is_bundle)
-                problems += _find_other_trial(of_variant, variant, claims.attempted)
+                problems += _find_other_trial(of_variant, variant, told.attempted)
                 if is_complete:
                     computed = _judge_again(of_variant, problems)
                 answers = _count_answers(of_variant)
@@ -455,11 +455,11 @@ def check_tuning(report: RunReport, store: Store) -> VariantCheck:
         loads = inputs.loads("speed")
         asked = SPEED.parameters_of(record)
         file = store.stage_folder(SPEED.name, key) / LOADS
-        (claim,) = tuning.speed.gates
+        (gate,) = tuning.speed.gates
         workload = read_pinned(asked.workload)
         level = tuning.trial.level if tuning.trial is not None else tuning.alpha
         served = tuning.served
-        rule = build_rule(claim, level, served.accelerator if served else None, workload, served)
+        rule = build_rule(gate, level, served.accelerator if served else None, workload, served)
         for is_right, fault in (
             (key_of(record) == key, "its parameters do not give its key"),
             (

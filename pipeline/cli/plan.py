@@ -42,7 +42,8 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     from pipeline.plan.data_sources import SourceResolver, note_repeated_fields
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
     from pipeline.plan.serving_profile import load_named_profile
-    from pipeline.preflight.power import check_power, policy_power, speed_power
+    from pipeline.preflight.power import check_power, policy_power
+    from pipeline.preflight.speed_power import speed_power
     from pipeline.preflight.survey import refuse
     from recipes import catalog
     from recipes.traffic_file import check_workload

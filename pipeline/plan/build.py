@@ -150,7 +150,7 @@ class Builder:
         One that this run began is continued.
         """
         store = Store(self.store)
-        latest, runs = AttemptLedger(store).measurement(trial, gate)
+        latest, runs = AttemptLedger(store).latest_repeat(trial, gate)
         if gate not in self.remeasured or not runs or self.run in runs:
             return latest
         return latest + all(store.find_current(s.stage, s.key) for s in stages(latest))
@@ -186,7 +186,7 @@ class Builder:
                 max_questions=suite.questions,
                 min_values=least,
                 rule=rule,
-                measurement=number,
+                repeat=number,
             ),
             inputs,
             EvaluateRuntime(
@@ -202,7 +202,7 @@ class Builder:
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
         """Return the stage that repeats the first questions."""
         suite = self.policy.suites[name]
-        again = {"max_questions": suite.noise_floor_questions, "repeat_id": 1}
+        again = {"max_questions": suite.noise_floor_questions, "is_again": True}
         # Other neighbors in the batches, as on another day.
         slower = {"suite": repeat_role(name), "concurrency": max(1, suite.concurrency // 2)}
         return EVALUATE.spec(
@@ -236,7 +236,7 @@ class Builder:
             "environment": self.identities.get("serve", ""),
             "machine": self.machine,
             "other_weights": list(self.other_weights),
-            "measurement": number,
+            "repeat": number,
         }
 
     def _load(

@@ -2,8 +2,8 @@
 
 A variant changes a share `flips` of the scores by plus or minus `size`, and loses `loss` on
 average. At each look the distance of Gaffke's bound from the mean is a typical sample's. Looks
-share values, so they are correlated normals. Speed gates use Student's t.
-`benchmarks/policy_power.py` and `benchmarks/speed_power.py` compare with replays.
+share values, so they are correlated normals. `benchmarks/policy_power.py` compares with replays.
+Speed gates are in `speed_power.py`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,18 @@ from statistics import NormalDist
 from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
-from eval_gates.speed.load_run import LENGTH_FACTOR
-from eval_gates.speed.report import describe_gate
-from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Look, min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
-from eval_gates.statistics.paired_t import chance_above
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.plan.data_sources import check_independence
-from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.stages.questions import QuestionsResult
 from prepare.errors import UsageError
 from prepare.events import Progress
-from recipes.measured_ratios import find_measured
 from recipes.policy import AnySuite, Policy
-from recipes.schema import Family, Recipe, ServingProfile
+from recipes.schema import Family, Recipe
 
 Counts = Mapping[str, int | None]
 
@@ -41,20 +35,10 @@ MIN_CHANCE = 0.2
 """Below it a critical gate is refused: nearly every good variant would stay undecided."""
 _FLIPS = 0.04
 _GRADED_FLIPS = 0.6  # share of changed scores, where the policy states none
-START_SECONDS = 120.0
-"""Assumed start time of a server that was not measured here."""
-LOAD_NOISE = 0.029
-START_NOISE = 0.019
-"""Assumed standard deviations of ln(output tokens/s): of a load, and of a start.
-
-Ratios inside one start of an H100 varied by 4.1 %; that of starts is not measured. A ratio of fresh
-starts then varies by 4.9 %. A percentile of latency varies by twice as much as a load.
-"""
 _MAX_COUNTED_FLIPS = 30.0
 _DRAWS = 4_000  # so that a chance is known to 0.8 points
 RATIO = (1.0, 1.05)
-ROOM = (1.1, 1.25)
-"""True ratios, and limits over times: if nothing changes, and of a usual good variant."""
+"""True ratios of speed: if nothing changes, and of a usual good variant."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +47,6 @@ class Chances:
 
     passes: float
     fails: float
-
-
-@dataclass(frozen=True)
-class BlockNoise:
-    """Standard deviation of a block's value, measured on this machine."""
-
-    deviation: float
-    blocks: int
 
 
 @dataclass(frozen=True)
@@ -355,13 +331,14 @@ class _SuiteGate:
         return self.kind.guessing / self.comparison.size
 
     def power(self) -> GatePower:
-        if self.suite.tier == "advisory":
-            return self._advisory()
         refusal = self.refusal()
         usual = self.suite.usual.get(self.family)
         passes = of_usual = None
         words = f"{self.name}, {self.family}, {self.suite.tier}: {self.comparison.words}"
-        if self.questions is None:
+        if self.suite.tier == "advisory":
+            refusal = None
+            words = f"{self.name}, advisory: shown, decides nothing"
+        elif self.questions is None:
             words += f"; how many {self.unit} there are is known once they are laid out"
         else:
             planned = planned_looks(self.questions, self.comparison.margin)
@@ -389,19 +366,6 @@ class _SuiteGate:
             passes=passes,
             usual=of_usual,
             words=refusal.message if refusal else words,
-        )
-
-    def _advisory(self) -> GatePower:
-        asked = "" if self.questions is None else f", {self.questions:,} {self.unit}"
-        return GatePower(
-            gate=self.name,
-            tier=self.suite.tier,
-            family=self.family,
-            alpha=self.alpha,
-            units=self.questions,
-            passes=None,
-            usual=None,
-            words=f"{self.name}, advisory{asked}: shown, decides nothing",
         )
 
     def refusal(self) -> UsageError | None:
@@ -489,97 +453,6 @@ def _available(policy: Policy, name: str, counts: Counts) -> int | None:
     """Return how many questions or clusters a suite asks at most; None if unknown."""
     known = [each for each in (policy.suites[name].questions, counts[name]) if each is not None]
     return min(known, default=None)
-
-
-def speed_power(
-    policy: Policy,
-    tried: int,
-    profile: ServingProfile,
-    level: float | None = None,
-    start_seconds: float | None = None,
-    measured: BlockNoise | None = None,
-    families: Sequence[str] = (),
-) -> tuple[GatePower, ...]:
-    """Compute each speed gate's chances; raises as `find_speed_gates`.
-
-    `level` None means a first attempt's. `measured` is the noise of ratios on this machine, with
-    fresh starts. Ratios that were measured before are told for the families.
-    """
-    alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
-    start = START_SECONDS if start_seconds is None else start_seconds
-    found = []
-    speed_gates = policy.gates_on(profile.accelerator)
-    for speed_gate, planned in zip(
-        speed_gates, find_speed_gates(policy, profile, alpha=alpha), strict=True
-    ):
-        rule = planned.rule
-        workload = planned.workload
-        of, truths = ("ratio", RATIO) if rule.compares else ("limit over time", ROOM)
-        own = measured if rule.compares and rule.starts == "fresh" else None
-        deviation = own.deviation if own is not None else assumed_noise(rule)
-        source = f"measured here in {own.blocks} blocks" if own is not None else "assumed"
-        both = [speed_chance(rule, truth, deviation) for truth in truths]
-        is_supporting = speed_gate.tier == "supporting"
-        let_in = [1 - each.fails if is_supporting else each.passes for each in both]
-        loads = rule.blocks * len(rule.sides)
-        starts = loads if rule.starts == "fresh" else len(rule.sides)
-        if shares := bool(speed_gate.main) and rule.starts == "fresh":
-            starts = 0
-        is_steady = workload.arrivals.concurrency is not None
-        around = LENGTH_FACTOR * workload.seconds
-        seconds = around if is_steady else workload.seconds + 2 * workload.warmup_seconds
-        chance = ", ".join(
-            f"{format_chance(each)} at {truth:g}"
-            for each, truth in zip(let_in, truths, strict=True)
-        )
-        described = describe_gate(rule, speed_gate.workload, speed_gate.at, workload.load)
-        verb = "does not fail" if is_supporting else "passes"
-        takes = f"the starts of {speed_gate.main}" if shares else f"{starts} starts of servers"
-        words = (
-            f"speed {speed_gate.name}, {speed_gate.tier}: {described}; "
-            f"{rule.blocks} {rule.unit}; {verb} by true {of}: {chance}, "
-            f"if a block varies by {100 * deviation:.1f} % ({source}); "
-            f"{takes}, about {(loads * seconds + starts * start) / 60:.0f} minutes"
-        )
-        if rule.compares and not shares and rule.starts == "fresh":
-            words += describe_measured(profile.name, families)
-        found.append(
-            GatePower(
-                gate=speed_gate.name,
-                tier=speed_gate.tier,
-                family=None,
-                alpha=rule.alpha,
-                units=rule.blocks,
-                passes=let_in[0],
-                usual=let_in[1],
-                words=words,
-            )
-        )
-    return tuple(found)
-
-
-def describe_measured(profile: str, families: Sequence[str]) -> str:
-    """Return what was measured before for these formats on the profile's GPU."""
-    measured = find_measured(profile)
-    if measured is None:
-        return ""
-    shown = [measured.words(family) for family in dict.fromkeys(families)]
-    known = "; ".join(filter(None, shown))
-    return f"; measured before ({measured.what}), by concurrent requests: {known}" if known else ""
-
-
-def assumed_noise(rule: SpeedRule) -> float:
-    """Return the standard deviation of a block's value that is assumed."""
-    start = START_NOISE if rule.starts == "fresh" else 0.0
-    return math.hypot(LOAD_NOISE, start) * (math.sqrt(2) if rule.compares else 2)
-
-
-def speed_chance(rule: SpeedRule, truth: float, deviation: float | None = None) -> Chances:
-    """Return chances at a true ratio, or limit over time; `deviation` is a block's."""
-    noise = assumed_noise(rule) if deviation is None else deviation
-    away = math.log(truth / rule.min_ratio)
-    up, down = (chance_above(s * away, 0.0, noise, rule.blocks, rule.alpha) for s in (1, -1))
-    return Chances(up, down)
 
 
 def format_chance(chance: float | None) -> str:

@@ -25,7 +25,8 @@ from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.preflight.durations import Expected, add_up, assume
 from pipeline.preflight.gpu_fit import spread_over_gpus
-from pipeline.preflight.power import BlockNoise, GatePower, policy_power, speed_power
+from pipeline.preflight.power import GatePower, policy_power
+from pipeline.preflight.speed_power import BlockNoise, speed_power
 from pipeline.preflight.survey import check_fitted, line, refusal, survey
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
@@ -67,23 +68,14 @@ class PlannedStage:
     name: str
     variant: str
     cached: bool
-    expected_seconds: float | None  # measured here
-    assumed: Expected  # by the model's size
-
-    @property
-    def expected(self) -> Expected:
-        """As measured here, else as assumed."""
-        if self.expected_seconds is None:
-            return self.assumed
-        return Expected(self.expected_seconds, self.expected_seconds)
+    expected: Expected  # as measured here, else by the model's size
 
     @property
     def row(self) -> list[str]:
-        seconds = self.expected_seconds
-        expected = f"{self.assumed.low:.0f} to {self.assumed.high:.0f} s, assumed"
-        if seconds is not None:
-            expected = f"{seconds:.0f} s"
-        state = ["cached", "-"] if self.cached else ["to run", expected]
+        low = self.expected.low
+        high = self.expected.high
+        seconds = f"{low:.0f} s" if low == high else f"{low:.0f} to {high:.0f} s, assumed"
+        state = ["cached", "-"] if self.cached else ["to run", seconds]
         return [self.name, self.variant, *state]
 
 
@@ -323,15 +315,21 @@ def _planned(
         is_served = spec.stage in ("sanity", "evaluate", "speed") and not is_cached
         if is_served and spec.variant not in served and not _is_answered(spec, store):
             served.add(spec.variant)
-            start = assume("serve", parameters, accelerator)
-            yield PlannedStage("serve", spec.variant, False, _median(seen, SERVER), start)
+            start = _expected(_median(seen, SERVER), "serve", parameters, accelerator)
+            yield PlannedStage("serve", spec.variant, False, start)
         name = f"{spec.stage} {part}" if part else spec.stage
         label = spec.stage
         if spec.stage == QUANTIZE.name:
             label = _label_of_quantizing(QUANTIZE.parameters_of(spec).quantization)
-        assumed = assume(label, parameters, accelerator)
         measured = _median(seen, (spec.stage, kind))
-        yield PlannedStage(name, spec.variant, is_cached, measured, assumed)
+        expected = _expected(measured, label, parameters, accelerator)
+        yield PlannedStage(name, spec.variant, is_cached, expected)
+
+
+def _expected(measured: float | None, label: str, parameters: int, accelerator: str) -> Expected:
+    if measured is None:
+        return assume(label, parameters, accelerator)
+    return Expected(measured, measured)
 
 
 def _is_answered(spec: StageSpec, store: Store) -> bool:

@@ -239,7 +239,7 @@ def _plan(
             choices.profile, settings, run.output_of, run.progress, known, trusts_code
         )
         checkpoint = locator.source(choices)
-        judged = past.judged.screen.parameters.checkpoint
+        judged = past.judged.sanity.parameters.checkpoint
         if checkpoint.digest != judged:
             raise CheckpointError(
                 f"its digest is {checkpoint.digest[:12]}, and the verdict was against "

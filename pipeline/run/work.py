@@ -147,7 +147,7 @@ def _measure(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> N
     run = servers.run
     (spec,) = piece.specs
     parameters = BLOCK.parameters_of(spec)
-    own = parameters.identity if parameters.measurement > 1 else ""
+    own = parameters.identity if parameters.repeat > 1 else ""
     arms = {arm.recipe.name: arm for arm in piece.arms}
     speed = state.plan.policy.speed
     is_alone = not run.is_on_gpus or (speed is not None and speed.quiet == "node")

@@ -243,7 +243,7 @@ class AttemptLedger:
             measurements=sum(n - 1 for measured in latest.values() for n in measured.values()),
         )
 
-    def measurement(self, trial: Trial, gate: str) -> tuple[int, set[str]]:
+    def latest_repeat(self, trial: Trial, gate: str) -> tuple[int, set[str]]:
         """Return the number of a gate's latest measurement, and the run ids that began it."""
         same = [each for each in self.attempts(trial.baseline) if trial.is_of(each.trial)]
         begun = [(each.measured.get(gate, 1), each.run) for each in same]

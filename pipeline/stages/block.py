@@ -52,7 +52,7 @@ class LoadParameters(Record):
     other_weights: list[str] = Field(
         [], fail_fast=True, description="of weights that were there: measured again"
     )
-    measurement: int = Field(1, ge=1, description="number of the measurement")
+    repeat: int = Field(1, ge=1, description="number of the measurement")
 
     @property
     def kind(self) -> str:
@@ -115,7 +115,7 @@ class BlockResult(Record):
     prompts_drawn_by: str = Field("", description="version of vLLM, whose readers drew the prompts")
 
 
-BLOCK = Stage("block", 7, BlockParameters, BlockRuntime, BlockResult)
+BLOCK = Stage("block", 8, BlockParameters, BlockRuntime, BlockResult)
 
 
 RESUMED = (IN_PROGRESS,)  # how often the block was begun
@@ -131,7 +131,7 @@ def run(context: Context) -> BlockResult:
     begun = log.start(log.open(seed_of(parameters)), 0)
     order, traffic = draw_block(begun.seed, parameters.number, begun.starts - 1, parameters.arms)
     if runtime.counted is not None:
-        AttemptLedger(context.store).begin(runtime.counted, parameters.measurement)
+        AttemptLedger(context.store).begin(runtime.counted, parameters.repeat)
     measuring = MeasuredBlock(context, begun.starts - 1, traffic)
     waiting = [arm for arm in order if arm in runtime.arms]
     stay = parameters.rule.starts == "once"

@@ -50,12 +50,12 @@ class EvaluateParameters(ServedModel):
     max_questions: int | None = Field(None, description="questions at most")
     min_values: int = Field(0, description="questions or clusters that a gate on costs needs")
     rule: GateRule | None = Field(None, description="None of the baseline")
-    repeat_id: int = Field(0, description="1 where the baseline is asked again")
-    measurement: int = Field(1, ge=1, description="number of the measurement")
+    is_again: bool = Field(False, description="the baseline is asked a second time")
+    repeat: int = Field(1, ge=1, description="number of the measurement")
 
     @property
     def kind(self) -> str:
-        return f"{self.suite.kind}{' again' if self.repeat_id else ''}"
+        return f"{self.suite.kind}{' again' if self.is_again else ''}"
 
 
 class EvaluateRuntime(ServerRuntime):
@@ -87,7 +87,7 @@ class EvaluateResult(Record):
     )
 
 
-EVALUATE = Stage("evaluate", 11, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+EVALUATE = Stage("evaluate", 12, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")
@@ -148,7 +148,7 @@ def run(context: Context) -> EvaluateResult:
     kind = kind_of(context.parameters.suite)
     with open_answer_log(context.store, todo.answer_log_file, context.progress.note):
         if (counted := context.runtime.counted) is not None:  # before any answer
-            AttemptLedger(context.store).begin(counted, context.parameters.measurement)
+            AttemptLedger(context.store).begin(counted, context.parameters.repeat)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             reads_baseline = kind.reads_baseline and "baseline" in context.spec.inputs
@@ -288,7 +288,7 @@ def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
         "counters": draft_counters(parameters.serving),
         "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
         # Prefix caches and batches change numbers, and the noise floor must show it.
-        "backwards": parameters.repeat_id > 0,
+        "backwards": parameters.is_again,
     }
 
 

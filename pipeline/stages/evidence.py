@@ -83,7 +83,7 @@ class Evidence:
 
     def read_variant(self) -> None:
         """Read what :meth:`of_variant` does."""
-        _ = self.quantize, self.check_weights, self.screen, self.baseline_screen
+        _ = self.quantize, self.check_weights, self.sanity, self.baseline_sanity
         _ = self.evaluations, self.speed
 
     def record(self, role: str) -> StageRecord:
@@ -210,17 +210,17 @@ class Evidence:
         return ADOPT.typed(made) if made.stage == ADOPT.name else QUANTIZE.typed(made)
 
     @cached_property
-    def screen(self) -> TypedStageRecord[ServedModel, SanityResult]:
+    def sanity(self) -> TypedStageRecord[ServedModel, SanityResult]:
         """The variant's server."""
-        return self._screen_of("candidate")
+        return self._sanity_of("candidate")
 
     @cached_property
-    def baseline_screen(self) -> TypedStageRecord[ServedModel, SanityResult]:
-        return self._screen_of("baseline")
+    def baseline_sanity(self) -> TypedStageRecord[ServedModel, SanityResult]:
+        return self._sanity_of("baseline")
 
     @property
     def trust_remote_code(self) -> bool:
-        return self.screen.parameters.trust_remote_code
+        return self.sanity.parameters.trust_remote_code
 
     @property
     def made_by(self) -> str:
@@ -232,7 +232,7 @@ class Evidence:
         suite = next(iter(self.judge.parameters.policy.suites))
         return self.record(f"{side}.{suite}")
 
-    def _screen_of(self, side: str) -> TypedStageRecord[ServedModel, SanityResult]:
+    def _sanity_of(self, side: str) -> TypedStageRecord[ServedModel, SanityResult]:
         return SANITY.typed(self.record_at(self._first_evaluation(side).inputs["sanity"]))
 
 

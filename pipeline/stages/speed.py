@@ -64,7 +64,7 @@ class SpeedResult(Record):
     )
 
 
-SPEED = Stage("speed", 12, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 13, SpeedParameters, SpeedRuntime, SpeedResult)
 
 
 def run(context: StageContext[SpeedParameters, SpeedRuntime]) -> SpeedResult:
@@ -109,7 +109,7 @@ def count_starts(spec: StageSpec, store: Store) -> dict[str, StartCount]:
     A gate that is measured again counts the starts of its last measurement alone.
     """
     parameters = SPEED.parameters_of(spec)
-    own = measurement_of(spec) if parameters.measurement > 1 else ""
+    own = measurement_of(spec) if parameters.repeat > 1 else ""
     return {
         side: StartLedger(store, spec.inputs[side].key).count(own)
         for side, served in parameters.sides.items()

@@ -20,9 +20,10 @@ TOKENIZER_VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("tekken.json", "*.tiktoken"),
 )
+NAMED_TEMPLATES = f"{TEMPLATES_FOLDER}/*.jinja"
 # Globs of files that quantization must copy unchanged.
 AUXILIARY_FILES = (
-    f"{TEMPLATES_FOLDER}/*.jinja",
+    NAMED_TEMPLATES,
     *("*.model", "*.tiktoken", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     *("generation_config.json", "merges.txt", "preprocessor_config.json"),
     *("processor_config.json", "special_tokens_map.json", "tekken.json", "tokenizer.json"),

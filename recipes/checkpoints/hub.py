@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,9 +20,8 @@ from rich.filesize import decimal
 
 from prepare.errors import HubError
 from prepare.events import Progress
-from recipes.checkpoints.folder import SMALL_FILES, matches
+from recipes.checkpoints.folder import NAMED_TEMPLATES, SMALL_FILES, matches
 from recipes.checkpoints.weight_files import (
-    IGNORED_WEIGHTS,
     INDEX,
     are_weights,
     hint_on_weights,
@@ -58,14 +58,12 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
         if info is not None:
             check_has_safetensors(repo_id, sizes)
         # The user's revision name, so that the library caches its commit.
-        snapshot = _fetch(repo_id, revision, FETCHED_FIRST, info is None, _bar_class())
+        first = [name for name in sizes if matches(name, FETCHED_FIRST)]
+        snapshot = _fetch(repo_id, revision, first, info is None, _bar_class())
         index = snapshot / INDEX
-        wanted = sorted(set(read_index(index).values())) if index.exists() else ["*.safetensors"]
-        missing = sum(
-            size
-            for name, size in sizes.items()
-            if matches(name, (*wanted,)) and are_weights(name) and not (snapshot / name).exists()
-        )
+        in_index = set(read_index(index).values()) if index.exists() else set(sizes)
+        weights = [name for name in sizes if name in in_index and are_weights(name)]
+        missing = sum(sizes[name] for name in weights if not (snapshot / name).exists())
         free = shutil.disk_usage(snapshot).free
         if free < missing:
             raise HubError(
@@ -78,7 +76,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
             if missing:
                 progress.advance(f"download {repo_id}", min(done, missing), missing, "bytes")
 
-        _fetch(repo_id, snapshot.name, wanted, info is None, _bar_class(report))
+        _fetch(repo_id, snapshot.name, weights, info is None, _bar_class(report))
         report(missing)
     check_has_safetensors(repo_id, [path.name for path in snapshot.iterdir()])
     return snapshot, snapshot.name
@@ -226,9 +224,11 @@ def transport_error() -> type[Exception]:
 
 
 def file_sizes(info: ModelInfo) -> dict[str, int]:
-    """Return the bytes of top-level files by name."""
+    """Return the bytes of top-level files, and of chat templates in their folder, by name."""
     return {
-        file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename
+        file.rfilename: file.size or 0
+        for file in info.siblings or []
+        if "/" not in file.rfilename or fnmatchcase(file.rfilename, NAMED_TEMPLATES)
     }
 
 
@@ -241,15 +241,15 @@ def check_has_safetensors(repo_id: str, names: Iterable[str]) -> None:
 
 
 def _fetch(
-    repo_id: str, revision: str | None, patterns: Iterable[str], offline: bool, bar: type[Any]
+    repo_id: str, revision: str | None, names: Iterable[str], offline: bool, bar: type[Any]
 ) -> Path:
+    """Download these files; return the snapshot. Offline it is what the cache has."""
     from huggingface_hub import snapshot_download
 
     folder = snapshot_download(
         repo_id,
         revision=revision,
-        allow_patterns=list(patterns),
-        ignore_patterns=["*/*", IGNORED_WEIGHTS],
+        allow_patterns=[escape(name) for name in names],
         local_files_only=offline,
         tqdm_class=bar,
     )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from installed_wheel import ROOT, build_wheel, run_installed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
 FUNCTION = {
     "name": "add",
     "description": "Adds.",
@@ -48,30 +47,13 @@ STEMS = {"rouge": "summarization", "fidelity": "conversations"}
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the environment's programs."""
     folder = tmp_path_factory.mktemp("bare")
-    wheels, environment = folder / "wheels", folder / "environment"
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    subprocess.run([*build, str(wheels), str(ROOT)], check=True, timeout=300)
+    environment = folder / "environment"
+    wheel = build_wheel(folder / "wheels")
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True, timeout=120)
-    (wheel,) = wheels.glob("*.whl")
     install = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     pins = ["--constraint", str(ROOT / "requirements-dev.txt")]
     subprocess.run([*install, *pins, str(wheel)], check=True, timeout=600)
     return environment / "bin"
-
-
-def run(
-    program: Path, *arguments: str | Path, home: Path, timeout: float = 60
-) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return subprocess.run(
-        [str(word) for word in (program, *arguments)],
-        env={**kept, "PREPARE_HOME": str(home), "HF_HUB_OFFLINE": "1"},
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
 
 
 def valid_rows(kind: str, number: int) -> list[object]:
@@ -101,19 +83,19 @@ def plan_with(bare: Path, home: Path, kind: str, rows: list[object]) -> tuple[in
     policy = home / "policy.yaml"
     policy.write_text(yaml.safe_dump({"name": "p", "summary": "s", "suites": {"mine": suite}}))
     asked = ("plan", "--policy", policy, "--recipe", "fp8-dynamic", "--eval-data", data)
-    done = run(bare / "prepare", *asked, home=home)
+    done = run_installed(bare / "prepare", *asked, home=home)
     return done.returncode, done.stdout + done.stderr, file
 
 
 def test_its_command_starts_by_both_names(bare: Path, tmp_path: Path) -> None:
     for command in ((bare / "prepare",), (bare / "python", "-m", "prepare")):
-        done = run(*command, "--help", home=tmp_path)
+        done = run_installed(*command, "--help", home=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "doctor" in done.stdout
 
 
 def test_doctor_reports(bare: Path, tmp_path: Path) -> None:
-    done = run(bare / "prepare", "doctor", "--json", home=tmp_path, timeout=120)
+    done = run_installed(bare / "prepare", "doctor", "--json", home=tmp_path, timeout=120)
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)
 

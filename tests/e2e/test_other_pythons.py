@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from installed_wheel import ROOT, build_wheel, run_installed
 from small_checkpoint import checkpoint_files
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.12", "3.13")
 
 
@@ -32,11 +32,7 @@ def find_python(version: str) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheels")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    subprocess.run([*build, str(folder), str(ROOT)], check=True, timeout=300)
-    (built,) = folder.glob("*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -74,22 +70,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(made.stdout.splitlines()[-1])
 
 
-def run(program: Path, *arguments: str | Path, home: Path) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return subprocess.run(
-        [str(word) for word in (program, *arguments)],
-        env={**kept, "PREPARE_HOME": str(home), "HF_HUB_OFFLINE": "1"},
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-
 def test_help_and_doctor(program: Path, tmp_path: Path) -> None:
-    assert "doctor" in run(program, "--help", home=tmp_path).stdout
-    done = run(program, "doctor", "--json", home=tmp_path)
+    assert "doctor" in run_installed(program, "--help", home=tmp_path).stdout
+    done = run_installed(program, "doctor", "--json", home=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)
 
@@ -100,17 +83,17 @@ def test_a_folder_is_planned(program: Path, tmp_path: Path) -> None:
     for name, content in checkpoint_files().items():
         (folder / name).write_bytes(content)
     options = ("--recipe", "fp8-dynamic", "--profile", "cpu", "--policy", "demo", "--json")
-    done = run(program, "plan", folder, *options, home=tmp_path)
+    done = run_installed(program, "plan", folder, *options, home=tmp_path)
     said = json.loads(done.stdout)
     assert (done.returncode, said["refused"]) == (0, []), done.stderr
     assert [stage["name"] for stage in said["stages"]]
 
 
 def test_evidence_is_verified(program: Path, bundle: Path, tmp_path: Path) -> None:
-    done = run(program, "verify", bundle, home=tmp_path)
+    done = run_installed(program, "verify", bundle, home=tmp_path)
     assert done.returncode == 0, done.stderr
     edited = tmp_path / "edited"
     shutil.copytree(bundle, edited)
     card = edited / "README.md"
     card.write_text(card.read_text().replace("pass", "fail"))
-    assert run(program, "verify", edited, home=tmp_path).returncode == 1
+    assert run_installed(program, "verify", edited, home=tmp_path).returncode == 1

@@ -126,7 +126,7 @@ class TestBody:
         recipe = {**quantization, "kv_cache_scales": "head" if scales else None}
         changed = Evidence.of_verdict(run.store, verdict.judges[RECIPE])
         for kept in (
-            asked_otherwise(judged.screen, hardware=gpu),
+            asked_otherwise(judged.sanity, hardware=gpu),
             asked_otherwise(judged.quantize, quantization=recipe),
         ):
             changed.stages[place_of(kept.record)] = kept.record

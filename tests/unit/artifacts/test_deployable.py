@@ -54,7 +54,7 @@ def read(run: FakeRun, **changes: Any) -> Deployable:
     judged = Evidence.of_variant(run.store, run.folder("judge", "fp8-dynamic").name)
     result = {k: v for k, v in changes.items() if k == "engine_version"}
     parameters = {k: v for k, v in changes.items() if k != "engine_version"}
-    heard = judged.screen.record
+    heard = judged.sanity.record
     record = heard.model_copy(
         update={
             "parameters": {**heard.parameters, **parameters},

@@ -14,16 +14,14 @@ from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import find
 from pipeline.preflight.power import (
-    BlockNoise,
     chances,
     check_power,
     format_chance,
     joint_power,
     policy_power,
     promotion_power,
-    speed_chance,
-    speed_power,
 )
+from pipeline.preflight.speed_power import BlockNoise, speed_chance, speed_power
 from prepare.errors import UsageError
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.measured_ratios import find_measured

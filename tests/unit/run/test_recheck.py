@@ -166,7 +166,7 @@ class TestNothingChanged:
         site.recheck(force=True)
         assert site.models.served == ["baseline", RECIPE] * 2
         asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
-        levels = {each["measurement"]: each["rule"]["alpha"] for each in asked}
+        levels = {each["repeat"]: each["rule"]["alpha"] for each in asked}
         # Two were tried when it was judged.
         assert levels == {n: pytest.approx(0.05 / 2) for n in (1, 2)}
 
@@ -177,7 +177,7 @@ class TestNothingChanged:
         for number in (1, 2):
             site.recheck(remeasure=("code",))
             asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
-            assert max(each["measurement"] for each in asked) == number
+            assert max(each["repeat"] for each in asked) == number
         assert site.models.served == ["baseline", RECIPE] * 2
 
     def test_other_kernels_are_named_once_a_server_ran(self, site: Site, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from measured_loads import block as measured_block
 
 from eval_gates.speed.load_run import LOADS, LoadLog, LoadRun, read_loads
 from eval_gates.speed.rules import SpeedRule
+from eval_gates.speed.schedule import Starts
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import block
 from pipeline.stages.block import (
@@ -82,13 +83,13 @@ class Context(StageContext[BlockParameters, BlockRuntime]):
 
 
 def context(
-    tmp_path: Path, starts: str = "once", workload: dict[str, Any] | None = None, **runtime: Any
+    tmp_path: Path, starts: Starts = "once", workload: dict[str, Any] | None = None, **runtime: Any
 ) -> Context:
     store = Store(tmp_path)
     sanity = StageReference(stage="sanity", key="k")
     if store.find("sanity", "k") is None:
         put_record(store, stage_record(stage="sanity", key="k", inputs={}, input_digests={}))
-    rule = SpeedRule(kind="ratio", min_ratio=0.5, alpha=0.05, blocks=3, starts=starts)  # type: ignore[arg-type]
+    rule = SpeedRule(kind="ratio", min_ratio=0.5, alpha=0.05, blocks=3, starts=starts)
     measurement = BlockParameters(
         name="chat", workload=workload or RANDOM, rule=rule, arms=dict.fromkeys(ARMS, "k")
     )
@@ -125,7 +126,7 @@ def test_prompts_of_a_file_are_there_only_while_they_are_sent(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("starts", "groups"), [("once", 1), ("fresh", 3)])
 def test_all_arms_are_asked_the_same_in_the_drawn_order(
-    tmp_path: Path, starts: str, groups: int
+    tmp_path: Path, starts: Starts, groups: int
 ) -> None:
     """One worker for servers that stay up, and one for each fresh start."""
     stage = context(tmp_path, starts)
@@ -142,7 +143,7 @@ def test_all_arms_are_asked_the_same_in_the_drawn_order(
 @pytest.mark.parametrize("starts", ["once", "fresh"])
 @pytest.mark.parametrize("lost", ["awq", "fp8"])
 def test_a_block_goes_on_without_an_arm_that_is_lost(
-    tmp_path: Path, starts: str, lost: str
+    tmp_path: Path, starts: Starts, lost: str
 ) -> None:
     stage = context(tmp_path, starts)
     stage.lost = {lost: ServingError("not one of 8 requests was answered", where=lost)}

@@ -144,6 +144,21 @@ def child(server: HubStandIn, home: Path) -> Iterator[Child]:
         yield process
 
 
+def test_named_chat_templates_are_fetched_and_digested(
+    hub: HubStandIn, child: Child, tmp_path: Path
+) -> None:
+    name = "additional_chat_templates/rag.jinja"
+    files = hub.models["org/name"].files | {name: b"{{ documents }}"}
+    hub.models["org/templates"] = Repository(files, ("main",))
+    folder = Path(child.download("org/templates")["path"])
+    assert (folder / name).read_bytes() == files[name]
+    assert not (folder / "onnx").exists()
+    found = hash_checkpoint(
+        read_folder(folder, "org/templates", "hub"), FileDigests(tmp_path / "digests.json")
+    )
+    assert name in {file.name for file in found.files}
+
+
 def test_whole_download_then_offline(
     hub: HubStandIn, child: Child, home: Path, tmp_path: Path
 ) -> None:
