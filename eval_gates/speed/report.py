@@ -165,7 +165,7 @@ def decide_speed_gate(
         metric="output tokens/s" if is_ratio else "limit over time",
         tier=tier,
         n=found.quiet,
-        counted=", ".join(filter(None, about)),
+        counted=", ".join(filter(None, about)) if units else "not measured",
         unit="tokens/s" if is_ratio else f"of {found.quiet} within limits",
         baseline=find_typical(shown, "baseline", "output_tokens_per_s") if is_ratio else None,
         candidate=find_typical(shown, "candidate", "output_tokens_per_s")

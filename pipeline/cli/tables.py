@@ -75,7 +75,7 @@ def print_run(report: RunReport, *, is_shown: bool = False) -> None:
         out.print(verdict_table(report))
     else:
         print_line(out, Text(title_of(report)))
-    for variant in report.variants:
+    for variant in promoted_first(report):
         print_reasons(out, variant)
     for line in [*shown_lines(report), *speed_lines(report), *side_lines(report)]:
         print_line(out, Text(line))
@@ -121,6 +121,11 @@ def title_of(report: RunReport) -> str:
     )
 
 
+def promoted_first(report: RunReport) -> list[VariantReport]:
+    """Return the variants, the promoted one first."""
+    return sorted(report.variants, key=lambda variant: not variant.promoted)
+
+
 def verdict_table(report: RunReport) -> Table:
     """Return a row for each variant and one for each of its gates."""
     from rich import box
@@ -138,7 +143,7 @@ def verdict_table(report: RunReport) -> Table:
             justify="left" if is_text else "right",
             no_wrap=heading != "gate",
         )
-    for variant in report.variants:
+    for variant in promoted_first(report):
         weights = describe_weights(report, variant)
         name = clip(variant.recipe, MAX_NAME_CHARACTERS)
         table.add_row(Text(f"{name}, {weights}" if weights else name, style="bold"))
@@ -163,7 +168,9 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
     begun = Text(f"{variant.recipe}: {verdict_word(variant)}", style=COLOURS[variant.verdict])
     print_line(out, begun.append(f": {variant.reason}", style="default"))
     for gate in variant.gates:
-        is_open = gate.verdict == "undecided" and gate.decides
+        # A variant that has failed is not put under load.
+        is_left_out = variant.verdict == "fail" and gate.estimate is None
+        is_open = gate.verdict == "undecided" and gate.decides and not is_left_out
         if is_open or gate.suspicious:
             print_line(out, Text(f"  {gate.name}: {gate.reason}"))
 
@@ -181,7 +188,7 @@ def speed_lines(report: RunReport) -> list[str]:
     judged = [variant for variant in report.variants if variant.gates]
     if judged and not any(variant.speed for variant in judged):
         return ["speed: the policy has no gate on it here"]
-    speeds = [speed for variant in judged for speed in variant.speed]
+    speeds = [speed for variant in judged for speed in variant.speed if speed.estimate is not None]
     notes = dict.fromkeys(
         [f"{speed.name}: {speed.description}" for speed in speeds if speed.shows_little]
         + [f"speed: {speed.note}" for speed in speeds if speed.note]

@@ -42,3 +42,18 @@ def test_brackets_are_no_markup(capsys: Capture) -> None:
     text = "\n".join(shown(capsys, report))
     for words in (odd, "[red]here[/blue]", "[link]it failed", "[dim]note[/]", "runs '[1]'"):
         assert words in text
+
+
+def test_the_promoted_variant_comes_first(capsys: Capture) -> None:
+    """In the table and in the reasons; what a failed variant was not measured on is left out."""
+    failed = variant_report(
+        recipe="small",
+        verdict="fail",
+        promoted=False,
+        reason="failed on mmlu",
+        speed=[speed_gate_report(verdict="undecided", estimate=None, reason="it was left out")],
+    )
+    lines = shown(capsys, run_report(variants=[failed, variant_report(recipe="large")]))
+    rows = [line for line in lines if line.startswith(("large", "small"))]
+    assert [row.partition(",")[0].partition(":")[0] for row in rows] == ["large", "small"] * 2
+    assert not any("it was left out" in line for line in lines)
