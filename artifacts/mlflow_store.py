@@ -144,6 +144,14 @@ class MlflowStore:
             )
             return str(made.version)
 
+    def delete_version(self, name: str, version: str) -> None:
+        """Delete a version, and the run that holds its files on a server."""
+        with self._errors():
+            run = self._client.get_model_version(name, version).run_id
+            self._client.delete_model_version(name, version)
+            if run:
+                self._client.delete_run(run)
+
     def set_version_tag(self, name: str, version: str, key: str, value: str) -> None:
         with self._errors():
             self._client.set_model_version_tag(name, version, key, value)

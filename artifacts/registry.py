@@ -8,6 +8,7 @@ two moves within one second wins.
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import re
 import socket
@@ -171,17 +172,32 @@ class Registry:
     ) -> str:
         """Register the folder, or return a version with the same files or evidence.
 
-        An identical run at the same time may have registered it since the caller looked.
+        An identical run may register it at the same time. A server has no lock, so the later of two
+        equal versions is deleted by the process that made it.
         """
-        evidence = tags.get(EVIDENCE_TAG)
-        with self._store.lock():
-            for version in self.versions(name):
+
+        def find_equal(before: float) -> str | None:
+            evidence = tags.get(EVIDENCE_TAG)
+            for version in reversed(self.versions(name)):  # the earliest is never deleted
+                if int(version.version) >= before:
+                    return None
                 if version.tags.get(MANIFEST_TAG) == tags[MANIFEST_TAG]:
                     return version.version
-                is_same = evidence is not None and version.tags.get(EVIDENCE_TAG) == evidence
-                if is_same and has_files(version):
+                has_evidence = evidence is not None and version.tags.get(EVIDENCE_TAG) == evidence
+                if has_evidence and has_files(version):
                     return version.version
-            return self._store.create_version(name, folder, tags)
+            return None
+
+        with self._store.lock():
+            known = find_equal(math.inf)
+            if known is not None:
+                return known
+            made = self._store.create_version(name, folder, tags)
+            earlier = find_equal(int(made))
+            if earlier is None:
+                return made
+            self._store.delete_version(name, made)
+            return earlier
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Add or change tags; others stay."""

@@ -112,8 +112,8 @@ def main() -> int:
     from pipeline.serving.served_model import SERVED_NAME
     from pipeline.serving.server import Server
     from pipeline.serving.serving_arguments import ServingArguments
-    from pipeline.stages.context import BOOTSTRAP
     from pipeline.stages.demo_checkpoint import fetch_demo_package
+    from pipeline.stages.staying_workers import BOOTSTRAP
     from prepare.events import NullProgress
 
     settings, progress = load_settings(), NullProgress()

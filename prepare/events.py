@@ -17,6 +17,9 @@ from typing import Any, Protocol
 
 from prepare.untrusted import UntrustedJsonError, parse_json
 
+TAKEN = "taken"
+ANSWERED = "answered"
+"""Kinds of the first and last line of a staying worker on a request."""
 EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
 _MAX_COUNT = 2**63  # limit of a valid count
 
@@ -61,7 +64,7 @@ class EventWriter:
                 line = line[os.write(self._descriptor, line) :]
 
 
-def worker_progress() -> Progress:
+def worker_progress() -> EventWriter:
     """Return a writer to the inherited descriptor, or standard error."""
     descriptor = os.environ.get(EVENTS_FD_VARIABLE)
     return EventWriter(int(descriptor) if descriptor else sys.stderr.fileno())

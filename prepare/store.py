@@ -172,14 +172,15 @@ class Store:
                     with self.explain_errors():
                         raise
                 raise
-            if not partial.exists():
-                raise self._lost(partial)
             with self.explain_errors():
-                if not (partial / RECORD).is_file():
-                    if resumed:
-                        return
+                has_record = (partial / RECORD).is_file()
+                # Looked for after the record: another process may take the folder at any moment.
+                if not partial.exists():
+                    raise self._lost(partial)
+                if has_record:
+                    self._publish(partial, final)
+                elif not resumed:
                     raise StoreError("a stage ended without a record", where=str(partial))
-                self._publish(partial, final)
 
     def _is_own(self, error: OSError) -> bool:
         """Return whether the error names a path here, or none, as one of a write does not."""

@@ -1,17 +1,21 @@
 """A worker's protocol: ``python worker_protocol.py MODULE SPEC.json RESULT.json OUTPUT``.
 
 It calls the module's `run` in a managed environment, with progress events. A PrepareError is
-returned in the result file. At module level only the standard library can be imported.
+returned in the result file. With ``--stay DESCRIPTOR`` it carries out one request after another,
+each a message on that Unix socket, until the socket closes. At module level only the standard
+library can be imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import importlib.util
 import json
 import os
 import resource
+import socket
 import sys
 import traceback
 from importlib.metadata import version
@@ -22,15 +26,27 @@ if TYPE_CHECKING:
     from prepare.errors import PrepareError
 
 
-def peak_memory_bytes() -> int:
+STAY = "--stay"
+MAX_REQUEST_BYTES = 2**16
+MAX_LOCKS = 250  # that Linux passes in a message
+RESET_PEAK = "5"  # of /proc/self/clear_refs
+
+
+def children_peak() -> int:
+    """Return the largest resident set of ended children, in KiB."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+
+
+def peak_memory_bytes(children_before: int = 0) -> int:
     """Return this process's or a child's largest resident set.
 
-    getrusage would include the starting process's memory.
+    getrusage would include the starting process's memory. Children of an earlier request count only
+    in `children_before`, as their peak in KiB.
     """
     status = Path("/proc/self/status").read_text()
     (own,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
-    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return max(own, children) * 1024  # Linux counts both in KiB
+    children = children_peak()
+    return max(own, children if children > children_before else 0) * 1024  # both are in KiB
 
 
 def versions_of(*libraries: str) -> dict[str, str]:
@@ -70,25 +86,22 @@ def register_packages(root: Path) -> None:
         spec.loader.exec_module(module)
 
 
-def main() -> None:
-    """Run the worker.
+def carry_out(worker: str, spec_path: Path, result_path: Path, output: Path) -> bool:
+    """Run a worker; return whether it has a result.
 
     Its module is imported after plugin registration, as it may be in a plugin.
     """
     from prepare.errors import PrepareError
     from prepare.events import worker_progress
     from prepare.plugins import PLUGINS, use_given
-    from prepare.redaction import redact_streams
 
-    redact_streams()
-    sys.argv.pop(0)  # the script's own name: the worker's takes its place
-    spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])
+    children_before = children_peak()
     answer: dict[str, Any]
     try:
         spec = json.loads(spec_path.read_text())
         for plugin in spec.pop(PLUGINS, ()):
             use_given(plugin)
-        run = importlib.import_module(sys.argv[0]).run
+        run = importlib.import_module(worker).run
         result = run(spec, worker_progress(), output)
         answer = {"ok": True, "result": result}
     except PrepareError as error:
@@ -96,12 +109,74 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         answer = {"ok": False, "error": explain(error).to_dict()}
-    answer["peak_memory_bytes"] = peak_memory_bytes()
+    answer["peak_memory_bytes"] = peak_memory_bytes(children_before)
     result_path.write_text(json.dumps(answer))
+    return bool(answer["ok"])
+
+
+def stay(descriptor: int) -> None:
+    """Carry out requests until the socket closes.
+
+    A request names worker, spec, result, output and log, and comes with the locks that its stage
+    holds: they stay locked until it is answered, even if prepare is killed. Or it is a `warm` one,
+    whose module is made ready meanwhile.
+    """
+    from prepare.events import ANSWERED, TAKEN, worker_progress
+
+    events = worker_progress()
+    channel = socket.socket(fileno=descriptor)
+    while True:
+        message, locks, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, MAX_LOCKS)
+        if not message:
+            return
+        request = json.loads(message)
+        log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.close(log)
+        is_warm = "warm" in request
+        if is_warm:
+            warm(request["warm"])
+        else:
+            events.write({"event": TAKEN})
+            reset_peak_memory()
+            paths = (Path(request[name]) for name in ("spec", "result", "output"))
+            carry_out(request["worker"], *paths)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for lock in locks:
+            os.close(lock)
+        if not is_warm:
+            events.write({"event": ANSWERED})
+
+
+def warm(module: str) -> None:
+    """Import what the worker will need; it meets any error itself."""
+    with contextlib.suppress(Exception):
+        importlib.import_module(module).warm()
+
+
+def reset_peak_memory() -> None:
+    """Forget the peak of earlier requests, where the system can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+
+
+def main() -> None:
+    """Run the worker, or stay."""
+    from prepare.redaction import redact_streams
+
+    redact_streams()
+    is_ok = True
+    if sys.argv[1] == STAY:
+        stay(int(sys.argv[2]))
+    else:
+        sys.argv.pop(0)  # the script's own name: the worker's takes its place
+        is_ok = carry_out(sys.argv[0], *(Path(argument) for argument in sys.argv[1:4]))
     # Libraries leave threads behind that would keep the interpreter from ending.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0 if answer["ok"] else 1)
+    os._exit(0 if is_ok else 1)
 
 
 if __name__ == "__main__":

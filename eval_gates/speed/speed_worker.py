@@ -30,6 +30,11 @@ are sent, () at a fixed concurrency.
 """
 
 
+def warm() -> None:
+    """Import what a load needs."""
+    import vllm.benchmarks.datasets  # noqa: F401
+
+
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Measure each load of each arm, in order.
 

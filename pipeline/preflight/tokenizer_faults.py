@@ -18,7 +18,8 @@ from pipeline.environments.environment import (
     status,
 )
 from pipeline.environments.settings import Settings
-from pipeline.stages.context import BOOTSTRAP, WORKER_VARIABLES
+from pipeline.stages.context import WORKER_VARIABLES
+from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.errors import CheckpointError, PrepareError, WorkerError, from_dict
 from prepare.process_environment import server_environment
 from prepare.untrusted import parse_json

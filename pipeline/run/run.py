@@ -32,6 +32,7 @@ from pipeline.stages.context import ArmServers, advance
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.speed import SPEED
+from pipeline.stages.staying_workers import StayingWorkers
 from prepare.errors import ExitCode, PrepareError, StoreError, explain
 from prepare.events import Progress
 from prepare.file_locks import holder_of, is_locked
@@ -126,6 +127,7 @@ class Run:
         self.accelerator = accelerator
         self.store = settings.open_store()
         self.node = Node()
+        self.workers = StayingWorkers()
         self.log = RunRecorder(
             self.store, request, resolved, progress.note, run_id=run_id, index=index
         )
@@ -146,6 +148,7 @@ class Run:
         raised: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
+        self.workers.end()
         if raised is None:
             self.log.finish("finished", self.exit_code)
             return False
@@ -208,7 +211,7 @@ class Run:
     def carry_out_stage(self, spec: StageSpec, servers: ArmServers | None = None) -> bool:
         """Carry out a stage; return False if another process did."""
         with private_umask(self.store.root):
-            return advance(spec, self.store, self.progress, servers)[1]
+            return advance(spec, self.store, self.progress, servers, self.workers)[1]
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
         """Return the stage's record, or remove remains."""
@@ -300,6 +303,7 @@ class Run:
         for piece in pieces:
             if not is_locked(self.lock_of(piece)):
                 return piece
+        self.workers.end()  # their memory may be what others need
         if who := holder_of(self.lock_of(pieces[0])):
             self.tell_of_waiting(who)
         time.sleep(POLL_S)

@@ -62,8 +62,9 @@ def try_piece(servers: Servers, state: PlanProgress, piece: Piece, *, wait: bool
     run = servers.run
     if not wait and servers.are_up and is_locked(run.lock_of(piece)):  # else they may end for it
         return False
-    if piece.kind == "make":  # it needs the memory of servers that are up
+    if piece.kind == "make":  # it needs the memory of what is up
         servers.end()
+        run.workers.end()
     with ExitStack() as held:
         held.enter_context(doing(piece.title))
         # First the node's resources, then the piece: a process never waits while it holds a piece.

@@ -182,6 +182,8 @@ class MeasuredBlock:
         context.advance(f"speed {name}, block {number}", len(self.measured), None)
         servers = context.servers
         assert servers is not None
+        if all(context.runtime.arms[arm].served.endpoint is None for arm in group):
+            context.warm_worker(LOAD_WORKER, LOAD_VARIABLES)  # while servers start
         try:
             with servers.up(group, stay=stay) as endpoints:
                 served = {
@@ -315,6 +317,7 @@ def collect(
 # each process.
 LOAD_VARIABLES = {"PYTHONHASHSEED": "0"}
 PROMPTS = "prompts.jsonl"
+LOAD_WORKER = "eval_gates.speed.speed_worker"
 
 
 def measure_loads(
@@ -358,10 +361,11 @@ def measure_loads(
         }
         try:
             return context.run_worker(
-                "eval_gates.speed.speed_worker",
+                LOAD_WORKER,
                 spec,
                 environment=LOAD_VARIABLES,
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
+                stays=True,
             )
         except ServingError as error:
             named = [server for arm, (_, server) in servers.items() if arm == error.where]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Generic, Protocol
 
 from pipeline.stages import stage_code, stage_named
-from prepare import errors, worker_protocol
+from pipeline.stages.staying_workers import BOOTSTRAP, StayingWorkers, WorkerFiles, WorkerStart
+from prepare import errors
 from prepare.credentials import credential_variables
 from prepare.digest import digest_json
 from prepare.errors import PrepareError
@@ -30,7 +31,7 @@ from prepare.supervisor import SupervisedProcess
 # Waiting threads sleep: spinning ones take the core from the process that they wait for.
 WORKER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
 ROOM_BYTES = 2**16
-BOOTSTRAP = Path(worker_protocol.__file__)
+LOG = "worker.log"
 
 
 class ArmServers(Protocol):
@@ -59,6 +60,7 @@ class StageContext(Generic[Parameters, Runtime]):
     notes: list[str] = field(default_factory=list)
     peak_memory_bytes: int | None = None
     servers: ArmServers | None = None
+    workers: StayingWorkers | None = None
     earlier_seconds: float = 0.0  # that its work took in other stages
 
     @property
@@ -106,37 +108,62 @@ class StageContext(Generic[Parameters, Runtime]):
         environment: Mapping[str, str] | None = None,
         needs: Collection[NetworkAccess] = (),
         plugins: Sequence[Mapping[str, str]] = (),
+        stays: bool = False,
     ) -> dict[str, Any]:
         """Run a worker in the stage's environment and return its result.
 
-        It gets credentials for `needs` only. `plugins` are as from `Plugin.for_worker`.
+        It gets credentials for `needs` only. `plugins` are as from `Plugin.for_worker`. The process
+        of one that `stays` carries out later stages' requests too, if their variables are the same.
 
         PrepareError: from the worker; WorkerError with its log if it died.
         """
-        spec_file = self.folder / "worker-spec.json"
-        result_file = self.folder / "worker-result.json"
-        result_file.unlink(missing_ok=True)  # another worker's
-        log = self.folder / "worker.log"
+        files = WorkerFiles(
+            spec=self.folder / "worker-spec.json",
+            result=self.folder / "worker-result.json",
+            output=output or self.folder,
+            log=self.folder / LOG,
+        )
+        files.result.unlink(missing_ok=True)  # another worker's
+        told = json.dumps({**worker_spec, PLUGINS: plugins})
+        files.spec.write_text(told)
+        start = self._worker_start(credential_variables(told), environment or {}, needs)
+        if stays and self.workers is not None:
+            code = self.workers.carry_out(worker, start, files, self)
+        else:
+            code = self._run_alone(worker, start, files)
+        return self._worker_result(code, files.result, files.log)
+
+    def warm_worker(self, worker: str, environment: Mapping[str, str] | None = None) -> None:
+        """Have a staying worker without credentials made ready, while this process goes on."""
+        if self.workers is not None:
+            start = self._worker_start({}, environment or {}, ())
+            self.workers.warm(worker, start, self.folder / LOG)
+
+    def _worker_start(
+        self,
+        credentials: Mapping[str, str],
+        environment: Mapping[str, str],
+        needs: Collection[NetworkAccess],
+    ) -> WorkerStart:
         python = str(self.spec.runtime["python"])  # every stage with a worker has it
-        spec_file.write_text(told := json.dumps({**worker_spec, PLUGINS: plugins}))
-        events_read, events_write = os.pipe()
-        forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
         variables = server_environment(
-            {**os.environ, **credential_variables(told)},
-            {**WORKER_VARIABLES, **(environment or {}), EVENTS_FD_VARIABLE: str(events_write)},
+            {**os.environ, **credentials},
+            {**WORKER_VARIABLES, **environment},
             python=Path(python),
             needs=needs,
         )
+        return WorkerStart.of(python, variables)
+
+    def _run_alone(self, worker: str, start: WorkerStart, files: WorkerFiles) -> int:
+        """Run a worker's own process; return its exit code."""
+        events_read, events_write = os.pipe()
+        forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
+        paths = (files.spec, files.result, files.output)
         try:
-            with log.open("ab") as log_file:
+            with files.log.open("ab") as log_file:
                 process = SupervisedProcess(
-                    [
-                        python,
-                        str(BOOTSTRAP),
-                        worker,
-                        *(str(path) for path in (spec_file, result_file, output or self.folder)),
-                    ],
-                    environment=variables,
+                    [str(start.python), str(BOOTSTRAP), worker, *map(str, paths)],
+                    environment={**dict(start.variables), EVENTS_FD_VARIABLE: str(events_write)},
                     output=log_file,
                     pass_descriptors=[events_write],
                     held_descriptors=held_descriptors(),
@@ -147,7 +174,7 @@ class StageContext(Generic[Parameters, Runtime]):
         with process:
             code = process.wait()
         forwarder.join()
-        return self._worker_result(code, result_file, log)
+        return code
 
     def _worker_result(self, code: int, result_file: Path, log: Path) -> dict[str, Any]:
         try:
@@ -176,7 +203,11 @@ class StageContext(Generic[Parameters, Runtime]):
 
 
 def advance(
-    spec: StageSpec, store: Store, progress: Progress, servers: ArmServers | None = None
+    spec: StageSpec,
+    store: Store,
+    progress: Progress,
+    servers: ArmServers | None = None,
+    workers: StayingWorkers | None = None,
 ) -> tuple[StageRecord, bool]:
     """Run a stage, or find another process's record; return whether it ran here.
 
@@ -189,6 +220,7 @@ def advance(
             started = time.monotonic()
             context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
             context.servers = servers
+            context.workers = workers
             result = code.run(context)
             record = StageRecord(
                 **spec.model_dump(include={"stage", "variant", "key", "parameters"}),

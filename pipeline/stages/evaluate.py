@@ -166,6 +166,7 @@ def run(context: Context) -> EvaluateResult:
                 },
                 plugins=[for_worker(context.parameters.suite)],
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
+                stays=True,
             )
         rows = todo.answer_log.rows()
         rows = rows[: todo.stopping.counted(rows)]

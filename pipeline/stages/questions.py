@@ -72,6 +72,7 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
         },
         plugins=[for_worker(parameters.suite)],
         needs=[NetworkAccess.HUB] if source.kind == "hub" or source.dataset else [],
+        stays=True,
     )
     digest = digest_bytes((context.folder / FILE).read_bytes())
     found = QuestionsResult(**facts, questions_digest=digest)

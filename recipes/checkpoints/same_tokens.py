@@ -15,7 +15,7 @@ from recipes.checkpoints.tokenizer_file import CURE, TOKENIZER, TOKENIZER_CONFIG
 
 # Without spaces at the start or before a full stop, which classes may add or remove.
 SENTENCES = (
-    "The old library stood at the corner of the market square, and 12 people came to read in it.",
+    "The old library of Vienna stood in a corner of Market Square, and 12 people came to read it.",
     "def mean(values):\n    total = sum(values)\n    return total / len(values)  # of all values",
     "This  line  has  pairs  of  spaces,\tand the next begins with two:\n  - one\n\n  - two",
 )

@@ -17,8 +17,8 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
-from pipeline.stages.context import BOOTSTRAP
 from pipeline.stages.demo_checkpoint import fetch_demo_package
+from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.events import NullProgress
 from recipes.schema import ServingProfile
 

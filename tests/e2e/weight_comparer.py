@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
-from pipeline.stages.context import BOOTSTRAP
+from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.errors import from_dict
 from prepare.events import NullProgress
 from recipes.weights.accounting import Compare, WeightComparison

@@ -153,6 +153,22 @@ class Contract:
         with pytest.raises(UsageError, match="nothing is registered"):
             roll_back(registry, name)
 
+    def test_an_equal_version_meanwhile(
+        self, registry: Registry, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another run registers the same between our look and our version, as without locks."""
+        store = registry._store
+        create = store.create_version
+
+        def create_later(*words: Any) -> str:
+            monkeypatch.setattr(store, "create_version", create)
+            assert register(Registry(registry.uri), name, folder, "a") == ["1"]
+            return create(*words)
+
+        monkeypatch.setattr(store, "create_version", create_later)
+        assert register(registry, name, folder, "ab") == ["1", "3"]
+        assert [each.version for each in registry.versions(name)] == ["3", "1"]
+
     def test_versions(self, registry: Registry, name: str, folder: Path) -> None:
         tags = {"prepare.recipe": "fp8", "words": "a \u00e9 'b'"}
         assert registry.register(name, folder, {MANIFEST_TAG: "a", **tags}) == "1"

@@ -20,9 +20,9 @@ from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.cli.main import app
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.context import BOOTSTRAP
 from pipeline.stages.quantize import WeightsProvenance
 from pipeline.stages.questions import QuestionsParameters
+from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.digest import FileDigests
 from prepare.errors import UsageError
 from prepare.plugins import PLUGINS

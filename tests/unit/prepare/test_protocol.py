@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,16 @@ import pytest
 from listener import Listener
 from loose_stage import stage_spec
 
-from pipeline.stages.context import BOOTSTRAP, StageContext
+from pipeline.stages.context import StageContext
+from pipeline.stages.staying_workers import (
+    BOOTSTRAP,
+    StayingWorkers,
+    WorkerFiles,
+    WorkerStart,
+)
 from prepare.errors import WorkerError
 from prepare.events import EVENTS_FD_VARIABLE
+from prepare.file_locks import is_locked, locked
 from prepare.store import Store
 
 # A worker with many ways to end; its spec says which.
@@ -53,6 +63,12 @@ def run(spec, progress, output):
     if how == "thread":
         threading.Thread(target=time.sleep, args=(60,)).start()
         return {}
+    if how == "who":
+        print("here")
+        return {"pid": os.getpid()}
+    if how == "waits":
+        progress.note("it waits")
+        time.sleep(60)
     if how == "memory":
         block = bytearray(200 * 2**20)
         block[::4096] = b"a" * len(block[::4096])
@@ -256,3 +272,107 @@ class TestRunWorker:
         assert listener.events == [("mmlu: t", 1, 2, "u")]
         assert listener.notes == ["mmlu: look here"]
         assert context.notes == ["look here"]
+
+
+class Looking(Listener):
+    """At its first note it lets go of a lock, as a killed process does, and interrupts."""
+
+    def __init__(self, lock: Path) -> None:
+        super().__init__()
+        self.lock = lock
+        self.held = ExitStack()
+        self.held.enter_context(locked(lock))
+        self.was_locked = False
+
+    def note(self, text: str) -> None:
+        self.held.close()
+        self.was_locked = is_locked(self.lock)
+        raise KeyboardInterrupt
+
+
+class TestStayingWorkers:
+    """Requests to one process, as stages make them."""
+
+    @pytest.fixture
+    def workers(self) -> Iterator[StayingWorkers]:
+        workers = StayingWorkers()
+        yield workers
+        workers.end()
+
+    @pytest.fixture
+    def ask(self, worker: TinyWorker, workers: StayingWorkers) -> Callable[..., tuple[int, Any]]:
+        def ask(
+            how: str,
+            *,
+            log: str = "log",
+            progress: Listener | None = None,
+            variables: Mapping[str, str] | None = None,
+        ) -> tuple[int, Any]:
+            """Exit code, and answer of the worker or None."""
+            (worker.folder / "spec.json").write_text(json.dumps({"how": how}))
+            (worker.folder / "result.json").unlink(missing_ok=True)
+            files = WorkerFiles(
+                spec=worker.folder / "spec.json",
+                result=worker.folder / "result.json",
+                output=worker.output,
+                log=worker.folder / log,
+            )
+            known = {"PYTHONPATH": str(worker.modules), "PATH": os.environ["PATH"]}
+            start = WorkerStart.of(sys.executable, {**known, **(variables or {})})
+            code = workers.carry_out("tiny_worker", start, files, progress or Listener())
+            return code, worker.answer() if files.result.exists() else None
+
+        return ask
+
+    def test_one_process_answers_all(self, worker: TinyWorker, ask: Any) -> None:
+        first = ask("who", log="a.log")[1]["result"]
+        code, failed = ask("expected", log="b.log")
+        last = ask("who", log="c.log")[1]["result"]
+        assert (code, failed["error"]["kind"]) == (0, "CheckpointError")
+        assert first == last
+        logs = [(worker.folder / f"{name}.log").read_text() for name in "abc"]
+        assert logs == ["here\n", "", "here\n"]
+
+    def test_one_that_dies_is_replaced(self, ask: Any) -> None:
+        first = ask("who")[1]["result"]["pid"]
+        assert ask("dies") == (3, None)
+        second = ask("who")[1]["result"]["pid"]
+        os.kill(second, signal.SIGKILL)
+        third = ask("who")[1]["result"]["pid"]
+        assert len({first, second, third}) == 3
+
+    def test_locks_are_held_until_the_answer(self, tmp_path: Path, ask: Any) -> None:
+        """Else another command takes the stage over while this one's worker still writes."""
+        lock = tmp_path / "lock"
+        with locked(lock):
+            ask("who")
+        assert not is_locked(lock)
+        progress = Looking(lock)
+        with pytest.raises(KeyboardInterrupt):
+            ask("waits", progress=progress)
+        assert progress.was_locked
+        assert not is_locked(lock)  # the worker was ended
+
+    def test_progress_of_each_request(self, ask: Any) -> None:
+        for _ in range(2):
+            listener = Listener()
+            ask("result", progress=listener)
+            assert listener.events == [("count", 1, 2, "things")]
+            assert listener.notes == ["look here"]
+
+    def test_peak_memory_of_each_request(self, ask: Any) -> None:
+        large = ask("memory")[1]["peak_memory_bytes"]
+        small = ask("who")[1]["peak_memory_bytes"]
+        assert large > 200 * 2**20
+        assert small < large - 100 * 2**20
+
+    def test_a_process_has_one_set_of_variables(self, ask: Any) -> None:
+        """A credential reaches no worker that does not need it."""
+        keys = ("first", "second", "first")
+        pids = [ask("who", variables={"KEY": key})[1]["result"]["pid"] for key in keys]
+        assert pids[0] == pids[2] != pids[1]
+
+    def test_none_is_left(self, worker: TinyWorker, workers: StayingWorkers, ask: Any) -> None:
+        pid = ask("who")[1]["result"]["pid"]
+        workers.end()
+        assert not Path(f"/proc/{pid}").exists()
