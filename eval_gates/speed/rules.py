@@ -4,8 +4,10 @@ A block has one load of each side, with the same prompts, in drawn order. Its va
 of candidate over baseline, or of limit over percentile (the tightest limit).
 
 Disturbances from outside the servers are detected without speed and side. Their blocks are
-repeated, at most as often as there are blocks, and must not change the verdict. Failed requests are
-repeated only once: an unreliable server must not be measured until it works.
+repeated, at most as often as there are blocks, and must not change the verdict. A lag of the client
+that disturbs no block counts against the verdict: a ratio passes though the baseline alone would
+have been faster by it. Failed requests are repeated only once: an unreliable server must not be
+measured until it works.
 """
 
 from __future__ import annotations
@@ -267,7 +269,7 @@ class SpeedRule(NumericRecord):
             return SpeedFinding(ending if why else "pass", len(values), rate, why=why)
         if len(values) < 2:
             return SpeedFinding(ending, len(values), why=why)
-        found = self._decide(values)
+        found = self._decide(values, list(map(self._lags, blocks.quiet)))
         others = self._decide([*values, *map(self.value, blocks.disturbed)])
         state = ending if why else found.state
         if state == "pass" and (why := self._withholds(blocks.quiet)):
@@ -283,26 +285,49 @@ class SpeedRule(NumericRecord):
             why=why,
         )
 
-    def _decide(self, values: Sequence[float]) -> SpeedFinding:
+    def _decide(
+        self, values: Sequence[float], lags: Sequence[Mapping[str, float]] = ()
+    ) -> SpeedFinding:
+        """Decide from the blocks' values; `lags` are theirs, by side."""
         from eval_gates.statistics.paired_t import compare_mean
 
         limit = math.log(self.min_ratio)
         found = compare_mean(values, limit, self.alpha)
+        punctual_baseline = list(values)
+        punctual_candidate = list(values)
+        for place, lag in enumerate(lags):
+            punctual_baseline[place] -= lag["baseline"]
+            punctual_candidate[place] += lag["candidate"]
+        worst = compare_mean(punctual_baseline, limit, self.alpha)
+        best = compare_mean(punctual_candidate, limit, self.alpha)
+        # A shift can make the values more alike, which must not help either.
+        lower = min(found.lower, worst.lower)
+        upper = max(found.upper, best.upper)
         state: State = "undecided"
-        if found.lower > limit:
+        if lower > limit:
             state = "pass"
-        elif found.upper < limit:
+        elif upper < limit:
             state = "fail"
         low, high = found.interval
         return SpeedFinding(
             state,
             len(values),
             estimate=math.exp(found.mean),
-            lower=math.exp(found.lower),
-            upper=math.exp(min(found.upper, 2 * MAX_LOG)),
+            lower=math.exp(lower),
+            upper=math.exp(min(upper, 2 * MAX_LOG)),
             interval=(math.exp(low), math.exp(min(high, 2 * MAX_LOG))),
-            p_value=found.p_value,
+            p_value=max(found.p_value, worst.p_value),
         )
+
+    def _lags(self, unit: Sequence[LoadRun]) -> Mapping[str, float]:
+        """Return by how much a punctual client could have improved each side, in ln."""
+        found = {"baseline": 0.0, "candidate": 0.0}
+        for load in unit:
+            if self.compares:
+                found[load.side] = steady_state.lag_gain(load)
+            else:  # of a quiet load it is at most a tenth
+                found[load.side] = -math.log1p(-self._late_share(load))
+        return found
 
     def _withholds(self, quiet: Sequence[Sequence[LoadRun]]) -> str:
         """Return why the gate must not pass despite its bound."""
@@ -398,11 +423,16 @@ class SpeedRule(NumericRecord):
         if self.kind != "slo":
             # It hides that share of a difference, and its cause may slow one server alone.
             return steady_state.lag_gain(load) > self.max_lag_gain
+        return self._late_share(load) > MAX_LATE
+
+    def _late_share(self, load: LoadRun) -> float:
+        """Return the client's lag as a share of the shortest limit, or of an answer."""
         # The client's lag hardly changes a mean over tokens.
         times = [v for n, v in self.limits.items() if n.startswith(("ttft_ms", "latency_ms"))]
         judged = min(times) / 1e3 if times else steady_state.median_answer_s(load)
-        lag = load.client_lag_s
-        return judged is not None and (lag is None or lag > MAX_LATE * judged)
+        if judged is None:
+            return 0.0
+        return math.inf if load.client_lag_s is None else load.client_lag_s / judged
 
 
 def build_rule(

@@ -64,7 +64,7 @@ class SpeedResult(Record):
     )
 
 
-SPEED = Stage("speed", 13, SpeedParameters, SpeedRuntime, SpeedResult)
+SPEED = Stage("speed", 14, SpeedParameters, SpeedRuntime, SpeedResult)
 
 
 def run(context: StageContext[SpeedParameters, SpeedRuntime]) -> SpeedResult:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from measured_loads import block, blocks, load_in_waves, queued_round, round_of
 
 from eval_gates.speed.load_run import Interference, LoadRun
@@ -42,6 +44,13 @@ def changed(loads: list[LoadRun], number: int, side: str = "candidate", **change
     for place, load in enumerate(loads):
         if (load.block, load.side) == (number, side):
             loads[place] = load.model_copy(update=changes)
+
+
+def late_by(load: LoadRun, share: float) -> LoadRun:
+    """Return the load as a client measures it that was late by this share of the time."""
+    start, end = steady_window(load)
+    told = {"client_lag_s": 9.0, "client_late_s": share * (end - start)}
+    return load.model_copy(update=told)
 
 
 def rounds(*ttft_s: float, **changes: Any) -> list[LoadRun]:
@@ -118,32 +127,58 @@ class TestDisturbances:
         self, side: str, late: float, least: float, voids: bool
     ) -> None:
         """A lag of 8.5 % of the baseline alone passed a true 0.90."""
-        loads = blocks(EQUAL)
-        for place, load in enumerate(loads):
-            start, end = steady_window(load)
-            slow = late * (end - start) if load.side == side else 0.0
-            lag = {"client_lag_s": 9.0, "client_late_s": slow}
-            loads[place] = load.model_copy(update=lag)
+        loads = [late_by(load, late if load.side == side else 0.0) for load in blocks(EQUAL)]
         rule = RATIO.model_copy(update={"min_ratio": least})
         assert rule.sort(loads).repeats["disturbed"] == (5 if voids else 0)
 
     def test_a_lag_of_half_the_margin_voids_the_block_though_both_have_it(self) -> None:
-        loads = blocks(EQUAL)
-        for place, load in enumerate(loads):
-            start, end = steady_window(load)
-            lag = {"client_lag_s": 9.0, "client_late_s": 0.03 * (end - start)}
-            loads[place] = load.model_copy(update=lag)
+        loads = [late_by(load, 0.03) for load in blocks(EQUAL)]
         assert RATIO.sort(loads).quiet == []
         assert len(RATIO.model_copy(update={"min_ratio": 0.9}).sort(loads).quiet) == 5
+
+    @given(
+        ratios=st.lists(st.floats(0.7, 1.2), min_size=5, max_size=5),
+        late=st.lists(st.floats(0, 0.04), min_size=5, max_size=5),
+        side=st.sampled_from(["baseline", "candidate"]),
+    )
+    def test_a_lag_that_voids_no_block_decides_nothing(
+        self, ratios: list[float], late: list[float], side: str
+    ) -> None:
+        """At a minimum of 0.8 a lag of 4.4 % passed a true 0.80 in 54 % instead of 2.5 %."""
+        rule = RATIO.model_copy(update={"min_ratio": 0.8})
+        sign = 1 if side == "baseline" else -1
+        # As a late client measures these ratios: one side's rate is lower by its lag.
+        measured = [ratio * (1 - lag) ** -sign for ratio, lag in zip(ratios, late, strict=True)]
+        loads = [
+            late_by(load, late[load.block] if load.side == side else 0.0)
+            for load in blocks(measured)
+        ]
+        punctual = rule.evaluate([late_by(load, 0.0) for load in blocks(ratios)])
+        found = rule.evaluate(loads)
+        assert found.quiet == 5
+        helped = "pass" if side == "baseline" else "fail"
+        assert punctual.state == helped or found.state != helped
+        assert found.lower is not None
+        assert found.upper is not None
+        assert punctual.lower is not None
+        assert punctual.upper is not None
+        if side == "baseline":
+            assert found.lower <= punctual.lower * (1 + 1e-9)
+            assert found.p_value >= punctual.p_value * (1 - 1e-6)
+        else:
+            assert found.upper >= punctual.upper * (1 - 1e-9)
+
+    def test_a_late_client_does_not_fail_a_limit(self) -> None:
+        """A lag is in the measured time, so it is subtracted before a fail."""
+        late = {"client_lag_s": 0.05}
+        beyond = [0.83, 0.832, 0.834, 0.836, 0.838, 0.84]
+        assert state_of(LIMITS, rounds(*beyond)) == "fail"
+        assert state_of(LIMITS, rounds(*beyond, **late)) == "undecided"
 
     @pytest.mark.parametrize("least", [0.02, 0.95])
     def test_a_client_that_is_late_by_a_tenth_passes_nothing(self, least: float) -> None:
         """It hides a part of a difference, and what delays it may slow one server alone."""
-        loads = []
-        for load in blocks([1.5] * 10):
-            start, end = steady_window(load)
-            lag = {"client_lag_s": 9.0, "client_late_s": 0.12 * (end - start)}
-            loads.append(load.model_copy(update=lag))
+        loads = [late_by(load, 0.12) for load in blocks([1.5] * 10)]
         found = RATIO.model_copy(update={"min_ratio": least}).evaluate(loads)
         assert (found.state, found.quiet) == ("undecided", 0)
 
