@@ -75,6 +75,10 @@ class UnansweredError(StageError):
     """The endpoint does not answer; it may have ended."""
 
 
+class RateLimitError(UnansweredError):
+    """The endpoint asks to wait for too long; it has not ended."""
+
+
 class TooLongError(StageError):
     """The engine ended over the logits of prompts that it computes together."""
 
@@ -427,13 +431,15 @@ class Client:
             await asyncio.sleep(2 ** (tries - 1))
 
     def _unanswered(self, request: Request, error: _FailedRequestError) -> UnansweredError:
+        kind = UnansweredError
         if error.wait_s is None:
             what = f"after {TRIES} requests"
             hint = "read the server's log"
         else:
+            kind = RateLimitError
             what = f"and asks to wait {error.wait_s:,.0f} s (at most {PATIENCE_S:,} s are waited)"
             hint = "raise its limit of requests, or run the same command again later"
-        return UnansweredError(
+        return kind(
             f"the endpoint does not answer a question, {what}: {error}",
             where=f"{self._url}{_address(request)}",
             hint=hint,

@@ -67,7 +67,7 @@ class SpeedGateResult(GateResult):
     )
     loads: list[LoadSummary] = Field([], fail_fast=True, description="every load")
     server_starts: dict[str, StartCount] = Field(
-        {}, description="by side, over all commands since the first good start; empty for endpoints"
+        {}, description="by side, over all commands since the first good start"
     )
     note: str | None = Field(None, description="the profile's note on its performance")
 
@@ -112,7 +112,7 @@ def decide_speed_gate(
     """Decide one gate; ValueError if the loads do not fit the gate or workload.
 
     `loads` are in measuring order. `at` describes other arrivals than the workload's. `starts` has
-    those of our servers by side. `traffic` is the workload's load in words.
+    those of servers by side. `traffic` is the workload's load in words.
     """
     for load in loads:
         if load.workload != workload:
@@ -140,7 +140,9 @@ def decide_speed_gate(
     parts = list(_describe(rule, found, gate)) if is_measured else ["not measured"]
     if starts and is_measured:
         failed = [f"{side} {each.failed} of {each.tried}" for side, each in starts.items()]
-        parts.append(f"failed server starts: {', '.join(failed)}")
+        is_ours = all(each.is_ours for each in starts.values())
+        what = "failed server starts" if is_ours else "commands in which an endpoint failed"
+        parts.append(f"{what}: {', '.join(failed)}")
     if not is_ratio and found.quiet:
         beyond = found.quiet - within
         parts.append(f"{beyond} of {found.quiet} {rule.unit} beyond a limit")

@@ -77,8 +77,9 @@ class Fault(Record):
 
 
 class StartCount(Record):
-    """Starts of one side's server, over all commands."""
+    """Starts of one side's server, over all commands; or commands that used its endpoint."""
 
+    is_ours: bool = Field(True, description="false of an endpoint")
     tried: int = Field(0, ge=0)
     failed: int = Field(0, ge=0, description="that did not serve, or ended under load")
     why: str = Field("", description="of the last failure")
@@ -89,12 +90,19 @@ class StartCount(Record):
         return self.failed >= MAX_OWN
 
     @property
+    def what(self) -> str:
+        return "a start of its server" if self.is_ours else "its endpoint"
+
+    @property
     def words(self) -> str:
-        return f"its server failed in {self.failed} of {self.tried} starts: {self.why}"
+        share = f"{self.failed} of {self.tried}"
+        if not self.is_ours:
+            return f"its endpoint failed in {share} commands: {self.why}"
+        return f"its server failed in {share} starts: {self.why}"
 
 
 StartCounts = Mapping[str, StartCount]
-"""By side; empty where the servers are not ours."""
+"""By side."""
 
 
 @dataclass(frozen=True)

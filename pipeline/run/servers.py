@@ -110,14 +110,23 @@ class Servers:
         `measurement` is the identity of a load's. ArmLostError: it does not start.
         """
         name = arm.recipe.name
+        if measurement and name in self._starts:
+            ledger, start = self._starts[name]
+            self._starts[name] = (ledger, ledger.note_measurement(start, measurement))
         if facts := facts_of(arm.identity.endpoint):
+            if name not in self._starts:  # this command begins to use it
+                self._starts[name] = self._record_start(arm, measurement)
             return facts
         if name not in self._facts:
             self._begin(arm, measurement)
-        elif measurement and name in self._starts:
-            ledger, start = self._starts[name]
-            self._starts[name] = (ledger, ledger.note_measurement(start, measurement))
         return self._facts[name]
+
+    def note_answers(self, names: Collection[str]) -> None:
+        """Record that these endpoints answered; our own servers did when they were ready."""
+        for name in names:
+            if name in self._starts and not self._starts[name][1].was_ready:
+                ledger, start = self._starts[name]
+                self._starts[name] = (ledger, ledger.note(start, "ready"))
 
     def check_alive(self, names: Collection[str]) -> None:
         """Raise ArmLostError if one of these servers has ended, which is recorded."""
@@ -131,7 +140,7 @@ class Servers:
                 raise lost from error
 
     def note_failure(self, name: str, error: PrepareError) -> None:
-        """Record that an arm's server failed under load, and end it."""
+        """Record that an arm's server failed while it was asked or loaded, and end ours."""
         if name in self._starts:
             ledger, start = self._starts.pop(name)
             ledger.note(start, "failed", error.message)
@@ -142,8 +151,7 @@ class Servers:
         if SANITY.name not in arm.stages:  # a part of an ablation
             self._facts[name] = self.start_process(arm)
             return
-        ledger = StartLedger(self.run.store, arm.stages[SANITY.name].key)
-        start = ledger.begin(measurement, self.run.log.run_id)
+        ledger, start = self._record_start(arm, measurement)
         try:
             self._facts[name] = self.start_process(arm)
         except ServingError as error:
@@ -153,6 +161,11 @@ class Servers:
             ledger.note(start, "disturbed" if is_occupied else "failed", error.message)
             raise
         self._starts[name] = (ledger, ledger.note(start, "ready"))
+
+    def _record_start(self, arm: Arm, measurement: str) -> tuple[StartLedger, ServerStart]:
+        ledger = StartLedger(self.run.store, arm.stages[SANITY.name].key)
+        run_id = self.run.log.run_id
+        return ledger, ledger.begin(measurement, run_id, is_ours=arm.is_ours)
 
     def stop(self, names: Sequence[str]) -> None:
         for name in names:
@@ -261,6 +274,7 @@ class BlockServers:
         try:
             yield {name: self._open(name) for name in names}
             self._servers.check_alive(names)  # else something else may have answered
+            self._servers.note_answers(names)
         except PrepareError as error:
             self._servers.check_alive(names)  # a dead server is the better explanation
             if isinstance(error, ArmLostError) and error.arm:
@@ -276,16 +290,15 @@ class BlockServers:
             raise error
         run = self._servers.run
         arm = self._arms[name]
-        if not isinstance(error, ServingError) or not arm.is_ours:
-            if name == BASELINE:
-                raise error
-            run.tries.fail(serving_name(arm), error)
-            return
         count = StartLedger(run.store, arm.stages[SANITY.name].key).count(self._own)
-        if name == BASELINE and not count.is_over:
+        is_counted = isinstance(error, ServingError)
+        if is_counted and (count.is_over or (arm.is_ours and name != BASELINE)):
+            then = "its gates end" if count.is_over else "once more"
+            run.progress.note(f"{name}: {count.what} failed; {then}: {error.message}")
+        elif name == BASELINE:
             raise error
-        then = "its gates end" if count.is_over else "once more"
-        run.progress.note(f"{name}: a start of its server failed; {then}: {error.message}")
+        else:  # an endpoint is started again by its owner
+            run.tries.fail(serving_name(arm), error)
 
     def _open(self, name: str) -> dict[str, Any]:
         try:

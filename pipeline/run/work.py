@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from eval_gates.ask import TooLongError
+from eval_gates.ask import RateLimitError, TooLongError, UnansweredError
 from pipeline.plan.plan import Arm
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.copies import Lead
@@ -138,10 +138,14 @@ def _ask(servers: Servers, arm: Arm, spec: StageSpec) -> None:
         halved = {**spec.runtime, "halved": True}
         _ask(servers, arm, spec.model_copy(update={"runtime": halved}))
         return
-    except PrepareError:
+    except PrepareError as error:
         servers.check_alive([name])  # a dead server is the better explanation
+        is_limit = isinstance(error, RateLimitError)
+        if not arm.is_ours and isinstance(error, UnansweredError) and not is_limit:
+            servers.note_failure(name, error)
         raise
     servers.check_alive([name])  # else something else may have answered
+    servers.note_answers([name])
 
 
 def _measure(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> None:

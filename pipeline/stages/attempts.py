@@ -91,7 +91,7 @@ class History(Record):
     variants: int = Field(0, description="variants of earlier attempts")
     measurements: int = Field(0, description="gates that were measured again so far")
     starts: StartCount = Field(
-        StartCount(), description="of the variant's server, over all commands; none of endpoints"
+        StartCount(), description="of the variant's server, over all commands"
     )
 
     @property

@@ -60,7 +60,7 @@ class SpeedResult(Record):
         None, description="standard deviation of ln(ratio), or ln(limit / time), over quiet blocks"
     )
     starts: dict[str, StartCount] = Field(
-        {}, description="of our servers by side, over all commands; two failed ones end the gate"
+        {}, description="of servers by side, over all commands; two failed ones end the gate"
     )
 
 
@@ -104,14 +104,10 @@ def measurement_of(spec: StageSpec) -> str:
 
 
 def count_starts(spec: StageSpec, store: Store) -> dict[str, StartCount]:
-    """Count the starts of a gate's servers by side; {} for endpoints.
+    """Count the starts of a gate's servers by side, or the commands that used its endpoints.
 
     A gate that is measured again counts the starts of its last measurement alone.
     """
     parameters = SPEED.parameters_of(spec)
     own = measurement_of(spec) if parameters.repeat > 1 else ""
-    return {
-        side: StartLedger(store, spec.inputs[side].key).count(own)
-        for side, served in parameters.sides.items()
-        if served.endpoint is None
-    }
+    return {side: StartLedger(store, spec.inputs[side].key).count(own) for side in parameters.sides}

@@ -7,6 +7,8 @@ start is recorded before it begins, and the second failure ends the arm's speed 
 
 A start that failed before the arm's first good start does not count: its installation may be
 incomplete. A killed start has no end, and is no failure.
+
+An endpoint's start is its use by one command, up to a failure.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ State = Literal["begun", "ready", "disturbed", "failed"]
 class ServerStart(Record):
     """One file of the record."""
 
+    is_ours: bool = Field(True, description="false of an endpoint, which a command uses")
+
     number: int = Field(ge=1, description="of the start of this arm")
     measurements: list[str] = Field(
         [], fail_fast=True, description="digests of those that it served; none for questions alone"
@@ -41,7 +45,7 @@ class ServerStart(Record):
     state: State = Field(
         "begun",
         description="ready: it served; disturbed: something outside kept it from starting; failed: "
-        "it did not start, or ended under load",
+        "it did not start, ended under load, or an endpoint did not answer",
     )
     was_ready: bool = Field(False, description="whether it served before it failed")
     why: str = Field("", max_length=2000, description="of a failure")
@@ -57,7 +61,7 @@ class StartLedger:
         self._root = store.root / "starts"
         self._folder = self._root / arm
 
-    def begin(self, measurement: str, run: str) -> ServerStart:
+    def begin(self, measurement: str, run: str, *, is_ours: bool = True) -> ServerStart:
         """Record a start durably, before it begins."""
         with raise_as(StoreError, "the server's start cannot be recorded", self._folder):
             for folder in (self._root.parent, self._root, self._folder):
@@ -65,6 +69,7 @@ class StartLedger:
             number = len(self.starts()) + 1
             while True:  # several copies may start the same arm
                 start = ServerStart(
+                    is_ours=is_ours,
                     number=number,
                     measurements=[measurement] if measurement else [],
                     run=run,
@@ -112,7 +117,10 @@ class StartLedger:
             counted = [each for each in starts if measurement in each.measurements]
         failed = [each for each in counted if each.state == "failed"]
         return StartCount(
-            tried=len(counted), failed=len(failed), why=failed[-1].why if failed else ""
+            tried=len(counted),
+            failed=len(failed),
+            why=failed[-1].why if failed else "",
+            is_ours=all(each.is_ours for each in starts),
         )
 
     def _path(self, number: int) -> Path:

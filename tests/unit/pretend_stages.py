@@ -19,6 +19,7 @@ from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from eval_gates.answer_log import AnswerLog
+from eval_gates.ask import UnansweredError
 from eval_gates.evaluate_worker import ask_until_over
 from eval_gates.rows import COUNTS, Answer
 from eval_gates.speed.load_run import LoadLog
@@ -115,7 +116,7 @@ class PretendModels:
     dies_under_load: set[str] = field(default_factory=set)
     dies_once: set[str] = field(default_factory=set)
     is_lost: Callable[[str, str], bool] = lambda variant, when: False
-    """(variant, 'start' or 'load'): whether its server fails then."""
+    """(variant, 'start', 'ask' or 'load'): whether its server fails then."""
     disturbed_loads: int = 0  # from the first one on
 
     def open(self, name: str) -> dict[str, Any]:
@@ -189,6 +190,8 @@ class PretendContext(StageContext[Any, Any]):
 
         def ask(batch: range) -> list[Answer]:
             nonlocal asked
+            if self.models.is_lost(variant, "ask"):
+                raise UnansweredError("the endpoint does not answer a question")
             asked += len(batch)
             return [
                 Answer.from_row(

@@ -310,7 +310,7 @@ def test_the_time_that_a_server_asks_for_is_waited_as_often_as_it_asks(
 
 def test_no_server_is_waited_for_without_an_end(slept: list[float]) -> None:
     with Endpoint((429, {"Retry-After": "250"}, LIMITED)) as server:
-        with pytest.raises(StageError, match=r"250 s.*Rate limit reached"):
+        with pytest.raises(ask.RateLimitError, match=r"250 s.*Rate limit reached"):
             server.ask()
         assert server.requests == 3
     with Endpoint((503, {"Retry-After": "86400"}, {})) as server:
