@@ -17,9 +17,9 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 311_500,
+    "tokens": 312_500,
     "own_names_imported_per_file": 11.6,
-    "classes": 461,
+    "classes": 462,
     "tuple_assignments": 0,
     "files_in_a_folder": 28,
     "class_names_with_two_meanings": 0,
