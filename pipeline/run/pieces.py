@@ -61,9 +61,8 @@ class ArmPieces:
         return ready
 
     def _find(self) -> list[Piece]:
-        made = tuple(self._arm.making)
-        if not self.run.are_done(made):
-            return [Piece("make", made, (self._arm,), self.run.needs_to_make(made))]
+        if making := making_piece(self.run, self._arm):
+            return [making]
         served = self.state.served(self._arm)
         if not self.run.are_done(served):
             return [serving_piece(self.run, self._arm, served, [self._arm])]
@@ -169,9 +168,8 @@ class Pieces:
 
     def _find_making(self) -> Iterator[Piece]:
         for variant in self._open:
-            made = tuple(variant.making)
-            if not self.run.are_done(made):
-                yield Piece("make", made, (variant,), self.run.needs_to_make(made))
+            if making := making_piece(self.run, variant):
+                yield making
 
     def _find_verdicts(self, failures: Failures) -> Iterator[Piece]:
         for variant in self._open:
@@ -233,7 +231,7 @@ class Pieces:
         if error := failures.get(serving_name(self._plan.baseline)):
             raise error
         for variant in list(self._going):
-            names = [f"make.{spec.key}" for spec in variant.making[-1:]]
+            names = [Piece("make", (spec,)).name for spec in variant.making]
             for name in (*names, serving_name(variant)):
                 if error := failures.get(name):
                     self._give_up(variant, error)
@@ -276,6 +274,14 @@ def check_sane(state: PlanProgress, arm: Arm) -> None:
     """Raise BrokenModelError for a model found broken."""
     if why := state.fault(arm):
         raise BrokenModelError(why)
+
+
+def making_piece(run: Run, arm: Arm) -> Piece | None:
+    """Return the first unfinished stage of the arm's weights and their check."""
+    for spec in arm.making:
+        if run.reuse(spec) is None:
+            return Piece("make", (spec,), (arm,), run.needs_to_make(spec))
+    return None
 
 
 def serving_piece(run: Run, arm: Arm, specs: Sequence[StageSpec], arms: Sequence[Arm]) -> Piece:

@@ -28,6 +28,7 @@ from pipeline.run.copies import JoinedRun
 from pipeline.run.recorder import RecordingProgress, RunRecorder
 from pipeline.run.tries import Tries
 from pipeline.stages.block import BLOCK
+from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.context import ArmServers, advance
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
@@ -50,7 +51,7 @@ PieceKind = Literal["stage", "make", "serve", "block"]
 class Piece:
     """What one process does in one go; it is done once all its stages are.
 
-    stage: questions, a gate's collected loads, or a verdict. make: an arm's weights and their
+    stage: questions, a gate's collected loads, or a verdict. make: an arm's weights, or their
     check. serve: what one start of an arm's server answers. block: a load of each arm.
     """
 
@@ -72,7 +73,7 @@ class Piece:
         last = self.specs[-1]
         match self.kind:
             case "make":
-                return f"makes {last.variant}"
+                return f"{'checks' if last.stage == CHECK_WEIGHTS.name else 'makes'} {last.variant}"
             case "serve":
                 return f"serves {self.arms[0].recipe.name}"
             case "block":
@@ -246,11 +247,12 @@ class Run:
         self._records[spec.key] = record
         return record
 
-    def needs_to_make(self, made: Sequence[StageSpec]) -> Needs:
-        """Return what unfinished stages of making take."""
-        if not any(s.stage == QUANTIZE.name and self.reuse(s) is None for s in made):
-            return NOTHING
-        return Needs(gpus=1) if self.is_on_gpus else Needs(cores=True)
+    def needs_to_make(self, spec: StageSpec) -> Needs:
+        """Return what a stage of making takes: no GPU waits while weights are checked."""
+        is_quantized = spec.stage == QUANTIZE.name
+        if self.is_on_gpus:
+            return Needs(gpus=1) if is_quantized else NOTHING
+        return Needs(cores=is_quantized or spec.stage == CHECK_WEIGHTS.name)
 
     def weights_bytes(self, variant: Arm) -> int | None:
         """Return the size of made weights, or None."""

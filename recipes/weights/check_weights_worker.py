@@ -31,7 +31,7 @@ MAX_LISTED = 20
 # part is float16's smallest normal number.
 ROUNDED = 2.0**-8
 FLUSHED = 2.0**-14
-THREADS = 4
+MAX_THREADS = 16  # more wait for memory
 HINT = "quantize again; what changed it is in the worker.log, if anywhere"
 
 
@@ -42,7 +42,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     measurements of each `LayerCheck`; altered: changes of type by name; rescaled; outputs: of
     `compare_outputs`, or None.
     """
-    torch.set_num_threads(min(THREADS, torch.get_num_threads()))
+    torch.set_num_threads(min(MAX_THREADS, torch.get_num_threads()))
     comparison = WeightComparison.from_plain(spec["comparison"])
     numbers = Numbers(comparison, progress)
     for name in comparison.scales:
