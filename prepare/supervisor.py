@@ -1,8 +1,9 @@
 """Child processes that end with prepare, each under a small supervisor.
 
-``python supervisor.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` ends the command's process
-group (SIGTERM, then SIGKILL) when the command ends or the lifeline pipe closes. It then waits for
-descendants in other sessions. Other descriptors are locks, open until no descendant is left.
+``python supervisor.py LIFELINE_FD[,FD...] GRACE_SECONDS FOLDER COMMAND...`` ends the command's
+process group (SIGTERM, then SIGKILL) when the command ends or the lifeline pipe closes. It then
+waits for descendants in other sessions, and removes the folder ('' for none). Other descriptors are
+locks, open until no descendant is left.
 Standard library only: any interpreter runs it by path.
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,7 +158,8 @@ def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], 
 class SupervisedProcess:
     """A command whose group ends when it, this process or `stop` ends it.
 
-    `held_descriptors` are locks, open until the group has ended.
+    `held_descriptors` are locks, open until the group has ended. Then `temporary` is removed, even
+    if this process was killed.
     """
 
     def __init__(
@@ -167,6 +170,7 @@ class SupervisedProcess:
         output: IO[bytes] | int,
         pass_descriptors: Sequence[int] = (),
         held_descriptors: Sequence[int] = (),
+        temporary: Path | None = None,
         grace_seconds: float = STOP_GRACE_SECONDS,
     ) -> None:
         lifeline_read, lifeline_write = os.pipe()
@@ -179,6 +183,7 @@ class SupervisedProcess:
                     __file__,
                     ",".join(map(str, [lifeline_read, *held])),
                     str(grace_seconds),
+                    str(temporary or ""),
                     *command,
                 ],
                 stdin=subprocess.DEVNULL,
@@ -251,10 +256,11 @@ class SupervisedProcess:
 
 if __name__ == "__main__":
     named = [int(number) for number in sys.argv[1].split(",")]
-    sys.exit(
-        supervise(
-            named,
-            float(sys.argv[2]),
-            lambda: subprocess.Popen(sys.argv[3:], preexec_fn=die_with_parent, close_fds=False),
-        )
+    exit_code = supervise(
+        named,
+        float(sys.argv[2]),
+        lambda: subprocess.Popen(sys.argv[4:], preexec_fn=die_with_parent, close_fds=False),
     )
+    if sys.argv[3]:
+        shutil.rmtree(sys.argv[3], ignore_errors=True)
+    sys.exit(exit_code)

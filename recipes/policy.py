@@ -140,7 +140,9 @@ class Suite(EvalTask):
         description="questions that the baseline answers twice, to measure flips without "
         "quantization",
     )
-    concurrency: int = Field(32, ge=1, le=10_000, description="requests in flight")
+    concurrency: int | None = Field(
+        None, ge=1, le=10_000, description="requests in flight; without it the profile's"
+    )
 
     # Not a key: records do not name local directories.
     _folder: Path = PrivateAttr(default_factory=Path)

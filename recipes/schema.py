@@ -159,6 +159,10 @@ class CpuOverride(ConfigModel):
 READY_TIMEOUT_SECONDS = 1800.0
 
 
+DEFAULT_CONCURRENCY = 64
+"""Requests in flight, of profiles that name no other and of users' endpoints."""
+
+
 class ServingProfile(ConfigModel):
     """Engine arguments, workloads and limits of a kind of machine."""
 
@@ -189,6 +193,12 @@ class ServingProfile(ConfigModel):
         None, description="speculative decoding of every variant; the baseline has none"
     )
     ready_timeout_seconds: float = Field(900, ge=1, le=86_400)
+    concurrency: int = Field(
+        DEFAULT_CONCURRENCY,
+        ge=1,
+        le=10_000,
+        description="requests in flight while suites are asked, but for those that name their own",
+    )
 
     calibration_limit: CalibrationLimit | None = None
     workloads: dict[Name, AnyWorkload] = Field(

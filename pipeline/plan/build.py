@@ -25,7 +25,7 @@ from prepare.stage import StageSpec
 from prepare.store import Store
 from recipes.engine_arguments import memory_share
 from recipes.policy import Policy
-from recipes.schema import ServingProfile
+from recipes.schema import DEFAULT_CONCURRENCY, ServingProfile
 
 QUESTION_SEED = 20240814
 
@@ -193,18 +193,24 @@ class Builder:
                 tokenizer=str(arm.folder),
                 environment="evaluate",
                 suite=name,
-                concurrency=suite.concurrency,
+                concurrency=suite.concurrency or self._in_flight,
                 counted=counted,
             ),
             self.store,
         )
+
+    @property
+    def _in_flight(self) -> int:
+        """Requests in flight of suites that name no number."""
+        return self.profile.concurrency if self.profile else DEFAULT_CONCURRENCY
 
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
         """Return the stage that repeats the first questions."""
         suite = self.policy.suites[name]
         again = {"max_questions": suite.noise_floor_questions, "is_again": True}
         # Other neighbors in the batches, as on another day.
-        slower = {"suite": repeat_role(name), "concurrency": max(1, suite.concurrency // 2)}
+        in_flight = EVALUATE.runtime_of(first).concurrency
+        slower = {"suite": repeat_role(name), "concurrency": max(1, in_flight // 2)}
         return EVALUATE.spec(
             first.variant,
             EVALUATE.parameters_of(first).model_copy(update=again),

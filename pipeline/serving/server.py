@@ -218,6 +218,7 @@ class Server:
                 environment=self._environment,
                 output=log_file,
                 held_descriptors=held_descriptors(),
+                temporary=self.socket.parent,
             )
         started = time.monotonic()
         while True:

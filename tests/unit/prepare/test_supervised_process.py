@@ -294,6 +294,7 @@ def test_the_guard_runs_with_any_interpreter_and_no_project(tmp_path: Path) -> N
             supervisor.__file__,
             str(lifeline),
             "0.3",
+            "",
             "sh",
             "-c",
             "exit 4",
@@ -307,3 +308,31 @@ def test_the_guard_runs_with_any_interpreter_and_no_project(tmp_path: Path) -> N
     os.close(lifeline)
     os.close(ours)
     assert done.returncode == 4
+
+
+TEMPORARY = """
+import subprocess, sys, time
+from pathlib import Path
+from prepare.supervisor import SupervisedProcess
+
+process = SupervisedProcess(
+    ["sleep", "60"], environment={"PATH": "/usr/bin:/bin"}, output=subprocess.DEVNULL,
+    temporary=Path(sys.argv[1]), grace_seconds=0.3,
+)
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_its_temporary_folder_is_removed_after_a_kill(tmp_path: Path) -> None:
+    """A server's socket, in a folder that nothing else would ever remove."""
+    folder = tmp_path / "socket"
+    folder.mkdir()
+    (folder / "server").touch()
+    command = [sys.executable, "-c", TEMPORARY, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        assert folder.exists()
+        parent.kill()
+    wait_until(lambda: not folder.exists())
