@@ -45,12 +45,19 @@ import importlib.metadata, importlib.util, json, pathlib, runpy, sys
 versions = {}
 for found in importlib.metadata.distributions():
     versions.setdefault(found.name, found.version)
+def exists(name):
+    top, *below = name.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or not below:
+        return spec is not None
+    paths = [pathlib.Path(place, *below) for place in spec.submodule_search_locations or ()]
+    return any(path.is_dir() or path.with_suffix(".py").is_file() for path in paths)
 torch = importlib.util.find_spec("torch")
 text = torch and torch.origin and pathlib.Path(torch.origin).with_name("version.py")
 print(json.dumps({
     "python": sys.version,
     "versions": versions,
-    "missing": [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None],
+    "missing": [name for name in sys.argv[1:] if not exists(name)],
     "cuda": runpy.run_path(str(text)).get("cuda") if text and text.is_file() else None,
 }))
 """
@@ -82,7 +89,11 @@ def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
 def fault_of(found: Interpreter, definition: EnvironmentDefinition) -> str:
     """Return what an interpreter lacks for an environment, or ''."""
     if found.missing:
-        return f"lacks {', '.join(found.missing)}"
+        tops = sorted({name.partition(".")[0] for name in found.missing})
+        has = [f"{top} {found.versions[top]}" for top in tops if top in found.versions]
+        lacks = f"lacks {', '.join(found.missing)}"
+        other = f"has {', '.join(has)}, another version than this prepare uses: it "
+        return (other if has else "") + lacks
     if definition.needs_cuda_torch and found.cuda is None:
         return "lacks a torch that is built for CUDA (torch.version.cuda is None)"
     return ""

@@ -89,7 +89,10 @@ class EnvironmentStatus:
 
 
 def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
-    """Return an environment's identity without building it."""
+    """Return an environment's identity without building it.
+
+    EnvironmentBuildError: a site's interpreter cannot be used.
+    """
     override = settings.environments.get(environment_name(name))
     definition = define(name, accelerator)
     return _describe(override, definition)[0] if override else definition.identity
@@ -111,13 +114,7 @@ def ensure(
     override = settings.environments.get(definition.name)
     if override is None:
         return ensure_defined(definition, settings.home, progress, force=force)
-    digest, versions, fault = _describe(override, definition)
-    if fault:
-        raise EnvironmentBuildError(
-            fault,
-            where=str(override.python),
-            hint="install them there, or remove it from `environments` in the settings file",
-        )
+    digest, versions = _describe(override, definition)
     return Environment(
         definition.name, accelerator, digest, override.python, versions, managed=False
     )
@@ -180,10 +177,11 @@ def status(name: str, accelerator: Accelerator, settings: Settings) -> Environme
     override = settings.environments.get(definition.name)
     if override is None:
         return defined_status(definition, settings.home)
+    digest = ""
+    reason = ""
     try:
-        digest, _, reason = _describe(override, definition)
+        digest, _ = _describe(override, definition)
     except EnvironmentBuildError as error:
-        digest = ""
         reason = error.message
     state = EnvironmentState.BROKEN if reason else EnvironmentState.EXTERNAL
     key = str(definition.name)
@@ -247,15 +245,18 @@ def _distrust(folder: Path) -> str:
 
 def _describe(
     override: EnvironmentOverride, definition: EnvironmentDefinition
-) -> tuple[str, dict[str, str], str]:
-    """Return a site's interpreter: digest, packages, fault."""
+) -> tuple[str, dict[str, str]]:
+    """Return digest and packages of a site's interpreter; raise EnvironmentBuildError."""
     try:
         found = describe(override.python, definition.modules)
     except EnvironmentBuildError as error:
         error.hint = "correct `environments` in the settings file"
         raise
+    if fault := fault_of(found, definition):
+        raise EnvironmentBuildError(
+            f"the interpreter named for '{definition.name}' {fault}",
+            where=str(override.python),
+            hint="install them there, or remove it from `environments` in the settings file",
+        )
     described = [str(override.python), found.python, sorted(found.versions.items())]
-    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
-    fault = fault_of(found, definition)
-    where = f"the interpreter named for '{definition.name}'"
-    return digest, found.versions, f"{where} {fault}" if fault else ""
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest(), found.versions

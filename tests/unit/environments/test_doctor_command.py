@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_environment import TinySource
+from tiny_environment import TinySource, write_engine
 from typer.testing import CliRunner, Result
 
 from pipeline.cli.main import app
@@ -70,7 +70,7 @@ def test_build_takes_a_sites_interpreter_as_it_is(
     tiny: TinySource, built: Environment, tmp_path: Path
 ) -> None:
     (packages,) = built.python.parent.parent.glob("lib/python3*/site-packages")
-    (packages / "vllm.py").write_text("")
+    write_engine(packages)
     write_settings(tmp_path, built)
     (found,) = answer("doctor", "--build", "serve", "--accelerator", "cpu")["built"]
     assert found["python"] == str(built.python)

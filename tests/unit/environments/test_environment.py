@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_environment import Heard, TinySource, write_lock, write_source, write_torch, write_wheel
+from tiny_environment import (
+    Heard,
+    TinySource,
+    write_engine,
+    write_lock,
+    write_source,
+    write_torch,
+    write_wheel,
+)
 
 from pipeline.environments.build import RECORD_NAME, read_record
 from pipeline.environments.definition import (
@@ -36,6 +44,7 @@ from pipeline.environments.settings import EnvironmentOverride, Settings
 from prepare.errors import EnvironmentBuildError
 from prepare.events import NullProgress
 from prepare.file_locks import locked
+from recipes.engines.vllm import ENTRY_MODULE
 
 
 def site_packages(environment: Environment) -> Path:
@@ -300,7 +309,7 @@ class TestExternal:
         return Settings(home=home, store=home / "store", environments={"serve": override})
 
     def test_used_as_it_is(self, built: Environment, tmp_path: Path) -> None:
-        (site_packages(built) / "vllm.py").write_text("")
+        write_engine(site_packages(built))
         settings = self.settings(tmp_path / "other", built.python)
         found = ensure("serve", Accelerator.CPU, settings, NullProgress())
         assert not found.managed
@@ -311,6 +320,20 @@ class TestExternal:
         assert not (tmp_path / "other").exists()
         with pytest.raises(EnvironmentBuildError, match="built for CUDA"):
             ensure("serve", Accelerator.CUDA, settings, NullProgress())
+
+    def test_another_version(self, built: Environment, tmp_path: Path) -> None:
+        """Its first start would fail, after hours of quantizing."""
+        packages = site_packages(built)
+        (packages / "vllm").mkdir()
+        (packages / "vllm" / "__init__.py").write_text("raise SystemExit('imported')")
+        (packages / "vllm-0.26.0.dist-info").mkdir()
+        (packages / "vllm-0.26.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.26.0")
+        settings = self.settings(tmp_path, built.python)
+        with pytest.raises(EnvironmentBuildError, match=f"has vllm 0.26.0.*{ENTRY_MODULE}"):
+            ensure("serve", Accelerator.CPU, settings, NullProgress())
+        with pytest.raises(EnvironmentBuildError):  # `plan` refuses it too
+            identity("serve", Accelerator.CPU, settings)
+        assert status("serve", Accelerator.CPU, settings).state is EnvironmentState.BROKEN
 
     def test_one_without_the_modules(self, built: Environment, tmp_path: Path) -> None:
         settings = self.settings(tmp_path, built.python)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.environments.definition import Accelerator, EnvironmentDefinition, EnvironmentName
+from recipes.engines.vllm import ENTRY_MODULE
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -125,3 +126,11 @@ def let_uv_find(source: TinySource, folder: Path, monkeypatch: pytest.MonkeyPatc
         "UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple",
     }.items():
         monkeypatch.setenv(name, value)
+
+
+def write_engine(packages: Path) -> None:
+    """An engine's modules, without code."""
+    entry = packages.joinpath(*ENTRY_MODULE.split(".")).with_suffix(".py")
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    (packages / "vllm" / "__init__.py").touch()
