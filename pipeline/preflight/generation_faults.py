@@ -9,7 +9,7 @@ from typing import Any
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.plan.generation_settings import form_of, model_sampling, resolve_generation
 from prepare.errors import CheckpointError, PrepareError, UsageError, did_you_mean
-from recipes.checkpoints.chat_template import ModelGeneration
+from recipes.checkpoints.chat_template import TEMPLATE, ModelGeneration
 from recipes.checkpoints.model_shape import text_level
 from recipes.checkpoints.template_renderer import render
 from recipes.checkpoints.thinking import argument_names, find_markers, find_switch, thinks
@@ -32,7 +32,7 @@ def generation_faults(
 
     `max_length` is in tokens of prompt and answer. `profile` is None if the server is up.
     """
-    faults: list[PrepareError] = []
+    faults = list(_default_faults(policy, model))
     unmentioned: list[str] = []
     for name, suite in policy.suites.items():
         is_chat = form_of(suite, model) == "chat"
@@ -76,6 +76,26 @@ def form_notes(policy: Policy, model: ModelGeneration) -> Iterator[str]:
         )
 
 
+def _default_faults(policy: Policy, model: ModelGeneration) -> Iterator[PrepareError]:
+    """Yield an error if a chat model's templates have no default one.
+
+    Transformers refuses its chats then, and text to continue would be another benchmark.
+    """
+    if model.template is not None or not model.named_templates:
+        return
+    names = [
+        name for name, suite in policy.suites.items() if suite.prompt_format in ("auto", "chat")
+    ]
+    if names:
+        yield CheckpointError(
+            f"the chat templates ({', '.join(sorted(model.named_templates))}) have no default "
+            f"one, and chats are asked by: {', '.join(names)}",
+            where=model.where,
+            hint=f"save the default one as {TEMPLATE}: files of templates replace all of "
+            "tokenizer_config.json; or write 'prompt_format: completion' in the policy",
+        )
+
+
 def _chat_faults(
     name: str,
     suite: AnySuite,
@@ -95,7 +115,8 @@ def _chat_faults(
                 "and remove 'form: server' or 'guided'",
             )
     elif need is ChatNeed.TOOLS:
-        if model.is_template_known and not re.search(r"\btools\b", model.template):
+        template = model.template_of(tools=True)
+        if template and not re.search(r"\btools\b", template):
             yield UsageError(
                 f"the suite '{name}' sends tools, and the chat template shows none to the model",
                 where=f"{place}.form; {model.where}",

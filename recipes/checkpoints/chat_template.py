@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prepare.errors import CheckpointError
 from recipes.checkpoints.small_files import TEMPLATES_FOLDER, SmallFiles
 from recipes.checkpoints.tokenizer_file import TOKENIZER_CONFIG
 
@@ -14,6 +15,7 @@ TEMPLATE = "chat_template.jinja"
 SAMPLING = "generation_config.json"
 JINJA = ".jinja"
 DEFAULT_NAME = "default"
+TOOLS_NAME = "tool_use"
 UNKNOWN_TEMPLATE = ""
 """Template of an external endpoint, which applies its own."""
 
@@ -42,20 +44,26 @@ class ModelGeneration:
     def is_template_known(self) -> bool:
         return bool(self.template)
 
+    def template_of(self, *, tools: bool) -> str | None:
+        """Return the template that a server takes for a request with or without tools."""
+        return self.named_templates.get(TOOLS_NAME, self.template) if tools else self.template
+
 
 def read_generation(where: str, files: SmallFiles) -> ModelGeneration:
     """Return the content of these files.
 
-    CheckpointError: a file is damaged or too large.
+    CheckpointError: a file is damaged or too large, or a template has no text.
     """
     tokenizer = files.json(TOKENIZER_CONFIG) if TOKENIZER_CONFIG in files else {}
-    templates = dict(_named_templates(tokenizer.get("chat_template")))
-    if TEMPLATE in files:  # then the tokenizer's are not read
-        templates = {DEFAULT_NAME: files.text(TEMPLATE)}
-    for name in sorted(files.names):
-        folder, _, file = name.rpartition("/")
-        if folder == TEMPLATES_FOLDER and file.endswith(JINJA):
-            templates[file.removesuffix(JINJA)] = files.text(name)
+    # As in transformers: any file of templates replaces all templates of the tokenizer's config.
+    templates = dict(_template_files(files)) or _configured_templates(tokenizer, where)
+    for name, text in templates.items():
+        if not text.strip():
+            raise CheckpointError(
+                f"the chat template '{name}' is empty, so a server would ask nothing",
+                where=where,
+                hint="download the checkpoint again, or remove the template",
+            )
     return ModelGeneration(
         where=where,
         template=templates.pop(DEFAULT_NAME, None),
@@ -72,14 +80,33 @@ def folder_generation(folder: Path) -> ModelGeneration:
     return read_generation(str(folder), SmallFiles.in_folder(folder))
 
 
-def _named_templates(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the tokenizer's templates by name; of two with one name the last counts."""
+def _template_files(files: SmallFiles) -> Iterator[tuple[str, str]]:
+    """Yield templates of files by name; one called `default` comes last, as in transformers."""
+    if TEMPLATE in files:
+        yield DEFAULT_NAME, files.text(TEMPLATE)
+    for name in sorted(files.names):
+        folder, _, file = name.rpartition("/")
+        if folder == TEMPLATES_FOLDER and file.endswith(JINJA):
+            yield file.removesuffix(JINJA), files.text(name)
+
+
+def _configured_templates(tokenizer: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Return the tokenizer's templates by name; of two with one name the last counts."""
+    value = tokenizer.get("chat_template")
+    if value is None:
+        return {}
     if isinstance(value, str):
-        yield DEFAULT_NAME, value
-    for entry in value if isinstance(value, list) else ():
-        name = entry.get("name") if isinstance(entry, dict) else None
-        if isinstance(name, str) and isinstance(entry.get("template"), str):
-            yield name, entry["template"]
+        return {DEFAULT_NAME: value}
+    named = value
+    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        named = {str(entry.get("name")): entry.get("template") for entry in value}
+    if isinstance(named, dict) and all(isinstance(text, str) for text in named.values()):
+        return named
+    raise CheckpointError(
+        "the chat template is neither a text nor a list of names and templates",
+        where=f"{where}, {TOKENIZER_CONFIG}, key chat_template",
+        hint="download the checkpoint again",
+    )
 
 
 def _token(key: str, value: Any) -> str | None:

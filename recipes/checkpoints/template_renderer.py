@@ -59,7 +59,9 @@ def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Re
         **model.special_tokens,
     }
     each = [{**constants, **given} for given in arguments]
-    found = _render_limited(model.template or "", json.dumps(each))
+    has_tools = any(given["tools"] for given in each)
+    template = model.template_of(tools=has_tools)
+    found = _render_limited(template or "", json.dumps(each))
     if "error" in found:
         line = f", line {found['line']} of the chat template" if found.get("line") else ""
         raise CheckpointError(

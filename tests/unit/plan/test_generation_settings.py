@@ -49,6 +49,15 @@ def test_another_form_than_usual_is_said() -> None:
     assert list(form_notes(policy(a="auto"), TEMPLATE)) == []
 
 
+def test_templates_without_a_default_one_are_refused_where_chats_are_asked() -> None:
+    """Text to continue would be another benchmark, and transformers refuses the chats."""
+    model = ModelGeneration("x", None, named_templates={"tool_use": "{{ tools }}"})
+    (fault,) = generation_faults(policy(a="auto", b="completion"), model)
+    assert isinstance(fault, CheckpointError)
+    assert "tool_use" in fault.message
+    assert generation_faults(policy(b="completion"), model) == []
+
+
 @pytest.mark.parametrize("name", [name for name in policy_names() if name != "reasoning"])
 def test_the_carried_policies_take_a_base_model(name: str) -> None:
     assert generation_faults(load_policy(name), BASE) == []
