@@ -17,9 +17,9 @@ from recipes.generation import THOUGHT_MARKERS
 # Forms of answers: each continues "N of M answers ...".
 ENDED = "end with the model's end token, which is removed"
 EMPTY_THOUGHT = "begin with an empty thought, which is removed"
-ENTITIES = "have HTML entities such as &lt; (code, JSON and calls are read without them)"
+ENTITIES = "have HTML entities such as &lt;, and are read without them"
 AS_OBJECT = "have tool arguments as an object, not as a JSON text"
-TWICE = "have tool arguments that are encoded twice"
+REPEATED = "have tool arguments that are encoded more than once"
 FENCED = "have tool arguments in a code fence"
 
 _END_TOKENS = (
@@ -45,32 +45,66 @@ _END_TOKENS = (
     "[EOS]",
     "</s>",
 )
-_ENDS = re.compile(rf"(?:(?:{'|'.join(map(re.escape, _END_TOKENS))})\s*)+\Z")
-_STRUCK = re.compile(r"<s\b")  # HTML's, which </s> closes
+# Other families' names of the same: any special token of an end or of a next turn, and padding.
+_OTHER_ENDS = (
+    r"<[|\uff5c](?![^|\uff5c<>]*(?:tool|think|thought|action|python|call_|reason))"
+    r"[^|\uff5c<>\s]{0,30}(?:end|eo[stmd]|im_sep|separator|user|assistant|observation|pad)"
+    r"[^|\uff5c<>\s]{0,30}[|\uff5c]>",
+    r"<(?:\w{1,20}:)?(?:eos|eod|eot|end_of_\w{1,20}|_end|pad)>",
+    r"<(?:extra_id_1|SPECIAL_1[12])>",  # Nemotron's
+    r"\[\|endofturn\|\]",
+    r"\[e~\[",  # MiniMax's
+)
+_END = "|".join((*map(re.escape, _END_TOKENS), *_OTHER_ENDS))
+_ENDS = re.compile(rf"(?:(?:{_END})\s*)+\Z", re.IGNORECASE)
+_STRUCK = re.compile(r"<s\b", re.IGNORECASE)  # HTML's, which </s> closes
 _ENTITY = re.compile(r"&(?:lt|gt|amp|quot|apos|#0?39|#34|#x27|#x22);")
 _CHARACTERS = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
 _CHARACTERS |= {"#39": "'", "#039": "'", "#34": '"', "#x27": "'", "#x22": '"'}
 _FENCE = re.compile(r"\s*```[a-zA-Z]*\s*(.*?)\s*```\s*", re.DOTALL)
-# gpt-oss, without its special tokens.
-_HARMONY = re.compile(r"\s*analysis.*assistantfinal", re.DOTALL)
-# Those that vLLM's and SGLang's parsers read, at a text's start or behind words and thoughts.
+# Thoughts besides those of THOUGHT_MARKERS: of other models, of prompts, and gpt-oss's, without
+# its special tokens.
+_THOUGHT = re.compile(
+    r"\s*(?:<\|?(?:\w{1,20}[:_])?(?:think|thought|reason|reflect|analysis)[\w:]{0,60}\|?>|"
+    r"<\|begin_of_thought\|>|<unused94>thought|Here is my thought process:|"
+    r"analysis.*assistantfinal)",
+    re.DOTALL | re.IGNORECASE,
+)
+# Behind a thought that the template began.
+_THOUGHT_END = re.compile(
+    r"</(?:\w{1,20}:)?\w{0,20}(?:think|thought|reason)[\w:]{0,60}>|<\|end_of_thought\|>|"
+    r"\[BEGIN FINAL RESPONSE\]",
+    re.IGNORECASE,
+)
+# Those that vLLM's, SGLang's and other servers' parsers read, at a text's start or behind words and
+# thoughts.
 _CALL_MARK = re.compile(
-    r"<tool_calls?>|<TOOLCALL>|\[TOOL_CALLS\]|<\|tool_calls?\|?>|<\|python_tag\|>|<function[=_]|"
-    r"<\|tool_calls?_(?:section_)?begin\|>|<\uff5ctool\u2581calls?\u2581begin\uff5c>|"
-    r"<\|tool_call_(?:begin|start)\|>|<\|START_ACTION\|>|<\|action_start\|>|<minimax:tool_call>|"
-    r"<seed:tool_call>|<invoke name=|functools\[|to=functions\."
+    r"<(?:\w{1,20}[:_])?tool_calls?>|<TOOLCALL>|\[TOOL_CALLS\]|\[TOOL_REQUEST\]|"
+    r"<\|tool_calls?\|?>|<\|python_(?:tag|start)\|>|<(?:\w{1,20}_)?function[=_]|"
+    r"<[|\uff5c]tool[\u2581_]calls?[\u2581_](?:section_)?begin[|\uff5c]>|"
+    r"<\|tool_(?:call|list)_(?:begin|start)\|>|<\|START_ACTION\|>|<\|action_start\|>|"
+    r"<\|tools_prefix\|>|<\|plamo:begin_tool|<\|content_invoke_tool|<[|\uff5c]DSML[|\uff5c]|"
+    r"<(?:\w{1,20}:)?invoke(?: name=|>)|<tools>|```tool_(?:code|call)|functools\[|"
+    r"to=functions\.|\u273fFUNCTION\u273f|^Action:.*\nAction Input:",
+    re.MULTILINE,
 )
-_NAMED_CALL = re.compile(
-    r"\A\s*(?:```(?:json)?\s*)?\[?\s*\{\s*\"(?:name|function)\"\s*:\s*\"[^\"]+\"\s*,"
-    r"\s*\"(?:arguments|parameters)\"\s*:"
-)
+_FENCED_PART = re.compile(r"```(?:json)?\s*(.*?)(?:```|\Z)", re.DOTALL)
+_BEGINS_OBJECT = re.compile(r"\s*\[?\s*\{")
+_NAME = re.compile(r"\"(?:name|function)\"\s*:\s*\"[^\"]+\"")
+_ARGUMENTS = re.compile(r"\"(?:arguments|parameters)\"\s*:")
+# Llama's: a list of Python's calls, or one call.
+_PYTHON_CALL = r"[A-Za-z_][\w.]*\((?:\s*\w+\s*=.*)?\)"
+_PYTHON_CALLS = re.compile(rf"\s*(?:\[\s*{_PYTHON_CALL}\s*,?\s*\]|{_PYTHON_CALL})\s*", re.DOTALL)
+_MOST_LAYERS = 4
 
 
 def clean(text: str, *, takes_thoughts: bool) -> tuple[str, tuple[str, ...]]:
     """Return a text without its end token and empty thought, and the forms that it had."""
     forms = []
     end = _ENDS.search(text)
-    if end is not None and not (end[0].lstrip().startswith("</s>") and _STRUCK.search(text)):
+    if end is not None and not (
+        end[0].lstrip().lower().startswith("</s>") and _STRUCK.search(text)
+    ):
         text = text[: end.start()]
         forms.append(ENDED)
     if not takes_thoughts and (rest := _after_empty_thought(text)) is not None:
@@ -91,19 +125,31 @@ def _after_empty_thought(text: str) -> str | None:
 
 def begins_with_thought(text: str) -> bool:
     """Return whether a text's first part is a thought, or the rest of one."""
-    begun = text.lstrip()
+    plain = unescape(text)
+    begun = plain.lstrip()
     for markers in THOUGHT_MARKERS:
         if begun.startswith(markers.start):
             return True
-        closed = text.find(markers.end)
-        if closed >= 0 and text.find(markers.start, 0, closed) < 0:
+        closed = plain.find(markers.end)
+        if closed >= 0 and plain.find(markers.start, 0, closed) < 0:
             return True  # the template began it
-    return _HARMONY.match(text) is not None
+    if _THOUGHT.match(plain) is not None:
+        return True
+    end = _THOUGHT_END.search(plain)
+    return end is not None and f"<{end[0].lstrip('</')}" not in plain
 
 
 def has_call_marks(text: str) -> bool:
     """Return whether a text has a call that a server's parser would read."""
-    return _CALL_MARK.search(text) is not None or _NAMED_CALL.match(text) is not None
+    plain = unescape(text)
+    if _CALL_MARK.search(plain) is not None or _PYTHON_CALLS.fullmatch(plain) is not None:
+        return True
+    return any(map(_is_named_call, (plain, *_FENCED_PART.findall(plain))))
+
+
+def _is_named_call(text: str) -> bool:
+    begins = _BEGINS_OBJECT.match(text) is not None
+    return begins and _NAME.search(text) is not None and _ARGUMENTS.search(text) is not None
 
 
 def has_entities(text: str) -> bool:
@@ -114,6 +160,16 @@ def has_entities(text: str) -> bool:
 def unescape(text: str) -> str:
     """Return a text with these characters in place of their entities, once."""
     return _ENTITY.sub(lambda entity: _CHARACTERS[entity[0][1:-1]], text)
+
+
+def readings(text: str) -> list[str]:
+    """Return a text as it is, and without its HTML entities, where it has any."""
+    return [text, unescape(text)] if has_entities(text) else [text]
+
+
+def without_added_entities(text: str, asked: str) -> str:
+    """Return an answer without HTML entities, unless the question has some, too."""
+    return text if has_entities(asked) else unescape(text)
 
 
 def read_arguments(value: Any) -> tuple[str, str]:
@@ -127,13 +183,29 @@ def read_arguments(value: Any) -> tuple[str, str]:
         return json.dumps(value, ensure_ascii=False), AS_OBJECT
     if not isinstance(value, str):
         raise ValueError("its tool call has arguments that are neither a text nor an object")
-    fenced = _FENCE.fullmatch(value)
-    if fenced is not None and _object_in(fenced[1]) is not None:
-        return fenced[1], FENCED
-    inner = _parsed(value)
-    if isinstance(inner, str) and _object_in(inner) is not None:
-        return inner, TWICE
+    text = value
+    form = ""
+    for _ in range(_MOST_LAYERS):
+        if _object_in(text) is not None:
+            return text, form
+        inner, layer = _unwrapped(text)
+        if not layer:
+            break
+        text = inner
+        form = form or layer
     return value, ""
+
+
+def _unwrapped(text: str) -> tuple[str, str]:
+    """Return the text in a JSON string, a code fence or entities, and which; else no form."""
+    if (fenced := _FENCE.fullmatch(text)) is not None:
+        return fenced[1], FENCED
+    inner = _parsed(text)
+    if isinstance(inner, str):
+        return inner, REPEATED
+    if inner is None and has_entities(text):
+        return unescape(text), ENTITIES
+    return text, ""
 
 
 def read_content(content: Any) -> tuple[str, str, bool]:

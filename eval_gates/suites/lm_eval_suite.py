@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from eval_gates.reply_forms import without_added_entities
 from eval_gates.rows import Asked, Question, Reply, Score
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
@@ -140,7 +141,8 @@ class LmEval(TextKind[LmEvalTask]):
 
     def score_text(self, task: LmEvalTask, question: Question, reply: Reply) -> float:
         rows, document = self.opened.find(question)
-        return self.opened.metric.score(rows.score_text(document, reply.text), question.id)
+        text = without_added_entities(reply.text, question.prompt)
+        return self.opened.metric.score(rows.score_text(document, text), question.id)
 
     def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
         return str(laid_out)

@@ -11,12 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from eval_gates.reply_forms import without_added_entities
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind, is_unsolved
 from eval_gates.suites.json_lines import TEXT, check_row, read_rows
 from eval_gates.suites.sources import HubQuestions, QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read
-from eval_gates.suites.word_tokens import bleu_tokenizer, words_of
+from eval_gates.suites.word_tokens import bleu_form, bleu_tokenizer, words_of
 from prepare.errors import EvaluationDataError
 from recipes.generation import MaxTokens
 
@@ -40,8 +41,8 @@ STOPS = {"completion": ["\n"], "chat": ["\n\n"]}
 # A sentence ends at its mark and any quotes or brackets, before space and its next start; some
 # scripts' marks need no space.
 _SENTENCE_END = re.compile(
-    r"""([.!?…؟۔।॥]["')\]”’»]*)\s+(?=["'(\[“‘A-Z0-9]|[^\x00-\x7f])"""
-    r"""|([。！？｡]["')\]”’」』）]*)\s*(?=\S)"""
+    r"""([.!?…؟۔।॥։]["')\]”’»]*)\s+(?=["'(\[“‘A-Z0-9]|[^\x00-\x7f])"""
+    r"""|([。！？｡።།។။]["')\]”’」』）]*)\s*(?=\S)"""
 )
 
 _FIELDS = "each line needs document, and summary (a text) or references (a list of texts)"
@@ -84,7 +85,10 @@ def _bleu(candidate: str, references: list[str]) -> float:
 
     tokenizer = bleu_tokenizer(references)
     percent = sentence_bleu(
-        candidate, references, use_effective_order=True, tokenize=tokenizer
+        bleu_form(candidate, tokenizer),
+        [bleu_form(text, tokenizer) for text in references],
+        use_effective_order=True,
+        tokenize=tokenizer,
     ).score
     return min(1.0, float(percent) / 100)  # a perfect one is 100.00000000000004
 
@@ -162,11 +166,11 @@ class Rouge(TextKind[RougeTask]):
         score("Once.", ["Once."])
 
     def score_text(self, task: RougeTask, question: Question, reply: Reply) -> float:
-        return score(reply.text, question.data["references"])[task.metric]
+        return score(_plain(reply, question), question.data["references"])[task.metric]
 
     def own(self, task: RougeTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
         """Return all metrics' means over the samples."""
-        texts = ["" if is_unsolved(task, reply) else reply.text for reply in replies]
+        texts = ["" if is_unsolved(task, each) else _plain(each, question) for each in replies]
         scores = [score(text, question.data["references"]) for text in texts]
         return {name: sum(each[name] for each in scores) / len(scores) for name in METRICS}
 
@@ -175,3 +179,7 @@ class Rouge(TextKind[RougeTask]):
 
     def typical_change(self, task: RougeTask) -> float:
         return 0.1
+
+
+def _plain(reply: Reply, question: Question) -> str:
+    return without_added_entities(reply.text, question.prompt)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from eval_gates.reply_forms import has_entities, unescape
+from eval_gates.reply_forms import readings
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.json_lines import TEXT, check_row
@@ -86,10 +86,17 @@ def find_fault(answer: str, schema: dict[str, Any]) -> str:
 
     It may be in one fenced block, and a gateway may have escaped its HTML characters.
     """
+    text = answer.strip()
+    fenced = _FENCED.fullmatch(text)
+    faults = [_fault_in(each, schema) for each in readings(fenced[1] if fenced else text)]
+    return faults[0] if all(faults) else ""
+
+
+def _fault_in(text: str, schema: dict[str, Any]) -> str:
     from jsonschema.exceptions import best_match
 
     try:
-        value = _value_of(answer)
+        value = parse_json(text, whole_text=False, values=MAX_VALUES)
     except UntrustedJsonError as error:
         return f"not JSON: {error}"[:200]
     try:
@@ -97,19 +104,6 @@ def find_fault(answer: str, schema: dict[str, Any]) -> str:
     except Exception as error:  # the library's, such as OverflowError for 10**400
         return f"the schema cannot be applied: {type(error).__name__}"
     return f"{fault.json_path}: {fault.message}"[:200] if fault else ""
-
-
-def _value_of(answer: str) -> Any:
-    """Return the JSON value, else UntrustedJsonError."""
-    text = answer.strip()
-    fenced = _FENCED.fullmatch(text)
-    inner = fenced[1] if fenced else text
-    try:
-        return parse_json(inner, whole_text=False, values=MAX_VALUES)
-    except UntrustedJsonError:
-        if not has_entities(inner):
-            raise
-        return parse_json(unescape(inner), whole_text=False, values=MAX_VALUES)
 
 
 def _validator(schema: dict[str, Any]) -> Any:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from eval_gates.reply_forms import has_entities, unescape
+from eval_gates.reply_forms import unescape
 from eval_gates.rows import CALLS, Question, Reply
 from eval_gates.suites.bfcl import (
     CATEGORIES,
@@ -137,7 +138,8 @@ class Tools(TextKind[ToolsTask]):
 
     def score_text(self, task: ToolsTask, question: Question, reply: Reply) -> float:
         case = BfclCase(question.id, **question.data)
-        return float(is_right(case, calls_in(reply, case.category, task.form), task.form))
+        read = (calls_in(each, case.category, task.form) for each in _readings(reply))
+        return float(any(is_right(case, calls, task.form) for calls in read))
 
     def own(self, task: ToolsTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
         if task.form != "server":
@@ -168,10 +170,7 @@ class Tools(TextKind[ToolsTask]):
 def calls_in(reply: Reply, category: str, form: CallForm) -> Calls | None:
     """Return calls; None if it is not a list of calls."""
     if form == "prompt":
-        calls = decode(reply.text, category)
-        if calls is None and has_entities(reply.text):
-            calls = decode(unescape(reply.text), category)
-        return calls
+        return decode(reply.text, category)
     try:
         return [
             {call.name: parse_json(call.arguments or "{}", finite=False, whole_text=False)}
@@ -179,6 +178,13 @@ def calls_in(reply: Reply, category: str, form: CallForm) -> Calls | None:
         ] or None
     except ValueError:
         return None
+
+
+def _readings(reply: Reply) -> list[Reply]:
+    """Return the reply as it is, and without its HTML entities, where it has any."""
+    plain = [call._replace(arguments=unescape(call.arguments)) for call in reply.calls]
+    without = replace(reply, text=unescape(reply.text), calls=tuple(plain))
+    return [reply] if without == reply else [reply, without]
 
 
 def _question(case: BfclCase, task: ToolsTask) -> Question:

@@ -22,6 +22,9 @@ pairs = {
     "chinese, near": ("他今天早上在北京活下来了。", "他今天晚上在北京活下来了。"),
     "japanese, near": ("彼は今朝東京で助かった。", "彼は今夜東京で助かった。"),
     "thai, equal": ("เขารอดชีวิต", "เขารอดชีวิต"),
+    "french, equal": ("Le cafe\u0301 est ferme\u0301 ce soir.", "Le café est fermé ce soir."),
+    "korean, equal": ("\u110f\u1161\u1111\u1166 닫음", "카페 닫음"),
+    "chinese and latin, near": ("Apple公司推出iPhone手机旧品Pro", "Apple公司推出iPhone手机新品Pro"),
     "hindi, contrary": ("वह जीवित है", "उसकी मृत्यु हुई"),
 }
 found = {name: rouge.score(one, [other]) for name, (one, other) in pairs.items()}

@@ -20,9 +20,10 @@ from eval_gates.reply_forms import (
     ENDED,
     ENTITIES,
     FENCED,
-    TWICE,
+    REPEATED,
     begins_with_thought,
     has_call_marks,
+    without_added_entities,
 )
 from eval_gates.rows import Answer, Asked, Question, Reply, Score
 from eval_gates.suites.code_extraction import extract_code
@@ -35,6 +36,14 @@ USAGE = {"usage": {"completion_tokens": 3}}
 LINE = "def small(n):\n    return n < 5 and n > -5\n"
 ESCAPED = LINE.replace("<", "&lt;").replace(">", "&gt;")
 SPARE: dict[str, Any] = {"prompt_sha256": "s", "score": 0.0, "tokens": (9,)}
+
+
+# Of OpenChat, EXAONE, SmolVLM, Hunyuan, Ling, MiniMax, Nemotron, ERNIE, Grok, TeleChat, Seed, GLM.
+OTHER_ENDS = (
+    *("<|end_of_turn|>", "[|endofturn|]", "<end_of_utterance>", "<|eos|>", "<|role_end|>", "[e~["),
+    *("<extra_id_1>", "<SPECIAL_12>", "<|end_of_sentence|>", "<|separator|>", "<_end>"),
+    *("<seed:eos>", "<|observation|>", "<|im_sep|>", "<pad>", "<|END_OF_TEXT|>", "<|eom|>"),
+)
 
 
 def chat_reply(**message: Any) -> Reply:
@@ -62,7 +71,11 @@ def rows_of(texts: list[str], **fields: Any) -> list[Answer]:
     [
         (WRITTEN, ""),
         (ARGUMENTS, AS_OBJECT),
-        (json.dumps(WRITTEN), TWICE),
+        (json.dumps(WRITTEN), REPEATED),
+        (json.dumps(json.dumps(WRITTEN)), REPEATED),
+        (json.dumps(f"```json\n{WRITTEN}\n```"), REPEATED),
+        (f"```json\n{json.dumps(WRITTEN)}\n```", FENCED),
+        (WRITTEN.replace('"', "&quot;").replace("<", "&lt;"), ENTITIES),
         (f"```json\n{WRITTEN}\n```", FENCED),
         (f"```\n{WRITTEN}```", FENCED),
     ],
@@ -124,6 +137,11 @@ def test_other_parts_are_refused_and_refusals_are_seen() -> None:
         ("yes</s>", "yes"),
         ("yes<|im_end|>\n<|endoftext|>", "yes"),
         ("yes<\uff5cend\u2581of\u2581sentence\uff5c>", "yes"),
+        *((f"yes{token}", "yes") for token in OTHER_ENDS),
+        ("yes<|tool_call_end|>", "yes<|tool_call_end|>"),
+        ("a <|im_end|> in a text", "a <|im_end|> in a text"),
+        ("write <b>", "write <b>"),
+        ("<S>no</S>", "<S>no</S>"),
         ("<s>no</s>", "<s>no</s>"),
         ("</s> closes it", "</s> closes it"),
     ],
@@ -148,6 +166,17 @@ def test_an_empty_thought_is_removed() -> None:
         ("\u25c1think\u25b7why\u25c1/think\u25b7yes", True),
         ("<|channel|>analysis<|message|>why", True),
         ("analysisWe need x.assistantfinalyes", True),
+        ("<reasoning>why</reasoning>yes", True),
+        ("<|begin_of_thought|>why<|end_of_thought|>yes", True),
+        ("<unused94>thought\nwhy<unused95>yes", True),
+        ("<longcat_think>\nwhy</longcat_think>yes", True),
+        ("why</longcat_think>yes", True),
+        ("<THINK>why</THINK>yes", True),
+        ("&lt;think&gt;why&lt;/think&gt;yes", True),
+        ("Here is my thought process:\nwhy\nHere is my response:\nyes", True),
+        ("why\n[BEGIN FINAL RESPONSE]\nyes", True),
+        ("<answer>yes</answer>", False),
+        ("Put it in <thought> and </thought>", False),
         ("yes", False),
         ("analysis of it", False),
         ("Write <think> and </think> around it", False),
@@ -188,6 +217,21 @@ def test_a_few_thoughts_are_a_remark() -> None:
         "<|tool_calls_section_begin|>",
         "<\uff5ctool\u2581calls\u2581begin\uff5c>",
         '<|python_tag|>{"name": "f"}',
+        "[f(a=1)]",
+        "[get_weather(city='Rome'),\n f(a=1)]",
+        "f(a=1)",
+        "<|python_start|>[f()]<|python_end|>",
+        "```tool_code\nf(a=1)\n```",
+        "<start_function_call>call:f{a:1}<end_function_call>",
+        '{"type": "function", "name": "f", "parameters": {}}',
+        '{"arguments": {}, "name": "f"}',
+        '{"tool_calls": [{"name": "f", "arguments": {}}]}',
+        'Sure!\n```json\n{"name": "f", "arguments": {}}\n```',
+        '[TOOL_REQUEST]{"name": "f", "arguments": {}}[END_TOOL_REQUEST]',
+        '<\uff5cDSML\uff5cinvoke name="f">',
+        "<longcat_tool_call>f</longcat_tool_call>",
+        'Action: f\nAction Input: {"a": 1}',
+        '&lt;tool_call&gt;{"name": "f"}&lt;/tool_call&gt;',
     ],
 )
 def test_a_server_that_parses_no_call_is_an_error(text: str) -> None:
@@ -204,7 +248,17 @@ def test_a_server_that_parses_no_call_is_an_error(text: str) -> None:
     assert remarks_on(mixed, takes_thoughts=True)[0].startswith("4 of 20 answers have call marks")
 
 
-@pytest.mark.parametrize("text", ["I cannot call it.", '{"answer": 3}', '{"name": "Ada"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I cannot call it.",
+        '{"answer": 3}',
+        '{"name": "Ada"}',
+        "It is f(x) = 3.",
+        "[1, 2]",
+        "print(1) shows it",
+    ],
+)
 def test_other_texts_are_no_calls(text: str) -> None:
     assert not has_call_marks(text)
 
@@ -232,7 +286,14 @@ def test_entities_that_a_program_needs_stay() -> None:
 
 def test_escaped_json_is_read_and_its_own_entities_stay() -> None:
     assert find_fault("{&quot;a&quot;: 1}", {"required": ["a"]}) == ""
-    assert find_fault('{"a": "&lt;"}', {"properties": {"a": {"const": "&lt;"}}}) == ""
+    for needed in ("&lt;", "<"):
+        assert find_fault('{"a": "&lt;"}', {"properties": {"a": {"const": needed}}}) == ""
+    assert find_fault('{"a": "&lt;"}', {"properties": {"a": {"const": ">"}}})
+
+
+def test_a_text_that_is_compared_has_no_entities_that_the_question_lacks() -> None:
+    assert without_added_entities("it&#39;s &lt;5", "Summarize.") == "it's <5"
+    assert without_added_entities("it&#39;s &lt;5", "Write &lt; for <.") == "it&#39;s &lt;5"
 
 
 def test_an_answers_row_has_its_forms() -> None:

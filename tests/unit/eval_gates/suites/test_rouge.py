@@ -36,6 +36,8 @@ def test_references_win_over_the_one_summary(given: Any, references: list[str]) 
         ("", [""]),
         ("Она спит. Он бежит!", ["Она спит.", "Он бежит!"]),
         ("他睡了。她跑了！", ["他睡了。", "她跑了！"]),
+        ("ካፌው ተዘጋ። ዝናብ ነበረ።", ["ካፌው ተዘጋ።", "ዝናብ ነበረ።"]),
+        ("Փակվեց։ Անձրև էր։", ["Փակվեց։", "Անձրև էր։"]),
     ],
 )
 def test_sentences_get_lines_of_their_own(text: str, lines: list[str]) -> None:

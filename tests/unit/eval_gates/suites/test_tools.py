@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval_gates.rows import Reply, ToolCall
 from eval_gates.suites.bfcl import evaluate_arithmetic, right_calls
 from eval_gates.suites.sources import QuestionSource
-from eval_gates.suites.tools import Tools, ToolsTask
+from eval_gates.suites.tools import Tools, ToolsTask, _readings, calls_in
 
 MARGINS: dict[Any, Any] = {"fp8": 0.03}
 NUMBERS = st.integers(-1_000, 1_000)
@@ -37,6 +38,15 @@ def test_right_calls_have_the_first_values_and_leave_out_what_may_be() -> None:
         {"f": {"a": [1, 2], "b": ["", 3], "c": [""], "d": [{"e": [4], "g": 5}], "h": [[6, 7]]}}
     ]
     assert right_calls(truth) == [{"f": {"a": 1, "b": 3, "d": {"e": 4, "g": 5}, "h": [6, 7]}}]
+
+
+def test_escaped_values_of_calls_are_read_both_ways() -> None:
+    """A gateway escapes the characters; a program may need the entities."""
+    reply = Reply(calls=(ToolCall("f", '{"a": "x &lt; y"}'),))
+    read = [calls_in(each, "simple", "server") for each in _readings(reply)]
+    assert read == [[{"f": {"a": "x &lt; y"}}], [{"f": {"a": "x < y"}}]]
+    plain = Reply(calls=(ToolCall("f", "{}"),))
+    assert _readings(plain) == [plain]
 
 
 @given(left=NUMBERS, right=NUMBERS, sign=st.sampled_from("+-*"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites.needles import share_found
-from eval_gates.suites.word_tokens import bleu_tokenizer, is_mostly_unspaced, words_of
+from eval_gates.suites.word_tokens import bleu_form, bleu_tokenizer, is_mostly_unspaced, words_of
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,8 @@ from eval_gates.suites.word_tokens import bleu_tokenizer, is_mostly_unspaced, wo
         ("한국어 문장", ["한국어", "문장"]),
         ("مرحبا بالعالم", ["مرحبا", "بالعالم"]),
         ("!? \U0001f600", []),
+        ("Do\u00adnau محمـــد", ["donau", "محمد"]),
+        ("ꆈꌠ ㄅㄆ", ["ꆈ", "ꌠ", "ㄅ", "ㄆ"]),
     ],
 )
 def test_words_of_each_script(text: str, words: list[str]) -> None:
@@ -50,11 +54,32 @@ def test_no_word_is_empty(text: str) -> None:
         ("カフェが閉まった。", "char"),
         ("ร้านกาแฟปิด", "char"),
         ("7 %", "13a"),
+        ("Apple公司推出iPhone手机新品Pro", "zh"),  # no space: one word of 13a
+        ("LINEとYahooが統合しLINEYahooになった", "char"),
+        ("The film is called 千と千尋 in the original language", "13a"),
+        ("ﾆｭｰｽ", "char"),
     ],
 )
 def test_bleu_takes_the_tokenizer_of_most_letters(reference: str, name: str) -> None:
     assert bleu_tokenizer([reference]) == name
-    assert is_mostly_unspaced([reference]) == (name in ("zh", "char"))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_mostly"), [("ร้านกาแฟปิด", True), ("咖啡馆 a", True), ("Кафе", False), ("", False)]
+)
+def test_scripts_without_spaces(text: str, is_mostly: bool) -> None:
+    assert is_mostly_unspaced([text]) is is_mostly
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize(
+    "text", ["Le café fermé", "카페가 닫았다", "ガラスが閉まった", "أُغلق", "น้ำ"]
+)
+def test_the_form_of_characters_makes_no_other_text(form: Any, text: str) -> None:
+    other = unicodedata.normalize(form, text)
+    name = bleu_tokenizer([text])
+    assert bleu_form(other, name) == bleu_form(text, name)
+    assert words_of(other) == words_of(text)
 
 
 @pytest.mark.parametrize("answer", ["1234567", "１２３４５６７", "١٢٣٤٥٦٧", "1,234,567"])
