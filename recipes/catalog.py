@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 import recipes
-from prepare.errors import UsageError, did_you_mean
+from prepare.errors import UsageError, did_you_mean, raise_as
 from prepare.untrusted_yaml import read_yaml_file
 from prepare.user_path import user_path
 from recipes.config_file import parse, read, shorten, validate
@@ -46,8 +46,7 @@ DESCRIBED = TypeVar("DESCRIBED", bound=ConfigModel)
 
 BASELINE = "baseline"
 MAX_EXTENDED = 10  # files that extend one another in a row
-# Keys that only a profile has, also one that extends another.
-PROFILE_KEYS = {"accelerator", "engine_arguments", "environment", "kv_cache_dtype"}
+SHOWN = "recipe, profile, policy or suite"
 
 
 def load_recipe(name: str) -> Recipe:
@@ -79,23 +78,43 @@ def load_profile(name: str) -> ServingProfile:
 
 def load_shown(name: str) -> ConfigModel:
     """Return a recipe, profile or policy by name or file."""
-    if not _is_path(name):
-        is_policy = name in policy_names()
-        is_profile = name in profile_names()
-    else:
-        try:
-            data = read_yaml_file(user_path(name, "--recipe"))
-        except (ValueError, OSError):
-            data = None  # load_recipe reports the error
-        keys = set(map(str, data)) if isinstance(data, dict) else set()
-        is_policy = "suites" in keys
-        is_profile = bool(keys & PROFILE_KEYS)
-    if is_policy:
+    known = [*profile_names(), *policy_names()]
+    path = _find(name, RECIPES, SHOWN, also=known) if name not in known else None
+    kind: type[ConfigModel] = Policy if name in policy_names() else ServingProfile
+    if path is not None:
+        kind = _kind_of(path) if _is_path(name) else Recipe
+    if kind is Policy:
         return load_policy(name)
-    if is_profile:
+    if kind is ServingProfile:
         return load_profile(name)
-    path = _find(name, RECIPES, "recipe", also=[*profile_names(), *policy_names()])
-    return _extended(path, RECIPES, "recipe", Recipe)
+    return load_recipe(name)
+
+
+def _kind_of(path: Path, depth: int = 0) -> type[ConfigModel]:
+    """Return what a file describes, by its keys or by the file that it extends."""
+    with raise_as(
+        UsageError, "the file cannot be read", path, "fix the file", errors=(OSError, ValueError)
+    ):
+        data: Any = read_yaml_file(path)
+    keys = set(map(str, data)) if isinstance(data, dict) else set[str]()
+    kinds: list[type[ConfigModel]] = [Policy, ServingProfile, Recipe]
+    for kind in kinds:
+        others = {key for other in kinds if other is not kind for key in other.model_fields}
+        if keys & (kind.model_fields.keys() - others):
+            return kind
+    parent = data.get("extends") if isinstance(data, dict) else None
+    if isinstance(parent, str) and parent in profile_names():
+        return ServingProfile
+    if isinstance(parent, str) and parent in recipe_names():
+        return Recipe
+    if isinstance(parent, str) and _is_path(parent) and depth < MAX_EXTENDED:
+        return _kind_of(path.parent / user_path(parent, f"{path}, key extends"), depth + 1)
+    raise UsageError(
+        "the file is no recipe, no profile and no policy",
+        where=str(path),
+        hint="a recipe has the key 'quantization', a profile 'engine_arguments' or 'extends', a "
+        "policy 'suites'",
+    )
 
 
 def load_workload(
@@ -186,15 +205,14 @@ def _names(folder: Path) -> list[str]:
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     """Return the file; the error also lists `also`."""
     is_path = _is_path(name)
-    path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
+    option = "prepare show" if noun == SHOWN else f"--{noun}"
+    path = user_path(name if is_path else folder / f"{name}.yaml", f"{option} {name[:80]}")
     if not path.is_file():
         known = list(dict.fromkeys([*_names(folder), *also]))
         hint = did_you_mean(shorten(name), known)
-        is_shown = noun == "recipe" and also
-        what = "recipe, profile, policy or suite" if is_shown else noun
-        where = f"prepare show {shorten(name)}" if is_shown else f"--{noun} {shorten(name)}"
+        where = f"{option} {shorten(name)}"
         raise UsageError(
-            f"there is no {what} '{shorten(name)}'" + (" that is a file" if path.exists() else ""),
+            f"there is no {noun} '{shorten(name)}'" + (" that is a file" if path.exists() else ""),
             where=shorten(str(path)) if is_path else where,
             hint=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
         )

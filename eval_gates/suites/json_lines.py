@@ -26,8 +26,8 @@ FIELDS = "fields"  # key of a laid-out row: all of its fields, where clusters ar
 def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -> list[Path]:
     """Return `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name.
 
-    `but_not` has the starts of other files' names. EvaluationDataError: a file of that stem is in
-    another form, or there both plain and gzipped.
+    `but_not` has the starts of other files' names. EvaluationDataError: what has that stem is a
+    folder or in another form, or there both plain and gzipped.
     """
     if not folder.is_dir():
         raise EvaluationDataError(
@@ -39,7 +39,7 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
     others = tuple(filter(None, but_not))
     named = [name for name in there if name.startswith(stem) and not name.startswith(others)]
     for name in named:
-        if not name.endswith(READ) and _OTHER_FORMS.search(name):
+        if (folder / name).is_dir() or (not name.endswith(READ) and _OTHER_FORMS.search(name)):
             raise EvaluationDataError(
                 "these questions are in a form that is not read",
                 where=str(folder / name),

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from eval_gates.rows import Question
 from eval_gates.suites import humaneval
 from eval_gates.suites.code_extraction import names_read
 from eval_gates.suites.code_suite import CodeKind, CodeTask, Problem, lay_out
@@ -204,9 +205,12 @@ class Mbpp(CodeKind[MbppTask]):
             return found
         return humaneval.PROBLEMS + (found or 0)
 
-    def check_rows(self, task: MbppTask, order: QuestionOrder) -> None:
-        for place, row in self.read(order.source, order.folder):
-            problem_of(row, place)
+    def known_questions(self, task: MbppTask, order: QuestionOrder) -> list[Question]:
+        found = self.read(order.source, order.folder)
+        problems = [problem_of(row, place) for place, row in found]
+        # HumanEval's, which `evaluate` has, may be chosen, too.
+        every = task.model_copy(update={"problems": []}) if task.humaneval else task
+        return lay_out(every, problems, "MBPP")
 
     def questions(self, task: MbppTask, order: QuestionOrder) -> Read:
         source = order.source

@@ -5,6 +5,7 @@ An entry point names each as an attribute of this module.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -115,11 +116,15 @@ class PresetKind(TextKind[Any]):
         changes = self.preset.typical_change
         return changes.get(_metric(self.preset, task)) or super().typical_change(task)
 
-    def check_rows(self, task: Any, order: QuestionOrder) -> None:
-        """Check all but what lm-eval's checkers refuse, which is in `evaluate` only."""
+    def known_questions(self, task: Any, order: QuestionOrder) -> list[Question]:
+        """Return them without lm-eval's words; its checkers, too, are in `evaluate` only."""
         found = self.read(order.source, order.folder)
         documents = [self.preset.document(row, place) for place, row in found]
         self._read_examples(task, order, set(map(self._subject, documents)))
+        return [
+            Question(f"{task.kind}/{number}", json.dumps(document, sort_keys=True))
+            for number, document in enumerate(documents)
+        ]
 
     def questions(self, task: Any, order: QuestionOrder) -> Read:
         self.prepare_scoring(task)

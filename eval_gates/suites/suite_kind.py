@@ -95,13 +95,14 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         EvaluationDataError for none or malformed ones.
         """
 
-    def check_rows(self, task: Task, order: QuestionOrder) -> None:
-        """Raise EvaluationDataError for malformed rows of a folder.
+    def known_questions(self, task: Task, order: QuestionOrder) -> list[Question]:
+        """Return a folder's questions as far as they are known; EvaluationDataError as above.
 
         It runs before the environments are built. A kind whose `questions` imports packages of
         `evaluate` overrides this.
         """
-        self.questions(task, order)
+        questions, _ = self.questions(task, order)
+        return questions
 
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
         """Read what rendering and scoring need; runs in `evaluate`, with all laid-out questions.

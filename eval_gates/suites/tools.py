@@ -120,10 +120,14 @@ class Tools(TextKind[ToolsTask]):
         live = any(name.startswith("live_") for name in task.categories)
         return "functions" if live or not task.categories else None
 
-    def check_rows(self, task: ToolsTask, order: QuestionOrder) -> None:
-        """Check the form; BFCL's checker, which reads values, is in `evaluate` only."""
-        for number, (place, row) in enumerate(self.read(order.source, order.folder)):
-            _read_case(row, number, place)
+    def known_questions(self, task: ToolsTask, order: QuestionOrder) -> list[Question]:
+        """Return them without BFCL's words; its checker, too, is in `evaluate` only."""
+        rows = enumerate(self.read(order.source, order.folder))
+        cases = [_read_case(row, number, place) for number, (place, row) in rows]
+        return [
+            Question(case.id, json.dumps([case.turns, case.functions], sort_keys=True))
+            for case in cases
+        ]
 
     def questions(self, task: ToolsTask, order: QuestionOrder) -> Read:
         if order.folder:

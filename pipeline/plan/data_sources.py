@@ -13,11 +13,12 @@ from typing import Any
 
 import recipes
 from eval_gates.clusters import repeated_field
+from eval_gates.question_set import judged_apart
 from eval_gates.suites.json_lines import question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_of
 from pipeline.stages.questions import QuestionsResult
-from prepare.digest import FileDigests
+from prepare.digest import FileDigests, digest_json
 from prepare.errors import EvaluationDataError, HubError, PrepareError, UsageError
 from prepare.events import NullProgress, Progress
 from prepare.user_path import user_path
@@ -78,21 +79,30 @@ class SourceResolver:
             )
         else:
             self.note_unread(policy)
+        identities = dict[str, QuestionSource]()
         for name, suite in policy.suites.items():
             try:
                 found = self.suite(name, suite)
+                identities[name] = found.identity
                 is_new = (suite.kind, found.identity) not in laid_out
             except (EvaluationDataError, HubError, UsageError) as error:
                 yield error
                 continue
             if not is_new or found.identity.kind != "folder" or found.folder is None:
                 continue
-            with TemporaryDirectory() as made:
-                order = QuestionOrder(found.identity, found.folder, Path(made), NullProgress())
-                try:
-                    kind_of(suite).check_rows(suite, order)
-                except EvaluationDataError as error:
-                    yield error
+            try:
+                self._check_questions(suite, found.identity, found.folder)
+            except EvaluationDataError as error:
+                yield error
+        yield from _same_questions(policy, identities)
+
+    def _check_questions(self, suite: AnySuite, identity: QuestionSource, folder: Path) -> None:
+        """Raise EvaluationDataError for malformed rows, copies and useless clusters of files."""
+        kind = kind_of(suite)
+        with TemporaryDirectory() as made:
+            order = QuestionOrder(identity, folder, Path(made), NullProgress())
+            questions = kind.known_questions(suite, order)
+        judged_apart(questions, kind.folder_files(folder), suite.cluster_by, self.note)
 
     def note_unread(self, policy: Policy) -> None:
         """Note the names of the folder's files that no suite reads."""
@@ -182,6 +192,24 @@ class SourceResolver:
         used = wanted.model_copy(update={"dataset": name})
         form = form_of(file, where)
         return used, {"file": self.digests.digest(file), "form": form}, file
+
+
+def _same_questions(
+    policy: Policy, identities: Mapping[str, QuestionSource]
+) -> Iterator[PrepareError]:
+    """Yield an error for each suite that asks what another one asks, in the same way."""
+    first: dict[str, str] = {}
+    for name, identity in identities.items():
+        suite = policy.suites[name]
+        asked = suite.model_dump(mode="json", include={*kind_of(suite).task.model_fields})
+        other = first.setdefault(digest_json([identity.model_dump(), asked]), name)
+        if other != name:
+            yield UsageError(
+                f"the suites '{other}' and '{name}' ask the same questions in the same way",
+                where=f"policy keys suites.{other} and suites.{name}",
+                hint="name each suite's own file with the key 'data', or remove one: the same "
+                "answers would count as separate evidence",
+            )
 
 
 def _reads_folder(suite: AnySuite) -> bool:

@@ -247,6 +247,11 @@ class FakeRun:
             for each in self.adopted
         }
 
+    @property
+    def sources(self) -> Any:
+        """Where questions and texts come from."""
+        return Sources(self.models)
+
     def plan(self, run: str = "", remeasured: Collection[str] = ()) -> Plan:
         """The real planner's."""
         choices = choice_of(
@@ -261,9 +266,8 @@ class FakeRun:
             remeasured=tuple(remeasured),
         )
         found = Located(self.checkpoint, self.fetched)
-        sources: Any = Sources(self.models)
         identities = self.identities
-        return ModelPlanner(choices, found, identities, sources, self.root, run=run).plan()
+        return ModelPlanner(choices, found, identities, self.sources, self.root, run=run).plan()
 
     def run(self, remeasured: frozenset[str] = frozenset()) -> RunReport:
         """Run, or run again.

@@ -86,6 +86,10 @@ class PretendModels:
         random.Random(1).shuffle(rows)  # as the real stage lays them out
         return rows
 
+    def guessing_of(self, suite: str) -> float:
+        """What guessing scores."""
+        return 0.25 if suite == "mmlu" else 0.0
+
     def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:
         """What a suite's worker keeps of an answer, in addition to the question's id."""
         score = self.score(variant, suite, int(question["id"]))
@@ -273,7 +277,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
             ]
             write_rows(context.folder / "conversations.jsonl", chats)
         content = (context.folder / "questions.jsonl").read_bytes()
-        guessing = 0.25 if variant == "mmlu" else 0.0
+        guessing = models.guessing_of(variant)
         digest = digest_bytes(content)
         return {"questions": len(rows), "questions_digest": digest, "guessing": guessing}
     if stage == "quantize" and variant in models.unquantizable:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 
-from eval_gates.questions_worker import run, shuffle, with_clusters, without_copies
+from eval_gates.question_set import with_clusters, without_copies
+from eval_gates.questions_worker import run, shuffle
 from eval_gates.rows import Question
 from eval_gates.suites.mbpp import Mbpp
 from eval_gates.suites.mmlu import Mmlu
@@ -194,15 +195,15 @@ class TestCopies:
     def test_many_are_refused(self) -> None:
         rows = [Question(str(n), str(n // 2)) for n in range(40)]
         with pytest.raises(EvaluationDataError, match=r"^20 of 40 "):
-            without_copies(rows, Listener())
+            without_copies(rows, Listener().note)
         with pytest.raises(EvaluationDataError) as caught:
-            without_copies(rows, Listener(), "mine/mmlu.jsonl, mine/mmlu_2.jsonl")
+            without_copies(rows, Listener().note, "mine/mmlu.jsonl, mine/mmlu_2.jsonl")
         assert caught.value.where.startswith("mine/mmlu.jsonl, mine/mmlu_2.jsonl, ")
 
     def test_a_few_are_said_aloud(self) -> None:
         rows = [Question(str(n), str(max(n, 1))) for n in range(40)]
         listener = Listener()
-        assert [row.id for row in without_copies(rows, listener)] == [
+        assert [row.id for row in without_copies(rows, listener.note)] == [
             "0",
             *map(str, range(2, 40)),
         ]
@@ -211,15 +212,15 @@ class TestCopies:
     def test_within_a_cluster_they_count_as_one_anyway(self) -> None:
         rows = [Question(str(n), str(n // 2)) for n in range(40)]
         together = with_clusters(rows, "prompt")
-        assert without_copies(together, Listener()) == together
+        assert without_copies(together, Listener().note) == together
         apart = [replace(row, cluster=row.id) for row in rows]
         with pytest.raises(EvaluationDataError, match="20 of 40"):
-            without_copies(apart, Listener())
+            without_copies(apart, Listener().note)
 
     def test_an_id_twice(self) -> None:
         rows = [Question("a", "1"), Question("a", "2")]
         with pytest.raises(EvaluationDataError, match="'a'"):
-            without_copies(rows, Listener())
+            without_copies(rows, Listener().note)
 
 
 class TestClusters:

@@ -562,3 +562,96 @@ class TestHub:
         assert suite["questions"] == 14_042
         assert said["notes"] == []
         assert asked == ["/api/datasets/org/chats", "/api/datasets/cais/mmlu"]
+
+
+SUITE = {"kind": "mmlu", "margins": {"fp8": 0.1}, "num_fewshot": 0}
+ROW = {"question": "Which is it?", "choices": ["a", "b", "c", "d"], "answer": 1, "subject": "s"}
+
+
+def faults_of(folder: Path, files: dict[str, list[Any]], **suites: Any) -> list[str]:
+    """The messages on suites that read these files of JSON Lines."""
+    data = folder / "data"
+    data.mkdir()
+    for name, rows in files.items():
+        (data / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+    own = {name: suite.find_in(data) for name, suite in asked.suites.items()}
+    eval_data = None if all(suite.data for suite in own.values()) else data
+    resolver = Resolving(folder, eval_data).resolver
+    found = list(resolver.faults(asked.model_copy(update={"suites": own})))
+    assert all(fault.where for fault in found)
+    return [fault.message for fault in found]
+
+
+def numbered(rows: int, **more: Any) -> list[Any]:
+    return [{**ROW, "question": f"Which is {n}?", **more} for n in range(rows)]
+
+
+TOOLS = {"question": "Add.", "function": [{"name": "f"}], "ground_truth": [{"f": {"a": [1]}}]}
+CALLS = {**SUITE, "kind": "tools"}
+MATHS = {"question": "What is 1 + 1?", "answer": "It is 2. #### 2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "suite"),
+    [
+        ("mmlu_test.jsonl", numbered(30) * 2, SUITE),
+        ("mmlu_test.jsonl", [*numbered(30), *([ROW] * 4)], SUITE),
+        ("tools.jsonl", [{**TOOLS, "question": q, "id": "a"} for q in "xyz"], CALLS),
+        ("tools.jsonl", [TOOLS] * 9, CALLS),
+        ("gsm8k.jsonl", [MATHS] * 9, {**SUITE, "kind": "gsm8k"}),
+        ("structured.jsonl", [{"prompt": "A", "schema": {}}] * 9, {**SUITE, "kind": "structured"}),
+        (
+            "summarization.jsonl",
+            [{"document": "A cat sat.", "summary": "Cat."}] * 9,
+            {**SUITE, "kind": "rouge"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_own", [False, True])
+def test_copies_are_refused_before_anything_runs(
+    tmp_path: Path, name: str, rows: list[Any], suite: dict[str, Any], is_own: bool
+) -> None:
+    known = {key: value for key, value in suite.items() if key in _keys(suite["kind"])}
+    own = {"data": name} if is_own else {"sources": ["eval-data"]}
+    (message,) = faults_of(tmp_path, {name: rows}, mine={**known, **own})
+    assert "copies" in message or "the id" in message or "each question" in message
+
+
+def _keys(kind: str) -> set[str]:
+    return {*kind_named(kind).policy.model_fields}
+
+
+def test_clusters_that_say_nothing_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    suite = {**SUITE, "sources": ["eval-data"], "cluster_by": "page"}
+    (message,) = faults_of(tmp_path, {"mmlu_test.jsonl": numbered(30, page="one")}, mine=suite)
+    assert "page" in message
+
+
+def test_copies_in_one_cluster_stay(tmp_path: Path) -> None:
+    suite = {**SUITE, "sources": ["eval-data"], "cluster_by": "question"}
+    assert faults_of(tmp_path, {"mmlu_test.jsonl": numbered(30) * 2}, mine=suite) == []
+
+
+def test_two_suites_do_not_ask_the_same(tmp_path: Path) -> None:
+    files = {"mmlu_test.jsonl": numbered(30), "mine.jsonl": numbered(31)}
+    read = {**SUITE, "sources": ["eval-data"]}
+    (message,) = faults_of(tmp_path, files, capitals=read, rivers=read)
+    assert "capitals" in message
+    assert "rivers" in message
+
+
+def test_two_suites_may_ask_one_file_in_two_ways(tmp_path: Path) -> None:
+    read = {**SUITE, "sources": ["eval-data"]}
+    files = {"mmlu_test.jsonl": numbered(30), "mine.jsonl": numbered(31)}
+    cloze = {**read, "prompt_format": "cloze"}
+    assert faults_of(tmp_path, files, a=read, b=cloze, c={**SUITE, "data": "mine.jsonl"}) == []
+
+
+def test_a_folder_of_a_suites_name_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "data" / "mmlu_more").mkdir(parents=True)
+    (tmp_path / "data" / "mmlu_test.jsonl").write_text(json.dumps(ROW))
+    suite = Mmlu.policy(margins=MARGINS, num_fewshot=0)
+    with pytest.raises(EvaluationDataError) as caught:
+        Resolving(tmp_path, tmp_path / "data").resolver.suite("mmlu", suite)
+    assert caught.value.where.endswith("mmlu_more")

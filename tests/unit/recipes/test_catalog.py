@@ -14,6 +14,8 @@ import yaml
 from prepare.errors import ExitCode, UsageError
 from recipes import catalog
 from recipes.config_model import ConfigModel
+from recipes.policy import Policy
+from recipes.schema import Recipe, ServingProfile
 
 Loader = Callable[[str], ConfigModel]
 LOADERS: dict[str, Loader] = {
@@ -244,6 +246,41 @@ def test_a_file_without_keys_is_explained(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         catalog.load_recipe(str(path))
     assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("name: p\nsuites: {}\n", Policy),
+        ("name: p\nattempts: 2\n", Policy),
+        ("name: p\nextends: h100\nstarts: once\n", ServingProfile),
+        ("name: p\nextends: h100\n", ServingProfile),
+        ("name: p\nextends: base.yaml\n", ServingProfile),
+        ("name: p\nextends: awq-w4a16\n", Recipe),
+    ],
+)
+def test_a_shown_file_is_what_its_keys_say(tmp_path: Path, text: str, kind: Any) -> None:
+    (tmp_path / "base.yaml").write_text("name: base\nextends: h100\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert catalog._kind_of(file) is kind
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a\n- list\n", "name: x\nsummary: y\n", "\xff"])
+def test_a_shown_file_that_is_nothing_is_called_no_recipe(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError) as caught:
+        catalog.load_shown(str(file))
+    assert caught.value.where == str(file)
+    assert caught.value.message.startswith("the file ")
+
+
+@pytest.mark.parametrize("name", ["no-such", "no/such.yaml"])
+def test_a_shown_name_that_nothing_has(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        catalog.load_shown(name)
+    assert "--recipe" not in f"{caught.value}{caught.value.where}"
 
 
 class TestProfilesThatExtend:

@@ -1,0 +1,102 @@
+"""A suite's questions as one set: without copies, and in clusters."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from eval_gates.clusters import labels_of
+from eval_gates.rows import Question
+from eval_gates.suites.json_lines import FIELDS, read_rows
+from eval_gates.suites.lm_eval_task import ASKED
+from eval_gates.suites.lm_rows import digest_of
+from prepare.errors import EvaluationDataError
+
+LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
+# What is asked; of a task of lm-eval, the digest of it.
+_ASKS = ("prompt", "messages", "server", "continuations")
+Questions = list[Question]
+
+
+def judged_apart(
+    questions: Questions, files: Sequence[Path], cluster: str | None, note: Callable[[str], None]
+) -> Questions:
+    """Return the questions of these files without copies, and clustered by a field, if any.
+
+    EvaluationDataError: too many are copies, or the field says nothing.
+    """
+    if cluster:
+        questions = with_clusters(with_fields(questions, files) if files else questions, cluster)
+    return without_copies(questions, note, ", ".join(map(str, files)))
+
+
+def without_copies(questions: Questions, note: Callable[[str], None], place: str = "") -> Questions:
+    """Return the questions without copies, which would count as separate evidence.
+
+    Copies within one cluster stay.
+    """
+    ids = Counter(each.id for each in questions)
+    name, times = ids.most_common(1)[0] if ids else ("", 1)
+    if times > 1:
+        raise EvaluationDataError(
+            f"{times} questions have the id '{name}'",
+            where=f"{place or 'the suite'}, question {name}",
+            hint="give each question a separate id, or leave the ids out",
+        )
+    first: dict[str, str] = {}
+    kept = []
+    copied = ""
+    for each, label in zip(questions, labels_of(questions), strict=True):
+        asked = [each.data.get(ASKED), *(getattr(each, key) for key in _ASKS)]
+        content = json.dumps([part for part in asked if part], sort_keys=True)
+        if first.setdefault(content, label) == label:
+            kept.append(each)
+        else:
+            copied = copied or content
+    copies = len(questions) - len(kept)
+    if copies > LARGEST_SHARE_OF_COPIES * len(questions):
+        raise EvaluationDataError(
+            f"{copies} of {len(questions)} questions are copies of others",
+            where=f"{place or 'the suite'}, one of these questions: {copied[:200]}",
+            hint="each would count as separate evidence: see whether a file lies there twice; "
+            "several references of one text belong into one row",
+        )
+    if copies:
+        note(f"{copies} of {len(questions)} questions are copies of others, and left out")
+    return kept
+
+
+def with_fields(questions: Questions, files: Sequence[Path]) -> Questions:
+    """Return the questions with all fields of their files."""
+    found = [row for file in files for _, row in read_rows(file)]
+    fields = found + [{}] * len(questions)
+    return [
+        replace(each, data={**each.data, FIELDS: {**each.to_row(), **own}})
+        for each, own in zip(questions, fields, strict=False)
+    ]
+
+
+def with_clusters(questions: Questions, field: str) -> Questions:
+    """Return the questions clustered by equal values of that field."""
+    found = []
+    for each in questions:
+        fields = each.data.get(FIELDS) or each.to_row()
+        if field not in fields:
+            raise EvaluationDataError(
+                f"the questions have no field '{field}' that would say which belong together",
+                where=f"policy key 'cluster_by', question {each.id}",
+                hint=f"fields are: {', '.join(sorted(fields))}",
+            )
+        label = digest_of({"cluster": fields[field]})[:16]
+        data = {key: value for key, value in each.data.items() if key != FIELDS}
+        found.append(replace(each, cluster=label, data=data))
+    if len({each.cluster for each in found}) < 2:
+        raise EvaluationDataError(
+            f"all questions have the same '{field}', so they are one value and show nothing",
+            where="policy key 'cluster_by'",
+            hint="choose another field, or more questions",
+        )
+    return found
