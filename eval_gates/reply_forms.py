@@ -95,7 +95,7 @@ _ARGUMENTS = re.compile(r"\"(?:arguments|parameters)\"\s*:")
 # Llama's: a list of Python's calls, or one call.
 _PYTHON_CALL = r"[A-Za-z_][\w.]*\((?:\s*\w+\s*=.*)?\)"
 _PYTHON_CALLS = re.compile(rf"\s*(?:\[\s*{_PYTHON_CALL}\s*,?\s*\]|{_PYTHON_CALL})\s*", re.DOTALL)
-_MOST_LAYERS = 4
+MAX_LAYERS = 4
 
 
 def clean(text: str, *, takes_thoughts: bool) -> tuple[str, tuple[str, ...]]:
@@ -185,7 +185,7 @@ def read_arguments(value: Any) -> tuple[str, str]:
         raise ValueError("its tool call has arguments that are neither a text nor an object")
     text = value
     form = ""
-    for _ in range(_MOST_LAYERS):
+    for _ in range(MAX_LAYERS):
         if _object_in(text) is not None:
             return text, form
         inner, layer = _unwrapped(text)

@@ -57,8 +57,8 @@ def read_generation(where: str, files: SmallFiles) -> ModelGeneration:
     tokenizer = files.json(TOKENIZER_CONFIG) if TOKENIZER_CONFIG in files else {}
     # As in transformers: any file of templates replaces all templates of the tokenizer's config.
     templates = dict(_template_files(files)) or _configured_templates(tokenizer, where)
-    for name, text in templates.items():
-        if not text.strip():
+    for name, template in templates.items():
+        if not template.strip():
             raise CheckpointError(
                 f"the chat template '{name}' is empty, so a server would ask nothing",
                 where=where,

@@ -18,7 +18,9 @@ from recipes import catalog
 
 QUESTION = {"subject": "s", "question": "q", "choices": list("abcd"), "answer": 0}
 DATA = {
-    "mmlu_test.jsonl": (json.dumps(QUESTION) + "\n").encode() * 3000,
+    "mmlu_test.jsonl": "".join(
+        json.dumps({**QUESTION, "question": f"q {number}"}) + "\n" for number in range(3000)
+    ).encode(),
     "summarization_test.jsonl": b'{"document": "a text", "summary": "a"}\n' * 1000,
 }
 

@@ -38,7 +38,7 @@ ESCAPED = LINE.replace("<", "&lt;").replace(">", "&gt;")
 SPARE: dict[str, Any] = {"prompt_sha256": "s", "score": 0.0, "tokens": (9,)}
 
 
-# Of OpenChat, EXAONE, SmolVLM, Hunyuan, Ling, MiniMax, Nemotron, ERNIE, Grok, TeleChat, Seed, GLM.
+# As OpenChat, EXAONE, SmolVLM, Hunyuan, Ling, MiniMax, Nemotron, ERNIE, Grok, TeleChat, Seed, GLM.
 OTHER_ENDS = (
     *("<|end_of_turn|>", "[|endofturn|]", "<end_of_utterance>", "<|eos|>", "<|role_end|>", "[e~["),
     *("<extra_id_1>", "<SPECIAL_12>", "<|end_of_sentence|>", "<|separator|>", "<_end>"),

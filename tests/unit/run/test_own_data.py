@@ -1,4 +1,4 @@
-"""Two suites of one kind, each with a file of its own: planned, asked and judged apart."""
+"""Two suites of one kind, each with its own file: planned, asked and judged apart."""
 
 from __future__ import annotations
 
