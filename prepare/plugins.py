@@ -1,6 +1,6 @@
 """Capabilities that packages declare as entry points.
 
-An entry point is ``name = "module:class"`` in a group such as ``prepare.suites``.
+An entry point is ``name = "module:object"`` in a group such as ``prepare.suites``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from prepare.errors import UsageError
 SUITES = "prepare.suites"
 ENGINES = "prepare.engines"
 QUANTIZERS = "prepare.quantizers"
+ENVIRONMENTS = "prepare.environments"
 PLUGINS = "plugins"  # key of a worker's specification
 OURS = "prepare-model"
 _TREE = Path(__file__).parents[1]
@@ -31,7 +32,7 @@ class Plugin:
 
     group: str
     name: str
-    value: str  # "module:class"
+    value: str  # "module:object", a class but for environments
     package: str  # of which distribution, and its version
 
     @property
@@ -39,7 +40,7 @@ class Plugin:
         return f"package {self.package}, entry point {self.name} = {self.value} in {self.group}"
 
     def load(self) -> Any:
-        """Import the class; raise UsageError if that fails."""
+        """Import the class or object; raise UsageError if that fails."""
         module, _, attribute = self.value.partition(":")
         try:
             return getattr(import_module(module), attribute)

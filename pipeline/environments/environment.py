@@ -27,11 +27,9 @@ from pipeline.environments.build import (
 from pipeline.environments.definition import (
     Accelerator,
     EnvironmentDefinition,
-    EnvironmentName,
     define,
     detect_accelerator,
     environment_folder,
-    environment_name,
 )
 from pipeline.environments.settings import EnvironmentOverride, Settings
 from prepare.errors import EnvironmentBuildError, raise_as
@@ -42,7 +40,6 @@ from prepare.private_files import untrusted_reason, unwritable_umask
 __all__ = [
     "Accelerator",
     "Environment",
-    "EnvironmentName",
     "EnvironmentState",
     "EnvironmentStatus",
     "detect_accelerator",
@@ -56,7 +53,7 @@ __all__ = [
 class Environment:
     """A Python environment that is ready for use."""
 
-    name: EnvironmentName  # which environment it is
+    name: str  # which environment it is
     accelerator: Accelerator  # requested accelerator
     identity: str  # digest of its definition; part of stage keys
     python: Path  # its interpreter
@@ -79,7 +76,7 @@ class EnvironmentStatus:
     """State and facts of an environment."""
 
     key: str  # its name in folders and messages, such as ``serve-cpu``
-    name: EnvironmentName
+    name: str
     accelerator: Accelerator
     state: EnvironmentState
     path: Path  # its folder, or an external interpreter
@@ -93,7 +90,7 @@ def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
 
     EnvironmentBuildError: a site's interpreter cannot be used.
     """
-    override = settings.environments.get(environment_name(name))
+    override = settings.environments.get(name)
     definition = define(name, accelerator)
     return _describe(override, definition)[0] if override else definition.identity
 
@@ -184,9 +181,8 @@ def status(name: str, accelerator: Accelerator, settings: Settings) -> Environme
     except EnvironmentBuildError as error:
         reason = error.message
     state = EnvironmentState.BROKEN if reason else EnvironmentState.EXTERNAL
-    key = str(definition.name)
     path = override.python
-    return EnvironmentStatus(key, definition.name, accelerator, state, path, 0, digest, reason)
+    return EnvironmentStatus(name, name, accelerator, state, path, 0, digest, reason)
 
 
 def defined_status(definition: EnvironmentDefinition, home: Path) -> EnvironmentStatus:

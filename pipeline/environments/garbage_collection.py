@@ -13,8 +13,7 @@ from pipeline.environments.build import RECORD_NAME, folder_bytes, read_record
 from pipeline.environments.compile_caches import caches_folder
 from pipeline.environments.definition import (
     Accelerator,
-    EnvironmentName,
-    define,
+    definitions,
     environment_folder,
     environments_folder,
 )
@@ -23,9 +22,7 @@ from pipeline.environments.settings import Settings
 from prepare.errors import EnvironmentBuildError, raise_as
 from prepare.file_locks import locked
 
-_FOLDER_NAME = re.compile(
-    rf"({'|'.join(EnvironmentName)})(-({'|'.join(Accelerator)}))?-[0-9a-f]{{16}}"
-)
+_FOLDER_NAME = re.compile(r"[\w.-]+-[0-9a-f]{16}")
 _SECONDS_A_DAY = 86_400
 
 
@@ -44,8 +41,7 @@ def collect(settings: Settings, *, dry_run: bool, older_than_days: float) -> lis
     Another checkout may use outdated ones. Compile caches go after the same time.
     """
     home = settings.home
-    defined = [define(name, accelerator) for name in EnvironmentName for accelerator in Accelerator]
-    current = {environment_folder(home, each) for each in defined}
+    current = {environment_folder(home, each) for each in definitions(Accelerator)}
     removed = []
     is_ours = os.access(environments_folder(home), os.W_OK, effective_ids=True)  # or an image's
     for folder in sorted(environments_folder(home).glob("*")) if is_ours else ():

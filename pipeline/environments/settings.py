@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from pipeline.environments.definition import EnvironmentName
+from pipeline.environments.definition import environment_names
 from pipeline.environments.settings_file import (
     absolute_from,
     find_settings_file,
@@ -34,6 +34,12 @@ from prepare.file_locks import refuse_local_locks
 from prepare.record import Record
 from prepare.store import Store
 from recipes.config_file import parse
+
+
+def _declared(name: str) -> str:
+    if name not in (known := environment_names()):
+        raise ValueError(f"'{name}' is no environment: {', '.join(known)}")
+    return name
 
 
 class EnvironmentOverride(Record):
@@ -93,7 +99,7 @@ class SettingsFile(Record):
     )
     slurm: SlurmSettings = Field(default=SlurmSettings(), description="for `--on slurm`")
     ray: RaySettings = Field(default=RaySettings(), description="for `--on ray`")
-    environments: dict[EnvironmentName, EnvironmentOverride] = Field(
+    environments: dict[Annotated[str, AfterValidator(_declared)], EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
     signing: SigningKeys = Field(default=SigningKeys(), description="keys of registered versions")

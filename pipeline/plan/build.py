@@ -9,6 +9,7 @@ from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
 from eval_gates.stopping import gate_rule_of
+from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates, pin_files
@@ -239,7 +240,7 @@ class Builder:
             "name": speed_gate.name,
             "workload": dump_workload(speed_gate)[0],
             "rule": speed_gate.rule,
-            "environment": self.identities.get("serve", ""),
+            "environment": self.identities[LOAD_GENERATOR],
             "machine": self.machine,
             "other_weights": list(self.other_weights),
             "repeat": number,
@@ -276,7 +277,7 @@ class Builder:
             {side: each.stages["sanity"] for side, each in sides.items()},
             SpeedRuntime(
                 tokenizer=str(baseline.folder),
-                environment="serve",
+                environment=LOAD_GENERATOR,
                 gate=speed_gate.gate,
                 file=dump_workload(speed_gate)[1],
                 counted=Counted(trial=trial, gate=speed_gate.gate, run=self.run),

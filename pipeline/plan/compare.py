@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from eval_gates.speed.rules import SpeedRule
+from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.plan.plan import MAKING, Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates
 from pipeline.stages.block import BlockParameters, LoadParameters
@@ -118,7 +119,7 @@ def load_stage(
         {"candidate": sanity},
         SpeedRuntime(
             tokenizer=str(arm.folder),
-            environment="serve",
+            environment=LOAD_GENERATOR,
             gate="screening",
             file=file,
             measurement=BlockParameters(**dict(measured), arms={name: sanity.key}),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.environments.definition import EnvironmentName, environment_name
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import adopt_stage, served_profile, with_facts
@@ -136,7 +135,7 @@ class ModelPlanner:
             {"weights": quantize},
             CheckWeightsRuntime(
                 checkpoint=source.place,
-                environment=EnvironmentName.QUANTIZE,
+                environment="quantize",
                 trust_remote_code=self.choices.asked.trust_remote_code,
                 texts=str(BUILTIN_CALIBRATION),
                 baseline_bytes=self.checkpoint.weights_bytes,
@@ -146,7 +145,7 @@ class ModelPlanner:
         return {"quantize": quantize, "check_weights": check}
 
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
-        environment = environment_name(quantization.environment)
+        environment = quantization.environment
         data: dict[str, Any] = {}
         file = None
         compute = CalibrationCompute()
@@ -249,6 +248,6 @@ def make_planner(
     accelerator = Accelerator(choices.profile.accelerator)
     policy = resolve_generation(choices.policy, checkpoint.generation)
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
-    identities = {str(e): identity(e, accelerator, settings) for e in choices.environments}
+    identities = {name: identity(name, accelerator, settings) for name in choices.environments}
     choices = replace(choices, policy=fitted)
     return ModelPlanner(choices, found, identities, sources, settings.store)

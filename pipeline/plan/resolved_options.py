@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from artifacts.requests import ModelRequest
 from artifacts.run_record import ResolvedOptions
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
-from pipeline.environments.definition import EnvironmentName, environments_for
+from pipeline.environments.definition import LOAD_GENERATOR, Accelerator, define
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from pipeline.plan.compare import screening_policy
@@ -17,6 +18,7 @@ from pipeline.plan.speed_plan import find_speed_gates
 from prepare.credentials import strip_credentials
 from prepare.errors import UsageError
 from prepare.hardware import NodeInfo, this_node
+from prepare.plugins import ENGINES, QUANTIZERS, find_plugin
 from recipes import catalog
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.folder import check_folder
@@ -25,6 +27,7 @@ from recipes.checkpoints.reference import CheckpointReference, parse_reference
 from recipes.checkpoints.source_info import public_name
 from recipes.engines import find_engine
 from recipes.policy import Policy
+from recipes.quantization import check_worker
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
@@ -58,10 +61,13 @@ class Choice:
         return {each.recipe.name: each.header for each in self.adopted if each.header}
 
     @property
-    def environments(self) -> tuple[EnvironmentName, ...]:
-        """The environments that carry out the run."""
-        engine = find_engine(self.profile.engine).environment
-        return environments_for([*(r.quantization.environment for r in self.recipes), engine])
+    def environments(self) -> tuple[str, ...]:
+        """The environments that carry out the run, each once."""
+        needed = ["quantize", *(recipe.quantization.environment for recipe in self.recipes)]
+        needed.append(find_engine(self.profile.engine).environment)
+        if self.policy.gates_on(self.profile.accelerator):
+            needed.append(LOAD_GENERATOR)
+        return tuple(dict.fromkeys([*needed, "evaluate"]))
 
     def resolved(self) -> ResolvedOptions:
         """Return what the run's record says of it."""
@@ -136,6 +142,7 @@ def choose(
         refuse_unfit(profile, request.profile)
     draft_reference(profile)
     find_speed_gates(policy, profile)
+    refuse_undefined(recipes, profile)
     remeasured = find_gates(request.remeasure, policy, profile.accelerator)
     name = request.name or reference.short_name
     if not name.strip() or any(letter in name for letter in "/:"):
@@ -168,6 +175,19 @@ def choose(
     )
 
 
+def refuse_undefined(recipes: Sequence[Recipe], profile: ServingProfile) -> None:
+    """Raise UsageError if an environment that kinds or engine name has no valid lock."""
+    kinds = {recipe.quantization.kind: recipe.quantization.environment for recipe in recipes}
+    named = [(QUANTIZERS, kind, environment) for kind, environment in kinds.items()]
+    named.append((ENGINES, profile.engine, find_engine(profile.engine).environment))
+    for group, capability, environment in named:
+        try:
+            define(environment, Accelerator(profile.accelerator))
+        except UsageError as error:
+            error.where = error.where or find_plugin(group, capability).words
+            raise
+
+
 def find_gates(
     names: tuple[str, ...], policy: Policy, accelerator: AcceleratorName | None
 ) -> tuple[str, ...]:
@@ -196,6 +216,8 @@ def load_made_recipe(name: str) -> Recipe:
             where=f"--recipe {name}, key quantization.kind",
             hint="name the checkpoint: --variant FOLDER",
         )
+    if recipe.quantization.quantizes:
+        check_worker(recipe.quantization)
     return recipe
 
 

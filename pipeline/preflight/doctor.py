@@ -20,9 +20,9 @@ from pipeline.environments.definition import (
     LOCKED_PYTHON,
     RUN_ENVIRONMENTS,
     Accelerator,
-    EnvironmentName,
     define,
     detect_accelerator,
+    environment_names,
     environments_folder,
 )
 from pipeline.environments.environment import EnvironmentState, status
@@ -181,8 +181,12 @@ def _check_folders(settings: Settings, accelerator: Accelerator) -> Iterator[Doc
 
 
 def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
-    for name in EnvironmentName:
-        found = status(name, accelerator, settings)
+    for name in environment_names():
+        try:
+            found = status(name, accelerator, settings)
+        except UsageError as error:  # a package's declaration is malformed
+            yield _warning(f"environment {name}", f"{error.message} ({error.where})", error.hint)
+            continue
         subject = f"environment {found.key}"
         if found.state is not EnvironmentState.BROKEN:
             is_made = found.state is not EnvironmentState.MISSING

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from artifacts.registry import Registry
-from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver
@@ -40,6 +39,7 @@ from prepare.events import NullProgress, Progress
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.reference import CheckpointReference
+from recipes.engines import find_engine
 from recipes.policy import Policy
 
 
@@ -74,7 +74,7 @@ def survey(
     evaluate = identity("evaluate", Accelerator(profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     machine = machine_of(choices.node, settings.store, with_gpu=profile.accelerator == "cuda")
-    if {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys():
+    if {"quantize", find_engine(profile.engine).environment} <= settings.environments.keys():
         machine = replace(machine, driver="")  # the site's own interpreters may need another
     if (fault := settings.open_store().find_fault()) is not None:
         return Survey(sources, None, (fault,), choices.left_out)  # a run ends before all else

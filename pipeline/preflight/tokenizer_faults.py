@@ -92,7 +92,9 @@ def reading_faults(
     for name in environments:
         found = status(name, accelerator, settings)
         if found.state in (EnvironmentState.READY, EnvironmentState.EXTERNAL):
-            alike.setdefault(_libraries_of(found), []).append(found)
+            libraries = _libraries_of(found)
+            if libraries:
+                alike.setdefault(libraries, []).append(found)
     for libraries, members in alike.items():
         marker = accepted / f"{digest}.{libraries}"
         if not marker.exists():
@@ -100,10 +102,15 @@ def reading_faults(
 
 
 def _libraries_of(environment: EnvironmentStatus) -> str:
-    """Return the versions that determine the tokens, or the identity of a site's interpreter."""
+    """Return the versions that determine the tokens, or the identity of a site's interpreter.
+
+    '' for an environment that reads no tokens.
+    """
     record = read_record(environment.path)
     if record is None:
         return environment.identity
+    if "transformers" not in record.versions:
+        return ""
     return ".".join(
         f"{name}-{record.versions.get(name)}" for name in ("transformers", "tokenizers")
     )

@@ -12,6 +12,7 @@ from typing import Literal
 from artifacts.requests import GateRequest
 from artifacts.run_record import ResolvedOptions, RunReport, exit_code_of
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
+from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
@@ -161,7 +162,7 @@ def plan_of(
     """Return the plan of suites and speed gates."""
     identities = {"evaluate": identity("evaluate", Accelerator.CPU, settings)}
     if policy.speed:
-        identities["serve"] = identity("serve", Accelerator.CPU, settings)
+        identities[LOAD_GENERATOR] = identity(LOAD_GENERATOR, Accelerator.CPU, settings)
     sources = SourceResolver(choice.eval_data, identities["evaluate"], settings.digests, progress)
     sources.note_unread(policy)
     asked_as = {

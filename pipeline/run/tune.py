@@ -18,6 +18,7 @@ import yaml
 from artifacts.evidence.recorded_loads import judge_confirmed
 from artifacts.requests import ModelRequest, TuneRequest
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
+from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
@@ -125,14 +126,14 @@ def run_tune(
         )
         checkpoint = locator.source(choices, to_quantize=False)
         run.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
-        environments = {"evaluate", "serve", find_engine(profile.engine).environment}
+        environments = {"evaluate", LOAD_GENERATOR, find_engine(profile.engine).environment}
         run.exit_code = Tuning(
             checkpoint=checkpoint,
             profile=profile,
             defaults=defaults,
             policy=policy,
             candidates=candidates,
-            identities={str(e): identity(e, accelerator, settings) for e in environments},
+            identities={name: identity(name, accelerator, settings) for name in environments},
             node=node,
             machine=machine,
             sources=SourceResolver(None, "", settings.digests, run.progress),
@@ -228,7 +229,7 @@ class Tuning:
         (speed_gate,) = find_speed_gates(plan.policy, self._served)
         loads = self.candidates.repetitions
         machine = self.node.machine
-        spec = load_stage(arm, speed_gate, self.identities["serve"], machine, loads)
+        spec = load_stage(arm, speed_gate, self.identities[LOAD_GENERATOR], machine, loads)
         rule = SPEED.parameters_of(spec).rule
         served = {"sanity": arm.stages["sanity"], f"{ROLE}screening": spec}
         arguments = candidate.serving(self.node).for_engine()

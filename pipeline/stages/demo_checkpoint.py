@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.environments.definition import LOCKS
 from pipeline.environments.installer import run_uv
+from pipeline.environments.managed import LOCKS
 from pipeline.stages.context import StageContext
 from prepare.errors import CheckpointError
 from prepare.events import NullProgress, Progress

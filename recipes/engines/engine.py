@@ -66,8 +66,7 @@ class Engine(Protocol):
     name: str  # in profiles and evidence
     title: str  # for people
     homepage: str  # for the model card
-    environment: str  # of the environment that it runs in
-    modules: tuple[str, ...]  # must be importable there
+    environment: str  # that it runs in, of the entry points in `prepare.environments`
     accelerators: tuple[str, ...] = ("cpu", "cuda")
     key_variable: str  # of the API key
     health: str = "/health"  # returns 200 when the server is ready

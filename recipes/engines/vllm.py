@@ -203,7 +203,6 @@ class Vllm(Engine):
     title = "vLLM"
     homepage = "https://github.com/vllm-project/vllm"
     environment = "serve"
-    modules = ("vllm", ENTRY_MODULE)
     key_variable = "VLLM_API_KEY"
     dialect = ApiCapabilities(scores_prompts=True, scores_tokens=True)
     # Its outer processes' messages after an inner one failed do not give the cause.

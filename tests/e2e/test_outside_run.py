@@ -50,4 +50,8 @@ def test_all_of_them_in_one_run(tmp_path: Path) -> None:
     (version,) = prepare("registry")
     assert version["aliases"] == ["champion"]
     assert json.loads(version["tags"]["prepare.serving"])["engine"] == "outside"
+    built = {each["key"]: each for each in prepare("doctor")["environments"]}
+    for role, key in (("quantize", "outside-int8-cpu"), ("serve", "outside-serve-cpu")):
+        assert built[key]["state"] == "ready"
+        assert version["tags"][f"environment.{role}"] == built[key]["identity"]
     assert prepare("verify", "latest")["same"]

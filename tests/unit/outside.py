@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from prepare import plugins
+from recipes.engines import find_engine
 
 PACKAGE = Path(__file__).parents[1] / "outside_package"
 
@@ -56,4 +57,5 @@ def declare(patch: pytest.MonkeyPatch, group: str, name: str, value: str) -> Non
 def forget() -> None:
     """Let entry points be read again."""
     invalidate_caches()
+    find_engine.cache_clear()
     plugins._declared.cache_clear()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from listener import Listener
 from outside import PACKAGE, install, on_the_path
 from quantized_checkpoint import source_files
@@ -18,7 +20,12 @@ from typer.testing import CliRunner
 
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.cli.main import app
+from pipeline.environments.definition import Accelerator, define
+from pipeline.environments.garbage_collection import collect
+from pipeline.environments.gpu_host import Severity
+from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.preflight.doctor import diagnose
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.quantize import WeightsProvenance
 from pipeline.stages.questions import QuestionsParameters
@@ -58,12 +65,12 @@ class TestEngine:
     def test_a_profile_with_it(self, installed: Path, tmp_path: Path) -> None:
         file = tmp_path / "served.yaml"
         keys = {"name": "served", "summary": "s", "accelerator": "cpu", "engine": "outside"}
-        file.write_text(json.dumps({**keys, "engine_arguments": {"slots": 3}}))
+        file.write_text(json.dumps({**keys, "engine_arguments": {"threads": 3}}))
         arguments = ServingArguments.of(load_profile(str(file)), is_baseline=False)
         launch = LaunchSpec("weights", arguments.engine_arguments, port=80)
         command = find_engine(arguments.engine).command("python", launch)
-        assert command[command.index("--max-num-seqs") + 1] == "3"
-        assert "--slots" not in command
+        assert command[command.index("--threads") + 1] == "3"
+        assert Path(command[2]).is_relative_to(installed)
 
 
 class TestQuantization:
@@ -91,7 +98,7 @@ class TestQuantization:
         assert caught.value.where.endswith("key quantization")
 
     def test_its_worker_is_found_by_its_file(self, installed: Path, tmp_path: Path) -> None:
-        """In an interpreter that has neither the package nor llm-compressor."""
+        """In an interpreter that has neither the package nor safetensors."""
         quantization = self.read_recipe(tmp_path).quantization
         spec = {"quantization": quantization.model_dump(), PLUGINS: [for_quantizer(quantization)]}
         (tmp_path / "spec.json").write_text(json.dumps(spec))
@@ -99,21 +106,133 @@ class TestQuantization:
         command = [sys.executable, str(BOOTSTRAP), quantization.worker, *map(str, paths)]
         subprocess.run(command, check=False, timeout=60)
         error = json.loads((tmp_path / "result.json").read_text())["error"]
-        assert "llmcompressor" in error["message"]
+        assert "safetensors" in error["message"]
 
 
-def test_a_plan_with_all_of_them(
+@pytest.fixture
+def planned(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Callable[[], Result]:
+    """`prepare plan` with the recipe, profile and policy of the package."""
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
     model = write_files(tmp_path / "model", source_files())
     files = ("recipe", "profile", "policy")
     options = [word for each in files for word in (f"--{each}", str(RUN / f"{each}.yaml"))]
-    done = CliRunner().invoke(app, ["plan", str(model), *options, "--json"])
+    return lambda: CliRunner().invoke(app, ["plan", str(model), *options, "--json"])
+
+
+def test_a_plan_with_all_of_them(planned: Callable[[], Result]) -> None:
+    done = planned()
     assert done.exit_code == 0, done.stderr
     plan = json.loads(done.stdout)
     stages = {stage["name"] for stage in plan["stages"] if stage["variant"] == "nearest-int8"}
     assert {"quantize", "check_weights", "evaluate sums", "evaluate quiz"} <= stages
+    environments = {each["environment"] for each in plan["environments"]}
+    # Neither engine nor loads need `serve`, and the weights are checked in `quantize`.
+    expected = {"outside-int8-cpu", "outside-serve-cpu", "quantize-cpu", "evaluate"}
+    assert environments == expected
+
+
+INT8_LOCK = "outside_package/locks/outside-int8-cpu.txt"
+SERVE_LOCK = "outside_package/locks/outside-serve-cpu.txt"
+
+
+def without_hashes(lock: str) -> str:
+    return re.sub(r" \\\n\s*--hash\S+", "", lock)
+
+
+class TestEnvironment:
+    def test_its_identity_follows_its_lock(self, installed: Path) -> None:
+        before = define("outside-int8", Accelerator.CPU)
+        assert "safetensors" in before.pins
+        assert before.lock == installed / INT8_LOCK
+        identity = before.identity
+        text = before.lock.read_text()
+        before.lock.write_text(re.sub(r"^numpy==\S+", "numpy==1.0", text, flags=re.MULTILINE))
+        assert define("outside-int8", Accelerator.CPU).identity != identity
+
+    def test_a_site_replaces_it(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "settings.yaml"
+        monkeypatch.setenv("PREPARE_SETTINGS", str(file))
+        file.write_text(json.dumps({"environments": {"outside-serve": {"python": "/x/python"}}}))
+        assert load_settings().environments["outside-serve"].python == Path("/x/python")
+        file.write_text(json.dumps({"environments": {"outside-server": {"python": "/x"}}}))
+        with pytest.raises(UsageError) as caught:
+            load_settings()
+        assert "environments.outside-server" in caught.value.where
+
+    def test_no_lock_for_these_machines(self, installed: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            define("outside-int8", Accelerator.CUDA)
+        assert caught.value.where.endswith("outside-int8-cuda.txt")
+
+    @pytest.mark.parametrize("lock", [INT8_LOCK, SERVE_LOCK])
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            without_hashes,
+            lambda lock: lock.replace("torch==", "torch>="),
+            lambda lock: "--index-url https://example.org\n" + lock,
+            None,
+        ],
+    )
+    def test_a_malformed_lock_is_refused(
+        self,
+        installed: Path,
+        planned: Callable[[], Result],
+        lock: str,
+        spoil: Callable[[str], str] | None,
+    ) -> None:
+        """Before anything is built; the first one of two that are malformed is named."""
+        file = installed / lock
+        if spoil is None:
+            file.unlink()
+        else:
+            text = file.read_text()
+            file.write_text(spoil(text))
+            assert file.read_text() != text
+        refused = planned().exception
+        assert isinstance(refused, UsageError)
+        assert refused.where == str(file)
+
+    @pytest.mark.parametrize(
+        ("file", "before", "after", "owner"),
+        [
+            ("int8.py", '"outside-int8"', '"outside-int4"', "nearest_int8 = "),
+            ("engine.py", '"outside-serve"', '"outside-server"', "outside = "),
+            ("environments.py", "\nINT8 = ", "\nINT8 = None\nOTHER = ", "outside-int8 = "),
+            ("environments.py", "modules=", "module=", "outside-int8 = "),
+            ("int8.py", ".int8_worker", ".int4_worker", "nearest_int8 = "),
+        ],
+    )
+    def test_what_is_missing_is_refused_by_the_name_of_its_package(
+        self,
+        installed: Path,
+        planned: Callable[[], Result],
+        file: str,
+        before: str,
+        after: str,
+        owner: str,
+    ) -> None:
+        code = installed / "outside_package" / file
+        text = code.read_text()
+        assert before in text
+        code.write_text(text.replace(before, after))
+        refused = planned().exception
+        assert isinstance(refused, UsageError)
+        assert "outside-package 2.5" in refused.where
+        assert owner in refused.where
+
+    def test_doctor_names_it(self, installed: Path, tmp_path: Path) -> None:
+        """A malformed declaration of another package stops no command that needs it not."""
+        (installed / SERVE_LOCK).unlink()
+        settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
+        findings = {each.subject: each for each in diagnose(settings)}
+        assert findings["environment outside-int8-cpu"].severity == Severity.OK
+        assert findings["environment outside-serve"].severity == Severity.WARNING
+        assert collect(settings, dry_run=True, older_than_days=0) == []
 
 
 class TestSuite:

@@ -222,12 +222,6 @@ def test_another_file_of_a_locked_version_is_refused(tiny: TinySource, home: Pat
     assert state(tiny, home) is EnvironmentState.MISSING
 
 
-def test_a_lock_without_hashes_is_refused(tiny: TinySource, home: Path) -> None:
-    tiny.definition.lock.write_text("tiny-thing==1.0\n")
-    with pytest.raises(EnvironmentBuildError, match="--require-hashes"):
-        ensure_defined(tiny.definition, home, NullProgress())
-
-
 def test_what_builds_a_package_is_locked_too(tiny: TinySource, tmp_path: Path, home: Path) -> None:
     ran = tmp_path / "ran"
     setuptools = parse_lock(SOURCE_BUILDS.read_text())["setuptools"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments.definition import Accelerator, EnvironmentDefinition, EnvironmentName
+from pipeline.environments.definition import Accelerator, EnvironmentDefinition
 from recipes.engines.vllm import ENTRY_MODULE
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -108,7 +108,7 @@ def make_tiny_source(folder: Path) -> TinySource:
 def tiny_definition(folder: Path) -> EnvironmentDefinition:
     return EnvironmentDefinition(
         key="serve-cpu",
-        name=EnvironmentName.SERVE,
+        name="serve",
         accelerator=Accelerator.CPU,
         lock=folder / "tiny.txt",
         plugins=(folder / "plugin",),

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.environments.definition import EnvironmentName
+from pipeline.environments.definition import environment_names
 from prepare.plugins import QUANTIZERS, plugin_names
 from recipes.quantization import AnyQuantization, Quantization, for_worker
 from recipes.weights.layouts import layer_parts
@@ -94,7 +94,7 @@ class TestKind:
     def test_its_worker_is_there(self, example: Quantization) -> None:
         assert example.quantizes
         assert find_spec(example.worker) is not None
-        assert example.environment in set(EnvironmentName)
+        assert example.environment in environment_names()
         plugin = for_worker(example)
         assert (plugin["group"], plugin["name"]) == (QUANTIZERS, example.kind)
 

@@ -6,7 +6,7 @@ the KV cache. A recipe's keys are the fields of the class.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from recipes.quantization import Quantization
 from recipes.weight_format import WeightFormat
@@ -17,6 +17,10 @@ class NearestInt8(Quantization):
 
     # As in pyproject.toml: [project.entry-points."prepare.quantizers"].
     kind: Literal["nearest_int8"]
+
+    # The worker's, of the group `prepare.environments`; without this line `quantize`, which has
+    # llm-compressor.
+    environment: ClassVar[str] = "outside-int8"
 
     @property
     def worker(self) -> str:
