@@ -15,9 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
+from functools import partial
 from typing import Any, NamedTuple
 
 from eval_gates import replies
@@ -208,9 +206,11 @@ class Client:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
-        limits = _http().Limits(max_connections=self._concurrency)
-        transport = _http().AsyncHTTPTransport(uds=self._socket, limits=limits)
-        async with _http().AsyncClient(
+        import httpx
+
+        limits = httpx.Limits(max_connections=self._concurrency)
+        transport = httpx.AsyncHTTPTransport(uds=self._socket, limits=limits)
+        async with httpx.AsyncClient(
             transport=transport, timeout=self._timeout_s, follow_redirects=False, trust_env=False
         ) as self._client:
             self._slots = asyncio.Semaphore(self._concurrency)
@@ -458,6 +458,8 @@ class Client:
             await asyncio.sleep(wait_s)
 
     async def _send_once(self, request: Request) -> Any:
+        import httpx
+
         key = "" if self._socket else os.environ.get("OPENAI_API_KEY", "")
         headers = {
             "Authorization": f"Bearer {key}".strip(),
@@ -473,7 +475,7 @@ class Client:
                 ) as response,
             ):
                 received = await _receive(response)
-        except (_http().HTTPError, _http().InvalidURL, TimeoutError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise _FailedRequestError(f"{type(error).__name__} {error}".strip()) from error
         status = response.status_code
         said = received[:_MAX_REASON].decode(errors="replace")
@@ -540,12 +542,6 @@ def _check_no_error(body: Any) -> None:
         if code is not None and 400 <= code < 500 and code not in _PASSING_STATUSES:
             raise _RejectedRequestError(said)
         raise _FailedRequestError(said)
-
-
-@cache
-def _http() -> Any:
-    """Return httpx or httpx2: an environment has one of them."""
-    return import_module("httpx2" if find_spec("httpx2") else "httpx")
 
 
 def _address(request: Request) -> str:

@@ -63,6 +63,7 @@ EVALUATE = ManagedEnvironment(
         "immutabledict",
         "langdetect",
         "punkt",
+        "httpx",
         "pydantic",  # suites declare their settings with it
     ),
     disk_bytes={"cpu": GIGABYTE, "cuda": GIGABYTE},
