@@ -55,14 +55,17 @@ class FlippedAnswers:
 def changed_answers(evidence: ReportedRun) -> list[FlippedAnswers]:
     """Return examples by variant and suite."""
     return [
-        _examples(variant.recipe, gate.name, answered, gate.metric)
+        examples_of(variant.recipe, gate.name, answered, gate.metric)
         for variant in evidence.report.variants
         for gate in variant.quality
         if (answered := evidence.find_answers(variant.recipe, gate.name)) is not None
     ]
 
 
-def _examples(recipe: str, suite: str, answered: PairedAnswers, metric: str = "") -> FlippedAnswers:
+def examples_of(
+    recipe: str, suite: str, answered: PairedAnswers, metric: str = ""
+) -> FlippedAnswers:
+    """Return the largest losses, and gains in up to half of the room."""
     changed = [
         (after.score - before.score, before, after)
         for before, after in zip(answered.baseline, answered.candidate, strict=True)

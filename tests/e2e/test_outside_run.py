@@ -53,5 +53,5 @@ def test_all_of_them_in_one_run(tmp_path: Path) -> None:
     built = {each["key"]: each for each in prepare("doctor")["environments"]}
     for role, key in (("quantize", "outside-int8-cpu"), ("serve", "outside-serve-cpu")):
         assert built[key]["state"] == "ready"
-        assert version["tags"][f"environment.{role}"] == built[key]["identity"]
+        assert version["tags"][f"prepare.environment.{role}"] == built[key]["identity"]
     assert prepare("verify", "latest")["same"]

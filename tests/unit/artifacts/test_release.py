@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +29,8 @@ from pipeline.cli.main import app
 from prepare.errors import EvidenceError, RegistryError, StoreError, UsageError
 from prepare.store import RECORD, RUN_RECORD, RunFolders
 from recipes.checkpoints.weight_files import BUNDLE
+from recipes.policy import PromotionRule
+from recipes.speed import SpeedPolicy
 
 
 @pytest.fixture
@@ -405,29 +406,30 @@ class TestCollection:
 
 
 @pytest.mark.parametrize(
-    ("ratios", "words"),
+    ("prefer", "seconds", "champion", "words"),
     [
-        ((1.0, 1.2), "by throughput: x 1.20 of the baseline's output tokens/s"),
-        ((0.0, 0.0), "by size, as throughput does not decide: 2.0 MB"),
-        ((1.2, 1.2), "by size, as throughput does not decide: 2.0 MB"),
+        ("throughput", {ONE: 1.0, TWO: 0.5}, TWO, "by throughput: x 2.00 of the baseline's"),
+        ("throughput", {ONE: 0.5, TWO: 0.5}, None, "by size, as throughput does not decide: "),
+        ("throughput", {}, None, "by size, as throughput does not decide: "),
+        ("smallest", {ONE: 1.0, TWO: 0.5}, None, "by smallest: "),
     ],
 )
-def test_what_decided_for_the_alias_is_said(ratios: tuple[float, float], words: str) -> None:
-    def candidate(ratio: float) -> Any:
-        return SimpleNamespace(preference=lambda _: (ratio, -2_000_000))
-
-    small, fast = map(candidate, ratios)
-    said = release._describe_preference([small, fast], fast, "throughput")
-    assert said == f"preferred of 2 that passed, {words}"
-
-
-@pytest.mark.parametrize(("prefer", "best"), [("throughput", 1), ("smallest", 0)])
-def test_the_fastest_or_the_smallest_gets_the_alias(prefer: str, best: int) -> None:
-    def key(number: int) -> Any:
-        speed = [SimpleNamespace(is_ratio=True, estimate=1.0 + number)]
-        quantize = SimpleNamespace(result=SimpleNamespace(weights_bytes=1 + number))
-        judged, report = SimpleNamespace(quantize=quantize), SimpleNamespace(speed=speed)
-        candidate: Any = SimpleNamespace(judged=judged, report=report)
-        return release.Candidate.preference(candidate, prefer)
-
-    assert max((0, 1), key=key) == best
+def test_what_decided_for_the_alias_is_said(
+    tmp_path: Path, prefer: str, seconds: dict[str, float], champion: str | None, words: str
+) -> None:
+    made = FakeRun(tmp_path / "store", recipes=(ONE, TWO))
+    changes: dict[str, Any] = {"promotion": PromotionRule(prefer=prefer)}
+    if seconds:
+        chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
+        chat |= {"arrivals": {"concurrency": 4}, "seconds": 1}
+        ratio = {"min_ratio": 0.8, "workloads": ["chat"], "blocks": 5}
+        changes["speed"] = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
+    made.policy = made.policy.model_copy(update=changes)
+    made.models.seconds = seconds
+    arguments = {**SERVING["engine_arguments"], "max-model-len": 16384}
+    made.serving = {**SERVING, "engine_arguments": arguments}
+    made.run()
+    promoted = made.promote()
+    assert promoted["preferred"].startswith(f"preferred of 2 that passed, {words}")
+    if champion is not None:
+        assert made.champion() == champion

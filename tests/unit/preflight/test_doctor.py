@@ -22,7 +22,6 @@ from pipeline.preflight.doctor import (
     diagnose,
     processor_finding,
 )
-from prepare.gpus import VisibleGpu
 from prepare.hardware import CPU_FEATURES_VARIABLE
 from recipes.catalog import load_profile
 
@@ -165,9 +164,19 @@ class TestDriver:
         assert "580" in found.hint
 
 
-def test_gpus_that_stay_unused_or_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(tmp_path, "echo GPU-1", monkeypatch)
-    h100, a100 = VisibleGpu("NVIDIA H100", "GPU-0"), VisibleGpu("NVIDIA A100", "GPU-1")
-    (busy,) = doctor._check_busy([h100, a100])
-    assert "1 (NVIDIA A100)" in busy.message
-    assert list(doctor._check_busy([h100, h100])) == []
+@pytest.mark.parametrize(("busy", "is_told"), [("GPU-1", True), ("GPU-7", False)])
+def test_gpus_that_are_busy(
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    busy: str,
+    is_told: bool,
+) -> None:
+    name = "NVIDIA H100 80GB HBM3"
+    listed = "\n".join(f"GPU {number}: {name} (UUID: GPU-{number})" for number in (0, 1))
+    facts = "\n".join(["580.10, 81559 MiB, 9.0"] * 2)
+    script = f"case \"$*\" in\n-L) echo '{listed}';;\n*compute-apps*) echo {busy};;\n"
+    driver(tmp_path, f"{script}*driver_version*) echo '{facts}';;\n*) exit 2;;\nesac", monkeypatch)
+    told = [item for item in diagnose(settings) if item.subject == "GPUs"]
+    assert [item.severity for item in told] == [Severity.WARNING] * is_told
+    assert all(f"1 ({name})" in item.message for item in told)

@@ -17,17 +17,13 @@ from sample_reports import RESOLVED
 from artifacts.evidence.verify import check_run
 from artifacts.requests import ModelRequest
 from artifacts.run_record import StageReport, read_run
-from pipeline.plan.progress import PlanProgress
-from pipeline.run import work
 from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
 from pipeline.run.pieces import Failures, Pieces
 from pipeline.run.recorder import RunRecorder
 from pipeline.run.run import Piece
-from pipeline.run.servers import Servers
 from pipeline.run.tries import FAILED, TRIED, TRIES, Tries, empty
 from pipeline.stages.block import BLOCK
 from prepare.errors import StageError, StoreError, UsageError
-from prepare.lots import Lot
 from prepare.store import Store
 from recipes.speed import SpeedPolicy
 
@@ -322,18 +318,14 @@ def test_a_stage_that_another_copy_ends_meanwhile_leaves_no_variant_out(
     assert [each.verdict for each in report.variants] == ["pass"]
 
 
-def test_a_further_copy_begins_with_the_answers_that_all_wait_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[str] = []
-    do = work.do
+def test_a_further_copy_begins_with_the_answers_that_all_wait_for(store: Store) -> None:
+    made_before: list[int] = []
 
-    def note(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> None:
-        begun.append(piece.title)
-        do(servers, state, piece, lot)
+    def score(variant: str, suite: str, number: int) -> float:
+        made_before.append(len(list(store.records("quantize"))))
+        return equal(variant, suite, number)
 
-    monkeypatch.setattr(work, "do", note)
-    main = RunRecorder(Store(tmp_path / "store"), REQUEST, RESOLVED, run_id="r")
-    FakeRun(tmp_path / "store", run_id="r").run()
+    main = RunRecorder(store, REQUEST, RESOLVED, run_id="r")
+    FakeRun(store.root, PretendModels(score, 24), run_id="r").run()
     main.finish("finished", 0)
-    assert next(each for each in begun if not each.startswith("questions")) == "serves baseline"
+    assert (made_before[0], made_before[-1]) == (0, 1)

@@ -9,20 +9,15 @@ from typing import Any
 import httpx
 import pytest
 from listener import Listener
-from loose_stage import stage_spec
 from model_server_stand_in import stand_in_python
 
-from eval_gates.ask import TooLongError
 from pipeline.run import servers as endpoints
-from pipeline.run import work
 from pipeline.run.servers import Servers
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.starts import StartLedger
 from prepare.errors import ServingError
 from prepare.lots import NOTHING, Needs, Node
-from prepare.stage import StageSpec
 from prepare.store import Store
 from recipes.catalog import load_profile
 
@@ -150,26 +145,3 @@ def test_a_server_that_died_unasked_is_counted_and_started_again(
     assert servers.open(model(tmp_path, "baseline"), "m")["socket"] != facts["socket"]
     count = StartLedger(servers.run.store, "baseline").count("m")
     assert (count.tried, count.failed) == (2, 1)
-
-
-def test_an_engine_that_ends_over_long_prompts_is_started_once_more_with_half(
-    tmp_path: Path,
-) -> None:
-    seen: list[bool] = []
-
-    def ask_long(spec: StageSpec, *_: Any) -> None:
-        seen.append(EVALUATE.runtime_of(spec).halved)
-        raise TooLongError("the engine ended")
-
-    stopped: list[list[str]] = []
-    run = SimpleNamespace(run_stage=ask_long, progress=Listener())
-    open_ones: Any = SimpleNamespace(run=run, stop=stopped.append, open=lambda arm: {})
-    parameters = {
-        **{"suite": {"kind": "fidelity"}, "environment": "e", "max_length": 99},
-        "serving": {"engine_arguments": {}, "environment": {}},
-    }
-    spec = stage_spec("evaluate", "fp8", parameters, {}, {}, tmp_path)
-    variant: Any = SimpleNamespace(is_ours=True, recipe=SimpleNamespace(name="fp8"))
-    with pytest.raises(TooLongError):
-        work._ask(open_ones, variant, spec)
-    assert (seen, stopped) == ([False, True], [["fp8"]])

@@ -15,6 +15,7 @@ from pretend_stages import PretendContext, PretendModels
 from artifacts.evidence.recorded_loads import find_draw_mismatches
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import RunReport
+from eval_gates.ask import TooLongError
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from eval_gates.speed.schedule import arrival_times
 from pipeline.stages.block import BLOCK
@@ -507,6 +508,28 @@ class TestSeveralVariants:
         setattr(bench.models, fault, {"baseline"})
         with pytest.raises(PrepareError, match=told):
             bench.run()
+
+
+class TestLongPrompts:
+    @pytest.mark.parametrize(("ends", "verdict"), [(1, "pass"), (2, "error")])
+    def test_an_engine_that_ends_is_started_once_more_with_half(
+        self, bench: FakeRun, ends: int, verdict: str
+    ) -> None:
+        suite = {"kind": "fidelity", "margins": {"fp8": 0.1}}
+        keys = {"name": "p", "summary": "s", "suites": {"conversations": suite}}
+        bench.policy = Policy.model_validate(keys)
+        bench.models.nats = {"baseline": 0.0, ONE: 0.0}
+        left = [ends]
+
+        def score(variant: str, suite: str, number: int) -> float:
+            if variant == ONE and left[0]:
+                left[0] -= 1
+                raise TooLongError("the engine ended")
+            return 1.0
+
+        bench.models.score = score
+        assert bench.verdict().verdict == verdict
+        assert bench.models.served == ["baseline", ONE, ONE]
 
 
 class TestMaking:

@@ -1,23 +1,24 @@
+"""`run_model` from the request to the registry; models are pretended."""
+
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from fake_run import equal, lost
 from listener import Listener
-from sample_reports import failed_variant_report, variant_report
+from pretend_stages import PretendModels, PretendRun, PretendServers
+from quantized_checkpoint import source_files
+from small_checkpoint import write_files
 
+from artifacts.registry import Registry
 from artifacts.requests import ModelRequest
-from artifacts.run_record import RunReport, VariantReport, exit_code_of
+from artifacts.run_record import RunReport, exit_code_of
 from pipeline.cli.tables import last_lines
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import Located
-from pipeline.plan.plan import Plan
 from pipeline.run import model as whole_run
 from prepare.errors import ExitCode
-from recipes.catalog import load_policy
-from recipes.checkpoints.checkpoint import Checkpoint, CheckpointFile
 
 
 @pytest.mark.parametrize(
@@ -35,58 +36,72 @@ def test_the_exit_code_is_that_of_the_verdicts(verdicts: list[str], code: ExitCo
     assert exit_code_of(verdicts) == code
 
 
-def run_to(
-    verdicts: list[VariantReport],
-    promote: bool,
+def run_of(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
+    models: PretendModels,
+    *,
+    promote: bool = True,
     registry: str | None = None,
     run_id: str | None = None,
 ) -> RunReport:
-    def judged(servers: Any, state: Any, **_: Any) -> None:
-        for report in verdicts:
-            servers.run.log.note_variant(report)
-
-    file = CheckpointFile(name="config.json", size=0, sha256="0" * 64)
-    checkpoint = Checkpoint("c", "c/config.json", {}, {}, 0, here=folder, files=(file,))
-    locator = SimpleNamespace(all=lambda _: Located(checkpoint))
-    monkeypatch.setattr(whole_run, "Locator", lambda *_: locator)
-    policy = load_policy("demo")
-    planned = Plan(policy, {}, None, (), None)  # type: ignore[arg-type]
-    monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
-    monkeypatch.setattr(whole_run, "carry_out", judged)
-    monkeypatch.setattr(whole_run, "check_plan", lambda *_: None)
-    monkeypatch.setattr(whole_run, "check_serving", lambda *_: None)
+    monkeypatch.setattr(PretendRun, "models", models, raising=False)
+    monkeypatch.setattr(whole_run, "Run", PretendRun)
+    monkeypatch.setattr(whole_run, "Servers", PretendServers)
+    policy = folder / "policy.yaml"
+    mmlu = {"kind": "mmlu", "sources": ["builtin"], "questions": 96, "margins": {"fp8": 0.1}}
+    policy.write_text(json.dumps({"name": "p", "summary": "s", "suites": {"mmlu": mmlu}}))
+    second = folder / "second.yaml"
+    other = {"quantization": {"ignore": ["lm_head", "re:second"]}}  # of which there is none
+    second.write_text(json.dumps({"extends": "fp8-dynamic", "name": "second", **other}))
+    if not (folder / "source").exists():
+        write_files(folder / "source", source_files())
     request = ModelRequest(
-        checkpoint="demo:smollm2-135m",
-        recipes=("fp8-dynamic",),
+        checkpoint=str(folder / "source"),
+        recipes=("fp8-dynamic", str(second)),
         profile="cpu",
-        policy="demo",
-        name=None,
+        policy=str(policy),
+        name="model",
         registry=registry,
-        eval_data=None,
-        trust_remote_code=False,
         promote=promote,
     )
     settings = Settings(home=folder / "home", store=folder / "store", environments={})
     return whole_run.run_model(request, settings, Listener(), run_id)
 
 
+def one_passes() -> PretendModels:
+    """One variant passes, and the server of the other does not start."""
+    return PretendModels(equal, questions=96, broken={"second"})
+
+
+def test_what_passed_is_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = run_of(tmp_path, monkeypatch, one_passes())
+    assert (report.status, report.exit_code) == ("finished", ExitCode.SUCCESS)
+    (version,) = Registry(f"sqlite:///{tmp_path / 'store' / 'registry.db'}").versions("model")
+    assert version.aliases == ("champion",)
+
+
 def test_without_promotion_what_passed_is_not_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: Any) -> None:
-        raise AssertionError("it was promoted")
-
-    monkeypatch.setattr(whole_run, "promote_passed", never)
-    passed = variant_report(promoted=False, registry_version=None)
-    report = run_to([failed_variant_report(), passed], False, tmp_path, monkeypatch)
-    assert (report.status, report.exit_code) == ("finished", 0)
-    assert report.request.promote is False
+    models = one_passes()
+    report = run_of(tmp_path, monkeypatch, models, promote=False)
+    assert (report.status, report.exit_code) == ("finished", ExitCode.SUCCESS)
+    assert {each.recipe: each.verdict for each in report.variants}["fp8-dynamic"] == "pass"
     assert not any(variant.promoted for variant in report.variants)
     assert not (tmp_path / "store" / "registry.db").exists()
-    failed = run_to([failed_variant_report()], False, tmp_path, monkeypatch)
-    assert failed.exit_code == 1
+
+
+def test_the_exit_code_of_a_run_that_promotes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none_starts = PretendModels(equal, questions=96, broken={"second", "fp8-dynamic"})
+    report = run_of(tmp_path, monkeypatch, none_starts)
+    assert (report.status, report.exit_code) == ("finished", ExitCode.EXPECTED_ERROR)
+    assert not any(variant.promoted for variant in report.variants)
+    none_passes = PretendModels(lost(1), questions=96)
+    report = run_of(tmp_path, monkeypatch, none_passes)
+    assert (report.status, report.exit_code) == ("finished", ExitCode.GATES_FAILED)
 
 
 def test_a_further_copy_leaves_the_outcome_to_the_main_one(
@@ -94,24 +109,24 @@ def test_a_further_copy_leaves_the_outcome_to_the_main_one(
 ) -> None:
     """It printed that nothing was promoted, and wrote that for CI."""
     monkeypatch.setenv("PREPARE_COPY", "1")
-    passed = variant_report(promoted=False, registry_version=None)
-    report = run_to([passed], True, tmp_path, monkeypatch, run_id="nightly")
+    report = run_of(tmp_path, monkeypatch, one_passes(), run_id="nightly")
     assert (report.status, report.exit_code) == ("running", None)
     assert "promoted" not in last_lines(report)[0]
     assert last_lines(report)[0].endswith("Next: prepare runs nightly")
+    assert not (tmp_path / "store" / "registry.db").exists()
 
 
 def test_a_registry_that_would_refuse_is_told_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file lies where the registry's folder is to be."""
+    """A file is where the registry's folder should be."""
     (tmp_path / "file").touch()
     registry = f"sqlite:///{tmp_path / 'file'}/registry.db"
-    passed = [variant_report(promoted=False, registry_version=None)]
-    report = run_to(passed, True, tmp_path, monkeypatch, registry)
-    assert (report.status, report.exit_code) == ("failed", 2)
-    assert report.variants == []
+    models = one_passes()
+    report = run_of(tmp_path, monkeypatch, models, registry=registry)
+    assert (report.status, report.exit_code) == ("failed", ExitCode.USAGE)
+    assert (report.variants, models.served) == ([], [])
     assert report.error is not None
     assert "--no-promote" in report.error["hint"]
-    measured = run_to(passed, False, tmp_path, monkeypatch, registry)
-    assert measured.exit_code == 0
+    measured = run_of(tmp_path, monkeypatch, models, promote=False, registry=registry)
+    assert measured.exit_code == ExitCode.SUCCESS

@@ -44,13 +44,17 @@ class Heard(NullProgress):
 def server(tmp_path: Path) -> Callable[..., Server]:
     def make(
         trust_remote_code: bool = False,
+        kv_cache_dtype: str = "auto",
         **environment: str,
     ) -> Server:
+        engine_arguments = {"max-num-seqs": 8, "enforce-eager": True}
+        if kv_cache_dtype != "auto":
+            engine_arguments["kv-cache-dtype"] = kv_cache_dtype
         (tmp_path / "weights").mkdir()
         return Server(
             stand_in_python(tmp_path),
             tmp_path / "weights",
-            ServingArguments({"max-num-seqs": 8, "enforce-eager": True}, environment),
+            ServingArguments(engine_arguments, environment),
             tmp_path / "server.baseline.log",
             trust_remote_code=trust_remote_code,
         )
@@ -236,8 +240,8 @@ def test_scales_of_the_cache_that_the_server_drops(
     is_lost: bool,
 ) -> None:
     (tmp_path / "words").write_text(log)
-    served = server(STAND_IN="warns", STAND_IN_LOG=str(tmp_path / "words"))
-    served._arguments["kv-cache-dtype"] = kv_cache_dtype
+    log_file = str(tmp_path / "words")
+    served = server(kv_cache_dtype=kv_cache_dtype, STAND_IN="warns", STAND_IN_LOG=log_file)
     (tmp_path / "weights" / "model.safetensors").write_bytes(safetensors(tensors))
     if is_lost:
         error = failure(served)

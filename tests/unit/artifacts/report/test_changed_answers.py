@@ -11,9 +11,10 @@ from artifacts.report.answers import (
     LONGEST,
     answer_of,
     changed_answers,
+    examples_of,
     find_choice,
 )
-from artifacts.report.reported_run import ReportedRun
+from artifacts.report.reported_run import PairedAnswers, ReportedRun
 from eval_gates.rows import Answer, Question
 from eval_gates.suites.fidelity import Fidelity
 from eval_gates.suites.humaneval import HumanEval
@@ -61,26 +62,20 @@ def test_examples_are_few_and_begin_with_losses(made: FakeRun) -> None:
 
 def test_gains_are_shown_beside_many_losses() -> None:
     """Losses leave room for half of the examples."""
-    from artifacts.report.answers import _examples
-    from artifacts.report.reported_run import PairedAnswers
-
     before = [Answer(str(n), "p", float(n < 40), "a") for n in range(80)]
     after = [Answer(str(n), "p", float(n >= 40), "b") for n in range(80)]
     answered = PairedAnswers(before, after, {}, ROUGE)
-    words = [example.words for example in _examples("fp8", "rouge", answered).shown]
+    words = [example.words for example in examples_of("fp8", "rouge", answered).shown]
     assert words == ["right to wrong"] * 5 + ["wrong to right"] * 5
 
 
 def test_the_ten_worst_conversations_with_their_first_other_token() -> None:
-    from artifacts.report.answers import _examples
-    from artifacts.report.reported_run import PairedAnswers
-
     flip = {"start": 4, "token": "cat", "choice": "dog"}
     own = {"first_flip": 1, "margin": 0.25, "text": "The cat sat", "flip": flip}
     before = [Answer(str(n), "p", 0.99, None, nats=0.0, own=own) for n in range(40)]
     after = [Answer(str(n), "p", 0.95 - n / 100, None, nats=n / 10, own=own) for n in range(39)]
     after.append(Answer("39", "p", 1.0, None, nats=0.0, own={"text": "The cat sat"}))
-    found = _examples("fp8", "traffic", PairedAnswers(before, after, {}, LOGS))
+    found = examples_of("fp8", "traffic", PairedAnswers(before, after, {}, LOGS))
     assert [each.question for each in found.shown] == [str(n) for n in range(38, 28, -1)]
     worst = found.shown[0]
     assert "57.0 % of tokens kept, 3.800 nats a token" in worst.variant

@@ -142,6 +142,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
         for change, message in [
             ({"document": " "}, "'document'"),
             ({"summary": ""}, "'summary'"),
+            ({"summary": "!?"}, "no letter"),
             ({"references": []}, "'references'"),
             ({"references": ["good", ""]}, "'references'"),
         ]
@@ -287,6 +288,23 @@ def test_calls_are_read_as_the_servers_parser_gives_them() -> None:
     assert read() is None
     assert read(ToolCall("f", '{"a": 1')) is None
     assert read(ToolCall("f", "[" * 100_000)) is None
+
+
+def test_a_schema_whose_property_has_the_name_of_a_keyword_is_taken(tmp_path: Path) -> None:
+    schema = {"properties": {"$ref": {"type": "string"}, "$id": {"type": "string"}}}
+    rows = [{"prompt": "Ada?", "schema": schema}]
+    _, _, (question,) = lay_out(
+        "structured", "structured_test.jsonl", rows, tmp_path, {"prompt_format": "chat"}
+    )
+    assert question.data["schema"] == schema
+
+
+@pytest.mark.parametrize("references", [None, ["It sat.", "Cat sat."]])
+def test_references_win_over_the_one_summary(references: Any, tmp_path: Path) -> None:
+    row = DOCUMENT if references is None else {**DOCUMENT, "references": references}
+    file = "summarization_test.jsonl"
+    _, _, (question,) = lay_out("rouge", file, [row], tmp_path, {"prompt_format": "chat"})
+    assert question.data["references"] == (references or ["Cat sits."])
 
 
 def test_the_carried_questions_are_many_and_distinct(tmp_path: Path) -> None:

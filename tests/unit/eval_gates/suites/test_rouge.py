@@ -1,27 +1,12 @@
-"""ROUGE: documents read from a folder or carried, and the task that asks for summaries."""
+"""ROUGE: sentences."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites import rouge
-from prepare.errors import EvaluationDataError
-
-
-@pytest.mark.parametrize(
-    ("given", "references"),
-    [
-        ({"summary": "Cat sits."}, ["Cat sits."]),
-        ({"summary": "Cat sits.", "references": ["It sat.", "Cat sat."]}, ["It sat.", "Cat sat."]),
-    ],
-)
-def test_references_win_over_the_one_summary(given: Any, references: list[str]) -> None:
-    found = rouge._document({"document": "A cat sat.", **given}, "here")
-    assert found["references"] == references
 
 
 @pytest.mark.parametrize(
@@ -49,9 +34,3 @@ def test_splitting_sentences_changes_no_word(text: str) -> None:
     split = rouge.a_sentence_a_line(text)
     assert split.split() == text.split()
     assert rouge.a_sentence_a_line(split) == split
-
-
-def test_a_reference_without_words_is_refused() -> None:
-    with pytest.raises(EvaluationDataError) as caught:
-        rouge._document({"document": "A text.", "summary": "!?"}, "here, line 2")
-    assert caught.value.where == "here, line 2"
