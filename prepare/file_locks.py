@@ -22,14 +22,14 @@ from prepare.private_files import is_shared, make_folder
 
 PRIVATE = 0o600
 SHARED = 0o660
-_HOLDER_BYTES = 300
+_HOLDER_BYTES = 500
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 LOCAL_ONLY = ("localflock", "nolock", "local_lock=all", "local_lock=flock")
 
 _held: set[int] = set()
 _guard = threading.Lock()
-_work: list[tuple[str, str]] = []
-"""This process's work and when it began, for the messages of waiting processes."""
+_work: list[tuple[str, str, str]] = []
+"""This process's work, when it began, and a remark: for the messages of waiting processes."""
 Waits = Callable[[str], None]
 
 
@@ -54,20 +54,26 @@ def hold_for_children(descriptor: int) -> Iterator[None]:
 @contextmanager
 def doing(what: str) -> Iterator[None]:
     """Describe this process's work to waiting processes."""
-    _work.append((what, datetime.now(UTC).strftime("%H:%M UTC")))
+    _work.append((what, datetime.now(UTC).strftime("%H:%M UTC"), ""))
     try:
         yield
     finally:
         _work.pop()
 
 
+def remark_on_work(remark: str) -> None:
+    """Add a remark to the description of this process's outermost work."""
+    if _work:
+        what, since, _ = _work[0]
+        _work[0] = (what, since, f" ({remark})")
+
+
 def this_process() -> str:
     """Describe this process by work, user, id and machine."""
     outer_and_inner = [*_work[:1], *_work[1:][-1:]]
-    words = [what for what, _ in outer_and_inner]
-    since = [f"since {when}" for _, when in outer_and_inner[-1:]]
+    works = [f"{what} since {since}{remark}" for what, since, remark in outer_and_inner]
     return ", ".join(
-        [*words, *since, f"process {os.getpid()} of {user_name(os.getuid())} on {platform.node()}"]
+        [*works, f"process {os.getpid()} of {user_name(os.getuid())} on {platform.node()}"]
     )
 
 

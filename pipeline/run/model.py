@@ -22,6 +22,7 @@ from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.survey import Survey, check_fitted, refuse, survey
 from pipeline.run.compare import compare_arms
 from pipeline.run.copies import check_plan, join_run, write_request
+from pipeline.run.expected_times import expected_run
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
 from pipeline.run.work import carry_out
@@ -29,9 +30,11 @@ from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.sanity import SANITY
 from prepare.errors import ExitCode
 from prepare.events import NullProgress, Progress
+from prepare.file_locks import remark_on_work
 from prepare.hardware import this_node
 from prepare.lots import Needs
 from prepare.process_environment import registry_variables
+from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.source_info import describe_source
 
 
@@ -103,6 +106,7 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
         plan = from_the_smallest(plan, known)
     state = PlanProgress(plan, run.store)
     check_serving(state, run)
+    tell_expected_time(state, choices, run, found.source)
     if choices.asked.is_screening:
         if not is_main:
             return ExitCode.SUCCESS
@@ -116,6 +120,16 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     if not choices.asked.promote:
         return exit_code_of([report.verdict for report in run.log.variants()])
     return promote_passed(plan, choices, run, signer)
+
+
+def tell_expected_time(
+    state: PlanProgress, choices: Choice, run: Run, checkpoint: Checkpoint
+) -> None:
+    """Tell runs that wait for this one about how long it takes."""
+    accelerator = choices.profile.accelerator
+    hardware = choices.node.hardware(accelerator)
+    expected = expected_run(state.stages(), run.store, hardware, checkpoint, accelerator)
+    remark_on_work(f"needs {expected.words}")
 
 
 def from_the_smallest(plan: Plan, preflight: Preflight | None) -> Plan:

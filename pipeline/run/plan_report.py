@@ -6,8 +6,7 @@ Weights are hashed last: cached stages are unknown before.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,30 +27,26 @@ from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.power import GatePower, policy_power
 from pipeline.preflight.speed_power import BlockNoise, speed_power
 from pipeline.preflight.survey import check_fitted, line, refusal, survey
-from pipeline.serving.served_model import ServedModel
-from pipeline.stages import known_of, stage_named
+from pipeline.run.expected_times import (
+    SERVER,
+    PlannedStage,
+    label_of_quantizing,
+    median_seconds,
+    planned_stages,
+    seen_seconds,
+)
 from pipeline.stages.attempts import AttemptLedger
-from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
-from pipeline.stages.evaluate import is_answered
-from pipeline.stages.quantize import QUANTIZE
-from pipeline.stages.sanity import SanityResult
-from pipeline.stages.speed import SPEED, SpeedParameters
+from pipeline.stages.speed import SPEED
 from prepare.errors import ExitCode, HubError, PrepareError
 from prepare.events import Progress
-from prepare.hardware import Hardware, this_node
-from prepare.record import Record
-from prepare.stage import StageSpec, TypedStageRecord
+from prepare.hardware import this_node
+from prepare.stage import StageSpec
 from prepare.store import Store
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.weight_files import weight_files
-from recipes.quantization import Quantization
 
-Seen = dict[tuple[str, str], list[float]]
-"""Seconds of finished stages, by stage and what its duration depends on most."""
-SERVER = ("serve", "")
 DEMO_PARAMETERS = 134_515_008
-LIKE_SIZE = 0.2  # relative difference of two checkpoints' weights
 HASHED_BYTES = 2 * 10**9  # at 250 MB/s and more, below 8 s
 MIN_NOISE_BLOCKS = 6  # fewer values show too little of a spread
 HASH_RATE = 250e6  # bytes a second
@@ -59,24 +54,6 @@ HASH_RATE = 250e6  # bytes a second
 
 class NotHereError(Exception):
     """The checkpoint is not here or not hashed, so later stages have no key."""
-
-
-@dataclass(frozen=True)
-class PlannedStage:
-    """A stage, and its usual duration here."""
-
-    name: str
-    variant: str
-    cached: bool
-    expected: Expected  # as measured here, else by the model's size
-
-    @property
-    def row(self) -> list[str]:
-        low = self.expected.low
-        high = self.expected.high
-        seconds = f"{low:.0f} s" if low == high else f"{low:.0f} to {high:.0f} s, assumed"
-        state = ["cached", "-"] if self.cached else ["to run", seconds]
-        return [self.name, self.variant, *state]
 
 
 @dataclass(frozen=True)
@@ -214,7 +191,7 @@ def forecast(
         parameters = checkpoint.parameters
     elif preflight is not None:
         parameters = preflight.source.parameters
-    seen = _seen_seconds(store, choices.node.hardware(profile.accelerator), checkpoint)
+    seen = seen_seconds(store, choices.node.hardware(profile.accelerator), checkpoint)
     refused = refusal(faults)
     power: tuple[GatePower, ...] = ()
     if all(isinstance(fault, HubError) for fault in faults):  # they do not depend on the checkpoint
@@ -225,7 +202,7 @@ def forecast(
                 len(tried),
                 profile,
                 level,
-                _median(seen, SERVER),
+                median_seconds(seen, SERVER),
                 _measured_noise(store, choices.node.machine),
                 [recipe.family for recipe in tried],
             ),
@@ -233,7 +210,7 @@ def forecast(
     return PlanReport(
         choices=choices,
         checkpoint=checkpoint,
-        stages=tuple(_planned(specs, store, seen, parameters, profile.accelerator)),
+        stages=tuple(planned_stages(specs, store, seen, parameters, profile.accelerator)),
         power=power,
         environments=tuple(
             status(name, Accelerator(profile.accelerator), settings)
@@ -260,16 +237,12 @@ def _assume_whole_run(choices: Choice, parameters: int) -> Iterator[Expected]:
     policy = choices.policy
     names = ["judge"] * len(choices.recipes)
     for recipe in choices.recipes:
-        names += [_label_of_quantizing(recipe.quantization), "check_weights"]
+        names += [label_of_quantizing(recipe.quantization), "check_weights"]
     names += ["serve", "sanity"] * arms
     names += ["evaluate"] * (arms * len(policy.suites))
     names += ["speed"] * (len(choices.recipes) if policy.speed is not None else 0)
     for name in names:
         yield assume(name, parameters, accelerator)
-
-
-def _label_of_quantizing(quantization: Quantization) -> str:
-    return "quantize fp8" if quantization.is_streamed else "quantize"
 
 
 def _measured_noise(store: Store, machine: str) -> BlockNoise | None:
@@ -301,97 +274,3 @@ def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
             f"{decimal(size)} to hash first, in about {size / HASH_RATE / 60:.1f} minutes "
             "(--verbose hashes them now)"
         )
-
-
-def _planned(
-    specs: Sequence[StageSpec], store: Store, seen: Seen, parameters: int, accelerator: str
-) -> Iterator[PlannedStage]:
-    """Yield the stages, with rows for server starts."""
-    served: set[str] = set()
-    for spec in specs:
-        part = spec.runtime.get("suite") or spec.runtime.get("gate")
-        kind = _kind_of(stage_named(spec.stage).parameters_of(spec))
-        is_cached = store.find_current(spec.stage, spec.key) is not None
-        is_served = spec.stage in ("sanity", "evaluate", "speed") and not is_cached
-        if is_served and spec.variant not in served and not _is_answered(spec, store):
-            served.add(spec.variant)
-            start = _expected(_median(seen, SERVER), "serve", parameters, accelerator)
-            yield PlannedStage("serve", spec.variant, False, start)
-        name = f"{spec.stage} {part}" if part else spec.stage
-        label = spec.stage
-        if spec.stage == QUANTIZE.name:
-            label = _label_of_quantizing(QUANTIZE.parameters_of(spec).quantization)
-        measured = _median(seen, (spec.stage, kind))
-        expected = _expected(measured, label, parameters, accelerator)
-        yield PlannedStage(name, spec.variant, is_cached, expected)
-
-
-def _expected(measured: float | None, label: str, parameters: int, accelerator: str) -> Expected:
-    if measured is None:
-        return assume(label, parameters, accelerator)
-    return Expected(measured, measured)
-
-
-def _is_answered(spec: StageSpec, store: Store) -> bool:
-    try:
-        inputs = all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
-        return bool(spec.stage == "evaluate" and inputs and is_answered(spec, store))
-    except (PrepareError, OSError):
-        return False  # damaged; `prepare model` says so when it needs it
-
-
-def _median(seen: Seen, stage: tuple[str, str]) -> float | None:
-    return statistics.median(seen[stage]) if stage in seen else None
-
-
-def _kind_of(parameters: Record) -> str:
-    return str(getattr(parameters, "kind", ""))
-
-
-def _seen_seconds(store: Store, hardware: Hardware, checkpoint: Checkpoint | None) -> Seen:
-    """Return durations of finished stages on this hardware, by stage and kind.
-
-    Stages of a model count if size and serving hardware are alike.
-    """
-    seen: Seen = {}
-    # `prepare model` reports a damaged record if it needs it.
-    records = list(known_of(store.records(leave_out_damaged=True)))
-    models = {} if checkpoint is None else _like_models(records, checkpoint)
-    here = {p.checkpoint for p in map(_served_of, records) if p and p.hardware == hardware}
-    for kept in records:
-        served = _served_of(kept)
-        if served is not None and served.hardware != hardware:
-            continue
-        model = served.checkpoint if served else getattr(kept.parameters, "checkpoint", None)
-        if model is not None and (model not in models or not {model, models[model]} & here):
-            continue
-        stage = kept.record.stage, _kind_of(kept.parameters)
-        seen.setdefault(stage, []).append(kept.record.seconds)
-        if isinstance(kept.result, SanityResult):
-            seen.setdefault(SERVER, []).append(kept.result.server.ready_seconds)
-    return seen
-
-
-def _served_of(kept: TypedStageRecord[Record, Record]) -> ServedModel | None:
-    """Return the model that a stage queried, or None."""
-    of = kept.parameters
-    if isinstance(of, SpeedParameters):
-        of = of.sides["candidate"]
-    return of if isinstance(of, ServedModel) else None
-
-
-def _like_models(
-    records: Sequence[TypedStageRecord[Record, Record]], checkpoint: Checkpoint
-) -> dict[str, str]:
-    """Return digests of similar checkpoints, as quantized and served."""
-    source = checkpoint.recipe_source.digest
-    found = {checkpoint.digest: source, source: checkpoint.digest}
-    for kept in records:
-        if not isinstance(kept.parameters, CheckWeightsParameters):
-            continue
-        result = CHECK_WEIGHTS.result_of(kept.record)
-        if result.weights_bytes and result.size_ratio:
-            ratio = result.weights_bytes / result.size_ratio / checkpoint.weights_bytes
-            if abs(ratio - 1) <= LIKE_SIZE:
-                found.setdefault(kept.parameters.checkpoint, kept.parameters.checkpoint)
-    return found

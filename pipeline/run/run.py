@@ -44,6 +44,7 @@ from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import LOCKS
 
 POLL_S = 0.5
+HOW_TO_WAIT = "Ctrl-C ends this run, and the same command continues it"
 PieceKind = Literal["stage", "make", "serve", "block"]
 
 
@@ -298,7 +299,7 @@ class Run:
         """Tell once for whom this process waits."""
         if who not in self._told:
             self._told.add(who)
-            self.progress.note(f"waiting for {who}")
+            self.progress.note(f"waiting for {who}; {HOW_TO_WAIT}")
 
     def wait_for_others(self, pieces: Sequence[Piece]) -> Piece | None:
         """Return a piece that no process does, or None after a while."""

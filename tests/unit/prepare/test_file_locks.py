@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from prepare.file_locks import (
     is_locked,
     locked,
     refuse_local_locks,
+    remark_on_work,
     this_process,
 )
 
@@ -38,8 +40,12 @@ MOUNTS = """
 def test_a_process_says_what_it_does() -> None:
     with doing("run 7"):
         with doing("serves fp8"):
-            assert this_process().startswith("run 7, serves fp8, since ")
-        assert this_process().startswith("run 7, since ")
+            assert this_process().startswith("run 7 since ")
+        assert this_process().startswith("run 7 since ")
+        remark_on_work("needs an hour")
+        with doing("serves fp8"):
+            described = r"run 7 since \d\d:\d\d UTC \(needs an hour\), serves fp8 since "
+            assert re.match(described, this_process())
     assert this_process().startswith("process ")
 
 

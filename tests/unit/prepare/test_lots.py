@@ -77,7 +77,9 @@ def test_cores_are_one_s_at_a_time_and_who_waits_is_told_for_whom(node: Node) ->
             assert lot is None
         with node.take(NOTHING, wait=False) as lot:
             assert lot is not None
-    words = rf"run 7, serves fp8, since \d\d:\d\d UTC, process {process.pid} of .+"
+    words = (
+        rf"run 7 since \d\d:\d\d UTC, serves fp8 since \d\d:\d\d UTC, process {process.pid} of .+"
+    )
     assert re.fullmatch(words, told[0])
     with node.take(Needs(cores=True), wait=False) as lot:
         assert lot is not None
