@@ -5,11 +5,12 @@
 For every suite of a policy, answers of the policy's `usual` variant are drawn and judged at the
 planned looks, at the level of two variants in a run. Right-or-wrong answers flip; a program's score
 is its share of 16 samples, with difficulties that differ; a ROUGE score changes by a normal amount
-of 0.1. The pass rate of all blocking suites together is the product over suites.
+of 0.1. The pass rate of all blocking suites together is the product over suites. `promotions` is
+that product and the replayed pass rate of the throughput ratio, at true ratios of 1.00 and 1.05.
 
 Prints one JSON line. Exits with 1 if `default`, `general`, `code` or `reasoning` pass a usual
-variant in less than 90 %, `strict` in less than 80 %, or if the formula of `preflight/power.py`
-differs from the replays by more than 7 points.
+variant in less than 90 %, `strict` in less than 80 %, or if what `prepare plan` tells differs from
+the replays by more than 7 points.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import sys
 import numpy as np
 from gate_power import Replay
 from numpy.typing import NDArray
+from speed_power import TYPICAL, normal, passes
 
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
-from pipeline.preflight.power import policy_power
-from recipes.catalog import load_policy, load_recipe
-from recipes.policy import AnySuite, UsualChange
+from pipeline.preflight.power import RATIO, policy_power, promotion_power
+from pipeline.preflight.speed_power import speed_power
+from recipes.catalog import load_policy, load_profile, load_recipe
+from recipes.policy import AnySuite, Policy, UsualChange
 
 Values = NDArray[np.float64]
 LEAST = {"default": 0.9, "general": 0.9, "code": 0.9, "reasoning": 0.9, "strict": 0.8}
@@ -73,6 +76,14 @@ def pass_rate(suite: AnySuite, family: str, n: int, level: float, runs: int) -> 
     return passed / runs
 
 
+def ratio_rates(policy: Policy, level: float, runs: int) -> list[float]:
+    """Return how often the policy's throughput ratio passes, at each of RATIO."""
+    assert policy.speed is not None
+    assert policy.speed.ratio is not None
+    blocks = policy.speed.ratio.blocks
+    return [passes(normal(TYPICAL), truth, 10 * runs, 13, blocks, level) for truth in RATIO]
+
+
 def replay(name: str, runs: int) -> dict[str, object]:
     """Replay one policy for FP8 and 4-bit variants."""
     policy = load_policy(name)
@@ -80,6 +91,7 @@ def replay(name: str, runs: int) -> dict[str, object]:
     counts = {suite: min(COUNTS[suite], s.questions or 10**9) for suite, s in policy.suites.items()}
     level = gate_level(policy.alpha, policy.attempts, VARIANTS)
     told = policy_power(policy, recipes, counts, level)
+    speed = speed_power(policy, VARIANTS, load_profile("h100"), level)
     rates: dict[str, dict[str, float]] = {}
     for gate in told:
         suite = policy.suites[gate.gate]
@@ -92,7 +104,19 @@ def replay(name: str, runs: int) -> dict[str, object]:
         if gate.tier == "critical"
     }
     joint = {family: round(math.prod(found.values()), 3) for family, found in rates.items()}
-    return {"suites": rates, "all": joint, "formula_less_replay": gaps}
+    ratios = ratio_rates(policy, level, runs)
+    promotions = {
+        family: [round(rate * ratio, 3) for ratio in ratios] for family, rate in joint.items()
+    }
+    for family, chances in promotion_power([*told, *speed]).items():
+        for truth, chance, found in zip(RATIO, chances, promotions[family], strict=True):
+            gaps[f"promotion of {family} at {truth:g}"] = round((chance or 0) - found, 3)
+    return {
+        "suites": rates,
+        "all": joint,
+        "promotions": promotions,
+        "formula_less_replay": gaps,
+    }
 
 
 def main() -> int:

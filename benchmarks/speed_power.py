@@ -7,8 +7,8 @@ and each pass is false. Starts vary by 1 to 6 %, loads by 2.9 %. `values` replay
 `loads` replays the whole rule on requests with disturbances, failures and limits. A flaky server is
 slow in a fifth of its starts, in which a request fails; its other starts are at the boundary. A
 server that dies fails in 20 or 40 % of its starts, and its user repeats the command. A late client
-waits longer for one side. A second place is slower by 6 %. `blind` has no target: what a few starts
-cannot see.
+waits longer for one side, also by what voids no block. A second place is slower by 6 %. `blind` has
+no target: what a few starts cannot see.
 
 Prints one JSON line. Exits with 1 if a false pass is more frequent than the level and two standard
 errors, or if a ratio of 1.05 passes in fewer than 95 %. Takes about two minutes on one core.

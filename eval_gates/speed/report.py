@@ -139,7 +139,10 @@ def decide_speed_gate(
     is_measured = bool(loads) or blocks.ended is not None
     parts = list(_describe(rule, found, gate)) if is_measured else ["not measured"]
     if starts and is_measured:
-        failed = [f"{side} {each.failed} of {each.tried}" for side, each in starts.items()]
+        failed = [
+            f"{side} {each.failed} of {each.tried}" + f" and {each.early} before" * bool(each.early)
+            for side, each in starts.items()
+        ]
         is_ours = all(each.is_ours for each in starts.values())
         what = "failed server starts" if is_ours else "commands in which an endpoint failed"
         parts.append(f"{what}: {', '.join(failed)}")

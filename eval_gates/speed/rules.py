@@ -82,6 +82,9 @@ class StartCount(Record):
     is_ours: bool = Field(True, description="false of an endpoint")
     tried: int = Field(0, ge=0)
     failed: int = Field(0, ge=0, description="that did not serve, or ended under load")
+    early: int = Field(
+        0, ge=0, description="that failed before the first good one; they end no gate"
+    )
     why: str = Field("", description="of the last failure")
 
     @property
@@ -95,10 +98,13 @@ class StartCount(Record):
 
     @property
     def words(self) -> str:
-        share = f"{self.failed} of {self.tried}"
-        if not self.is_ours:
-            return f"its endpoint failed in {share} commands: {self.why}"
-        return f"its server failed in {share} starts: {self.why}"
+        """Note on failures; '' if there were none."""
+        if not self.failed and not self.early:
+            return ""
+        which, uses = ("its server", "starts") if self.is_ours else ("its endpoint", "commands")
+        early = f"in {self.early} {uses} before the first good one" if self.early else ""
+        later = f"in {self.failed} of {self.tried} {uses}" if self.failed else ""
+        return f"{which} failed {' and '.join(filter(None, (early, later)))}: {self.why}"
 
 
 StartCounts = Mapping[str, StartCount]

@@ -97,8 +97,7 @@ class History(Record):
     @property
     def words(self) -> str:
         """Note on a verdict; '' if nothing was judged before and no start failed."""
-        starts = self.starts.words if self.starts.failed else ""
-        return "; ".join(filter(None, (self._tried, starts)))
+        return "; ".join(filter(None, (self._tried, self.starts.words)))
 
     @property
     def _tried(self) -> str:

@@ -5,8 +5,8 @@ start is recorded before it begins, and the second failure ends the arm's speed 
 
     STORE/starts/<arm>/<number>.json    one file a start, never collected
 
-A start that failed before the arm's first good start does not count: its installation may be
-incomplete. A killed start has no end, and is no failure.
+A start that failed before the arm's first good start is told and ends no gate: its installation may
+be incomplete. A killed start has no end, and is no failure.
 
 An endpoint's start is its use by one command, up to a failure.
 """
@@ -112,14 +112,17 @@ class StartLedger:
         """Count the starts that have an end; of one measurement, or all."""
         starts = [each for each in self.starts() if each.state in ("ready", "failed")]
         first = next((n for n, each in enumerate(starts) if each.was_ready), len(starts))
+        early = starts[:first]
         counted = starts[first:]
         if measurement:
+            early = []
             counted = [each for each in starts if measurement in each.measurements]
         failed = [each for each in counted if each.state == "failed"]
         return StartCount(
             tried=len(counted),
             failed=len(failed),
-            why=failed[-1].why if failed else "",
+            early=len(early),
+            why=next((each.why for each in reversed([*early, *failed])), ""),
             is_ours=all(each.is_ours for each in starts),
         )
 

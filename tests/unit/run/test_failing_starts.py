@@ -4,10 +4,11 @@ import random
 from pathlib import Path
 
 import pytest
-from fake_run import ONE, SERVING, FakeRun, equal, policy
+from fake_run import ONE, FakeRun, equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pretend_stages import PretendModels
+from speed_bench import bench
 
 from artifacts.evidence.verify import check_run
 from artifacts.run_record import VariantReport
@@ -15,26 +16,6 @@ from eval_gates.speed.rules import MAX_OWN
 from pipeline.stages.starts import ServerStart, StartLedger
 from prepare.errors import PrepareError, StoreError
 from prepare.store import Store
-from recipes.speed import SpeedPolicy
-
-CHAT = {
-    "kind": "random",
-    "input_tokens": 8,
-    "output_tokens": 4,
-    "arrivals": {"concurrency": 4},
-    "seconds": 1,
-}
-
-
-def bench(root: Path, accelerator: str, models: PretendModels | None = None) -> FakeRun:
-    ratio = {"min_ratio": 0.8, "workloads": ["chat"], "blocks": 5}
-    speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": CHAT}})
-    made = FakeRun(root / "store", models or PretendModels(equal, 64), policy())
-    made.policy = made.policy.model_copy(update={"speed": speed})
-    arguments = {**SERVING["engine_arguments"], "max-model-len": 16384}
-    made.serving = {**SERVING, "engine_arguments": arguments}
-    made.hardware = {**made.hardware, "accelerator": accelerator}
-    return made
 
 
 def run_until_judged(run: FakeRun, most: int = 12) -> tuple[VariantReport | None, int]:
@@ -75,8 +56,28 @@ def test_a_server_that_fails_is_not_measured_until_it_works(
     assert (found.verdict == "fail") == (failed >= MAX_OWN)
     assert found.history is not None
     assert found.history.starts.failed == failed
-    assert failed == 0 or f"failed in {failed} of" in found.reason
+    assert found.history.starts.early == first
+    assert failed == 0 or f"in {failed} of" in found.reason
+    assert first == 0 or f"in {first} starts before the first good one" in found.reason
     assert all(not check.differences for check in check_run(run.report, Store(run.root)))
+
+
+def test_starts_that_failed_before_the_first_good_one_are_told(tmp_path: Path) -> None:
+    """A server that stays up and starts in the fourth command passed without a word."""
+    run = bench(tmp_path, "cpu")
+    left = [3]
+
+    def is_lost(variant: str, when: str) -> bool:
+        is_next = (variant, when) == (ONE, "start") and left[0] > 0
+        left[0] -= is_next
+        return is_next
+
+    run.models.is_lost = is_lost
+    found, commands = run_until_judged(run)
+    assert commands == 4
+    assert found is not None
+    assert (found.verdict, found.speed[0].server_starts["candidate"].early) == ("pass", 3)
+    assert "in 3 starts before the first good one" in found.reason
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
@@ -132,7 +133,7 @@ def test_starts_before_the_first_good_one_do_not_count(tmp_path: Path) -> None:
     ledger = StartLedger(Store(tmp_path), "a")
     for _ in range(3):
         ledger.note(ledger.begin("", "r"), "failed", "no CUDA")
-    assert ledger.count().failed == 0
+    assert (ledger.count().failed, ledger.count().early) == (0, 3)
     start = ledger.note(ledger.begin("m", "r"), "ready")
     ledger.note(ledger.note_measurement(start, "later"), "failed", "it ended")
     assert ledger.count("later").failed == 1

@@ -13,6 +13,7 @@ from fake_run import IDENTITIES, NAME, FakeRun, judged_run
 from listener import Listener
 from pretend_stages import PretendModels, PretendRun, PretendServers
 from some_node import NODE
+from speed_bench import bench
 from typer.testing import CliRunner
 
 from artifacts.deploy.recheck_record import RECHECK_TAG, rechecks_of, stands
@@ -426,3 +427,47 @@ def _key(report: RunReport) -> str:
     (key,) = [s.key for s in report.stages if (s.name, s.variant) == ("judge", RECIPE)]
     assert key is not None
     return key
+
+
+class TestDyingServers:
+    """A registered version whose server dies under load, over several rechecks."""
+
+    @pytest.fixture
+    def measured(self, site: Site, tmp_path: Path) -> Site:
+        made = bench(tmp_path / "bench", "cpu", PretendModels(as_before, questions=96))
+        made.recipes = (RECIPE,)
+        made.hardware = NODE.hardware("cpu").model_dump()
+        evaluate = identity("evaluate", Accelerator.CPU, load_settings())
+        made.identities = {**IDENTITIES, "evaluate": evaluate}
+        made.run()
+        made.promote(site.registry.uri, variant=RECIPE)
+        site.judged = made
+        site.serve = "3" * 64
+        return site
+
+    def test_the_second_death_over_all_rechecks_ends_its_verdict(self, measured: Site) -> None:
+        died_now: list[str] = []
+
+        def is_lost(variant: str, when: str) -> bool:
+            # The variant dies, then the baseline, which ends the command.
+            is_next = variant == ("baseline" if RECIPE in died_now else RECIPE)
+            if when == "load" and is_next and variant not in died_now:
+                died_now.append(variant)
+                return True
+            return False
+
+        measured.models.is_lost = is_lost
+        assert (measured.recheck().now, died_now) == (None, [RECIPE, "baseline"])
+        measured.models.is_lost = lambda variant, when: False
+        measured.models.dies_once = {RECIPE}
+        outcome = measured.recheck()
+        assert outcome.now is not None
+        assert outcome.now.speed[0].server_starts["candidate"].failed == 2
+        assert (outcome.stands, outcome.exit_code) == (False, ExitCode.GATES_FAILED)
+
+    def test_one_death_is_told(self, measured: Site) -> None:
+        measured.models.dies_once = {RECIPE}
+        outcome = measured.recheck()
+        assert outcome.now is not None
+        assert (outcome.stands, outcome.exit_code) == (True, 0)
+        assert "its server failed in 1 of 2 starts" in outcome.now.reason
