@@ -140,9 +140,8 @@ def _ask(servers: Servers, arm: Arm, spec: StageSpec) -> None:
         return
     except PrepareError as error:
         servers.check_alive([name])  # a dead server is the better explanation
-        is_limit = isinstance(error, RateLimitError)
-        if not arm.is_ours and isinstance(error, UnansweredError) and not is_limit:
-            servers.note_failure(name, error)
+        if isinstance(error, UnansweredError) and not isinstance(error, RateLimitError):
+            servers.note_failure(name, error)  # it hangs, or its owner lost it
         raise
     servers.check_alive([name])  # else something else may have answered
     servers.note_answers([name])

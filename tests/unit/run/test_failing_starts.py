@@ -109,6 +109,17 @@ def test_two_failed_starts_of_several_commands_fail_the_gate(
     assert run.verdict() == found
 
 
+def test_a_server_that_does_not_answer_a_question_failed(tmp_path: Path) -> None:
+    """Its process may live on while its engine hangs."""
+    run = bench(tmp_path, "cuda")
+    run.models.is_lost = lambda variant, when: (variant, when) == (ONE, "ask")
+    for _ in range(MAX_OWN):
+        assert run.verdict().verdict == "error"
+    run.models.is_lost = lambda variant, when: False
+    found = run.verdict()
+    assert (found.verdict, found.speed[0].server_starts["candidate"].failed) == ("fail", 2)
+
+
 def test_a_gate_measured_again_counts_its_own_starts(tmp_path: Path) -> None:
     run = bench(tmp_path, "cuda")
     run.models.dies_under_load = {ONE}
