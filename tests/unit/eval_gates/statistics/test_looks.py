@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_findings import binary
+from scipy.stats import binom
 
-from eval_gates.statistics.bound import mean_bounds
+from eval_gates.statistics.bound import counted_bounds, mean_bounds
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Look, find, planned_looks
 
@@ -114,3 +117,46 @@ def test_level_at_the_margin(comparison: Comparison, lose: float, gain: float) -
         found = find(before.tolist(), (before + drawn).tolist(), comparison, alpha, n)
         passed += found.state == "pass"
     assert passed / runs <= alpha + 2 * np.sqrt(alpha * (1 - alpha) / runs)
+
+
+def passes_exactly(low: float, high: float, margin: float, n: int, alpha: float) -> float:
+    """Return the exact chance of a pass at any look of values that are `low` or `high`."""
+    chance = (-margin - low) / (high - low)
+    open_ones = np.ones(1)
+    least = before = 0
+    passed = 0.0
+    for look in planned_looks(n, margin):
+        level = alpha * look.share
+
+        def shows(highs: int, look: Look = look, level: float = level) -> bool:
+            counts = {low: look.n - highs, high: highs}
+            points = [value for value, count in counts.items() if count]
+            times = [count for count in counts.values() if count]
+            return counted_bounds(points, times, level).lower > -margin
+
+        new = look.n - before
+        first, last = (int(binom.ppf(part, new, chance)) for part in (1e-13, 1 - 1e-13))
+        open_ones = np.convolve(open_ones, binom.pmf(np.arange(first, last + 1), new, chance))
+        least += first
+        before = look.n
+        needed = bisect_left(range(look.n + 1), True, key=shows)
+        passes = np.arange(least, least + open_ones.size) >= needed
+        passed += float(open_ones[passes].sum())
+        open_ones = np.where(passes, 0.0, open_ones)
+    return passed
+
+
+@settings(max_examples=6)
+@given(
+    margin=st.floats(0.02, 0.3),
+    n=st.integers(4_096, 14_042),
+    alpha=st.sampled_from([0.05, 0.025, 0.002]),
+    low=st.sampled_from([-1.0, -0.5]),
+    high=st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_four_looks_err_in_at_most_alpha(
+    margin: float, n: int, alpha: float, low: float, high: float
+) -> None:
+    """Exactly, with a truth at the margin."""
+    assert len(planned_looks(n, margin)) == 4
+    assert passes_exactly(low, high, margin, n, alpha) <= alpha
